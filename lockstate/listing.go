@@ -1,0 +1,69 @@
+package lockstate
+
+import "time"
+
+// A Listing is what the control directory shows of a table, in the form of
+// locks.json. Paths are relative to the root of the mount; "." is the root.
+type Listing struct {
+	Locks    []Row     `json:"locks"`
+	Waiters  []Waiter  `json:"waiters"`
+	Orphans  []Orphan  `json:"orphans"`
+	Blockers []Blocker `json:"blockers"` // left open under locks that have ended (R8)
+}
+
+// A Row is one lock of a [Listing].
+type Row struct {
+	Dir      string    `json:"dir"`
+	DirBytes []byte    `json:"dir_bytes,omitempty"` // the path, when it is not valid UTF-8
+	Kind     string    `json:"kind"`                // implicit, explicit, shared or lease
+	Protocol string    `json:"protocol"`            // how it was taken: mkdir, create, link …
+	Token    uint64    `json:"token"`
+	Since    time.Time `json:"since"`
+	Pid      int       `json:"pid"`
+	Start    uint64    `json:"start"` // clock ticks after boot, proc(5)
+	UID      uint32    `json:"uid"`
+	Cmd      string    `json:"cmd"`
+	Client   string    `json:"client"`
+	File     string    `json:"file,omitempty"` // the lock file's name
+	Blockers []Blocker `json:"blockers"`
+}
+
+// A Blocker is a write handle that keeps others from acquiring a directory
+// (C3d, R8).
+type Blocker struct {
+	Pid       int    `json:"pid"`
+	Start     uint64 `json:"start"`
+	Cmd       string `json:"cmd"`
+	Path      string `json:"path"`
+	PathBytes []byte `json:"path_bytes,omitempty"`
+}
+
+// A Waiter is a request that waits for a lock.
+type Waiter struct {
+	Dir   string    `json:"dir"`
+	Pid   int       `json:"pid"`
+	Start uint64    `json:"start"`
+	Cmd   string    `json:"cmd"`
+	Since time.Time `json:"since"`
+}
+
+// An Orphan is a lock file that no lock stands behind (S3).
+type Orphan struct {
+	Path      string `json:"path"`
+	PathBytes []byte `json:"path_bytes,omitempty"` // when it is not valid UTF-8
+}
+
+// A Denial is one refusal (W6).
+type Denial struct {
+	Time    time.Time `json:"time"`
+	Op      string    `json:"op"`
+	Path    string    `json:"path"`
+	Pid     int       `json:"pid"`
+	Start   uint64    `json:"start"`
+	UID     uint32    `json:"uid"`
+	Cmd     string    `json:"cmd"`
+	Errno   string    `json:"errno"`
+	Lock    string    `json:"lock"` // directory of the lock that stood in the way
+	LockPid int       `json:"lock_pid"`
+	Reason  string    `json:"reason"`
+}
