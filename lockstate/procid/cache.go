@@ -1,0 +1,149 @@
+//go:build linux
+
+package procid
+
+import (
+	"cmp"
+	"slices"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxThreads bounds the cache, and with it the descriptors: at most two a
+// thread.
+const maxThreads = 1024
+
+// A group is a process whose pidfd is held.
+type group struct {
+	proc *Process
+	fd   int // pidfd of the thread group
+
+	// Guarded by Resolver.mu.
+	threads int    // entries of Resolver.threads that point here
+	pins    int    // other users of fd
+	serial  uint64 // in Resolver.watched; 0: not watched
+	watches []func(ID, Exit)
+}
+
+// A thread is a thread id that was resolved, with what proves that the id has
+// not been given to another thread since.
+type thread struct {
+	group *group
+	fd    int           // thread pidfd, or the thread's comm file; -1: it is the leader
+	file  bool          // fd is the comm file
+	used  atomic.Uint64 // Resolver.clock at the last use
+}
+
+// current reports whether the id still means that thread. A thread that was not
+// reaped keeps its id from being used again.
+func (t *thread) current() bool {
+	switch {
+	case t.fd < 0:
+		return !readable(t.group.fd)
+	case t.file:
+		// A file of /proc belongs to the thread it was opened for, not to the
+		// number: it fails with ESRCH once that one is gone.
+		var b [1]byte
+		for {
+			n, err := unix.Pread(t.fd, b[:], 0)
+			if err != unix.EINTR {
+				return n == 1
+			}
+		}
+	default:
+		return !readable(t.fd)
+	}
+}
+
+// cached returns the process of a thread whose entry is current, or nil.
+func (r *Resolver) cached(tid uint32) *Process {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	t := r.threads[tid]
+	if t == nil || !t.current() {
+		return nil
+	}
+	t.used.Store(r.clock.Add(1))
+	return t.group.proc
+}
+
+// held returns the process id if it is in the cache, dead or alive.
+func (r *Resolver) held(id ID) *Process {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if g := r.groups[id]; g != nil {
+		return g.proc
+	}
+	return nil
+}
+
+// insertLocked puts a resolved thread into the cache, in place of a former
+// thread with the id.
+func (r *Resolver) insertLocked(tid uint32, t *thread) {
+	if old := r.threads[tid]; old != nil {
+		r.dropLocked(tid, old)
+	} else if len(r.threads) >= maxThreads {
+		r.sweepLocked()
+	}
+	t.used.Store(r.clock.Add(1))
+	t.group.threads++
+	r.threads[tid] = t
+}
+
+// sweepLocked makes room: the dead go first, since a living process that is
+// seen again after it was dropped may have lost ancestors (H2). Making room for
+// many at once keeps the price of looking at all of them small.
+func (r *Resolver) sweepLocked() {
+	type entry struct {
+		tid  uint32
+		used uint64
+	}
+	var living []entry
+	for tid, t := range r.threads {
+		if t.current() {
+			living = append(living, entry{tid, t.used.Load()})
+		} else {
+			r.dropLocked(tid, t)
+		}
+	}
+	excess := len(living) - maxThreads*7/8
+	if excess <= 0 {
+		return
+	}
+	slices.SortFunc(living, func(a, b entry) int { return cmp.Compare(a.used, b.used) })
+	for _, e := range living[:excess] {
+		r.dropLocked(e.tid, r.threads[e.tid])
+	}
+}
+
+// dropLocked takes a thread out of the cache.
+func (r *Resolver) dropLocked(tid uint32, t *thread) {
+	delete(r.threads, tid)
+	if t.fd >= 0 {
+		unix.Close(t.fd)
+	}
+	t.group.threads--
+	r.freeLocked(t.group)
+}
+
+// freeLocked closes a group that nothing refers to any more (I2).
+func (r *Resolver) freeLocked(g *group) {
+	if g.threads > 0 || g.pins > 0 || g.serial != 0 || g.fd < 0 {
+		return
+	}
+	unix.Close(g.fd)
+	g.fd = -1
+	if r.groups[g.proc.id] == g {
+		delete(r.groups, g.proc.id)
+	}
+}
+
+// unpin gives back a pin and returns the process for convenience.
+func (r *Resolver) unpin(g *group) *Process {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g.pins--
+	r.freeLocked(g)
+	return g.proc
+}

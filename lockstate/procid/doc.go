@@ -1,0 +1,60 @@
+//go:build linux
+
+// Package procid says who a process is: which process a thread id from a FUSE
+// request belongs to, whom it descends from, whether it still lives, and how
+// it ended.
+//
+// # Terms
+//
+// A process is a thread group. Its [ID] is the pair of its pid and its start
+// time: the number alone is given to another process later (H1). A caller is
+// named by the id of one of its threads, because that is what the kernel puts
+// into a FUSE request. An ancestor is a process that was on the way from pid 1
+// down to another when that one was first seen.
+//
+// # Guaranteed
+//
+//   - [Resolver.Lookup] never answers with a process that had the thread id
+//     earlier. Every answer out of the cache was checked against a descriptor
+//     that refers to the thread itself, not to its number.
+//   - Two threads of a process give the same *[Process] while it is cached.
+//   - Descent is recorded when a process is first seen, and a process only ever
+//     loses ancestors later. So one that its parent left behind keeps those it
+//     was seen with, and hands them on to the children it has from then on (H2).
+//   - A process lives until its last thread is gone. A zombie is dead; a process
+//     whose first thread ended before the others is not.
+//   - A watch fires once, well within the 10 ms of R4, and no callback and no
+//     search for an exit status delays another watch.
+//   - Nothing is left open after [Resolver.Close]; every descriptor is
+//     close-on-exec.
+//
+// # Not guaranteed
+//
+//   - A process that was pushed out of the cache (see maxThreads; the dead go
+//     first) and re-parented before it is seen again has lost its old
+//     ancestors. A watched process is not pushed out.
+//   - [Exit.Known] can be false: the status of a process that was reaped before
+//     it could be read is kept by the kernel only since Linux 6.15. An ordinary
+//     user's daemon is not shown another user's status before it is reaped.
+//   - Two processes with the same pid that started in the same tick of the clock
+//     (10 ms) have the same ID. Pids come round that fast only when somebody
+//     with the right to do so sets the next one. Lookup tells even those apart.
+//   - Subreapers cannot be recognised by the flag that makes them one: the
+//     kernel does not show it. They are known by name, by cgroup and as the init
+//     of a pid namespace.
+//
+// # Invariants
+//
+//   - I1: every thread in Resolver.threads points to a group in Resolver.groups
+//     or to one that a later process with the same ID displaced.
+//   - I2: a group's descriptor is open while a thread, a watch or a pin refers to
+//     the group, and closed with the last of them.
+//   - I3: a descriptor is used under Resolver.mu (either side) or under a pin, so
+//     that its number cannot come to mean another file meanwhile.
+//
+// # Lock order
+//
+// Resolver.mu is the only mutex. It is held over poll(2) with no timeout,
+// PIDFD_GET_INFO, epoll_ctl(2) and close(2) of process descriptors, none of
+// which waits, and never over /proc or a callback.
+package procid

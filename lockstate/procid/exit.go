@@ -1,0 +1,79 @@
+//go:build linux
+
+package procid
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// An Exit is how a process ended.
+type Exit struct {
+	Known  bool // false: the kernel does not tell, or not any more; Code and Signal are 0 then
+	Code   int  // exit status, 0 to 255
+	Signal int  // the signal that killed it, or 0
+}
+
+// Success reports whether the process is known to have exited with status 0:
+// the condition of a hand-over (R5).
+func (e Exit) Success() bool { return e.Known && e.Code == 0 && e.Signal == 0 }
+
+// exitPatience bounds the search for a status. Between the moment in which a
+// pidfd becomes readable and the one in which the status can be read lies a few
+// instructions' work of the dying process, which may be preempted there.
+const exitPatience = 5 * time.Millisecond
+
+// fromWait reads a status as wait(2) gives it.
+func fromWait(ws int) Exit {
+	w := unix.WaitStatus(ws)
+	if w.Signaled() {
+		return Exit{Known: true, Signal: int(w.Signal())}
+	}
+	return Exit{Known: true, Code: w.ExitStatus()}
+}
+
+// exitStatus finds out how the process id ended, which the caller knows to be
+// dead. fd is a pidfd from when it lived, or -1.
+func (k kernel) exitStatus(id ID, fd int) Exit {
+	for end := time.Now().Add(exitPatience); ; {
+		e, final := k.tryExitStatus(id, fd)
+		if final || time.Now().After(end) {
+			return e
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
+}
+
+// tryExitStatus asks both places once. final means that asking again is no use.
+//
+// The zombie is asked first: a process that is reaped before that question has
+// left its status behind when the second one is asked. In the other order one
+// that is reaped in between would be missed.
+func (k kernel) tryExitStatus(id ID, fd int) (e Exit, final bool) {
+	st, err := readStat(id.Pid)
+	gone := err != nil || st.start != id.Start
+	if !gone && (st.state == 'Z' || st.state == 'X') && (st.code != 0 || mayKnow(id.Pid)) {
+		return fromWait(st.code), true
+	}
+	if k.info && fd >= 0 {
+		// With the exit mask this call also works on a process that was reaped.
+		in, err := info(fd, pidfdInfoExit)
+		if err == nil && in.mask&pidfdInfoExit != 0 {
+			return fromWait(int(in.exitCode)), true
+		}
+		// Before Linux 6.15 there is nothing to know about the reaped.
+		return Exit{}, gone && err == unix.ESRCH
+	}
+	return Exit{}, gone
+}
+
+// mayKnow reports whether the kernel shows us the exit status in a zombie's
+// stat file. To those who may not trace the process it shows 0, which must not
+// pass for success. The link is a thing of the same permission: a zombie's
+// leads nowhere, but only who may look learns that.
+func mayKnow(pid int) bool {
+	var buf [1]byte
+	_, err := unix.Readlink(procPath(pid, "exe"), buf[:])
+	return err == nil || err == unix.ENOENT
+}

@@ -1,0 +1,42 @@
+//go:build linux
+
+package procid
+
+import (
+	"errors"
+	"os"
+	"strconv"
+)
+
+// ErrUnknown says that an id does not lead to a living process: it is zero, or
+// not of the daemon's pid namespace, or the process is gone (H4). Where the
+// kernel gave a reason, that is wrapped beside it.
+var ErrUnknown = errors.New("unknown process")
+
+// An ID names one process for all time of one boot: a pid may be used again, a
+// pid with its start time is not (H1). The zero ID is nobody.
+type ID struct {
+	Pid   int    // thread group id in the daemon's pid namespace
+	Start uint64 // clock ticks since boot, proc(5) stat field 22
+}
+
+// String returns "pid@start".
+func (id ID) String() string {
+	return strconv.Itoa(id.Pid) + "@" + strconv.FormatUint(id.Start, 10)
+}
+
+// Self returns the ID of the calling process. Start is 0 where /proc is not
+// mounted; [NewResolver] reports that.
+func Self() ID {
+	id := ID{Pid: os.Getpid()}
+	if st, err := readStat(id.Pid); err == nil {
+		id.Start = st.start
+	}
+	return id
+}
+
+// An Ancestor is one step up from a process.
+type Ancestor struct {
+	ID     ID
+	Reaper bool // init, subreaper or service manager: never inherits a lock (R5)
+}

@@ -1,0 +1,95 @@
+//go:build linux
+
+package procid
+
+import (
+	"slices"
+	"sync"
+)
+
+// A Process is one thread group as it was when it was first seen. It is
+// immutable, holds no descriptor, and stays valid when the process is gone.
+type Process struct {
+	id    ID
+	uid   uint32
+	chain []ID      // ancestors, nearest first; never changed after construction
+	from  *Resolver // where it was seen; nil: a fake
+
+	lineageOnce sync.Once
+	lineage     []Ancestor // set by lineageOnce, or given to a fake
+	fakeReaper  bool       // what a fake's children see
+}
+
+// ID returns the process's identity.
+func (p *Process) ID() ID { return p.id }
+
+// UID returns the effective user id that the process had when it was first
+// seen. It is for listings: rights are checked by the kernel (M2).
+func (p *Process) UID() uint32 { return p.uid }
+
+// Descends reports whether id is a strict ancestor of p (H2). It costs no
+// system call.
+func (p *Process) Descends(id ID) bool {
+	if id == (ID{}) {
+		return false
+	}
+	return slices.Contains(p.chain, id)
+}
+
+// Lineage returns the ancestors of p, nearest first, up to pid 1, or to the
+// last one that the daemon's pid namespace shows. Who they are was recorded
+// when p was first seen; which of them are reapers is read at the first call,
+// which should come while p lives.
+// The caller must not change the slice.
+func (p *Process) Lineage() []Ancestor {
+	p.lineageOnce.Do(func() {
+		if p.lineage != nil {
+			return
+		}
+		p.lineage = make([]Ancestor, len(p.chain))
+		for i, id := range p.chain {
+			p.lineage[i].ID = id
+		}
+		unmarked := p.lineage
+		if parent := p.parent(); parent != nil {
+			// Most tools have a parent that has had other children: what is above
+			// it need not be read again.
+			copy(p.lineage[1:], parent.Lineage())
+			unmarked = p.lineage[:1]
+		}
+		markReapers(unmarked, p.id)
+	})
+	return p.lineage
+}
+
+// parent returns the parent that p was seen with, while it is in the cache and
+// has the same ancestors.
+func (p *Process) parent() *Process {
+	if len(p.chain) == 0 || p.from == nil {
+		return nil
+	}
+	parent := p.from.held(p.chain[0])
+	if parent == nil || !slices.Equal(parent.chain, p.chain[1:]) {
+		return nil
+	}
+	return parent
+}
+
+// Fake returns a process that exists only in a test: a child of parent, or one
+// without ancestors where parent is nil.
+func Fake(id ID, parent *Process) *Process {
+	p := &Process{id: id}
+	if parent != nil {
+		p.lineage = append([]Ancestor{{ID: parent.id, Reaper: parent.fakeReaper}}, parent.Lineage()...)
+		p.chain = append([]ID{parent.id}, parent.chain...)
+	}
+	return p
+}
+
+// FakeReaper is [Fake] for a process that its children's Lineage reports as a
+// reaper.
+func FakeReaper(id ID, parent *Process) *Process {
+	p := Fake(id, parent)
+	p.fakeReaper = true
+	return p
+}

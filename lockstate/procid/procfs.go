@@ -1,0 +1,175 @@
+//go:build linux
+
+package procid
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// A stat is what this package needs of /proc/PID/stat, see proc(5).
+type stat struct {
+	state byte
+	ppid  int
+	start uint64 // field 22
+	code  int    // field 52, a wait status; 0 also where the reader may not know
+}
+
+// A status is what this package needs of /proc/TID/status.
+type status struct {
+	name  string
+	tgid  int
+	euid  uint32
+	nsPid int // in the innermost pid namespace
+}
+
+// procPath returns /proc/pid/name.
+func procPath(pid int, name string) string {
+	b := make([]byte, 0, 48)
+	b = append(b, "/proc/"...)
+	b = strconv.AppendInt(b, int64(pid), 10)
+	b = append(b, '/')
+	return string(append(b, name...))
+}
+
+// readProc reads at most len(buf) bytes of /proc/pid/name.
+func readProc(pid int, name string, buf []byte) ([]byte, error) {
+	fd, err := openProc(procPath(pid, name))
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	n := 0
+	for n < len(buf) {
+		m, err := unix.Read(fd, buf[n:])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if m == 0 {
+			break
+		}
+		n += m
+		if buf[n-1] == '\n' && m < len(buf)-(n-m) { // /proc hands out a small file whole: save the call that says so
+			break
+		}
+	}
+	return buf[:n], nil
+}
+
+func openProc(path string) (int, error) {
+	for {
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err == unix.ENOENT {
+			err = unix.ESRCH // one word for "gone"
+		}
+		return fd, err
+	}
+}
+
+func readStat(pid int) (stat, error) {
+	var buf [1024]byte
+	b, err := readProc(pid, "stat", buf[:])
+	if err != nil {
+		return stat{}, err
+	}
+	return parseStat(b)
+}
+
+// parseStat reads a line of /proc/PID/stat. The name in it is the process's to
+// choose, spaces, newlines and parentheses included: only what comes after the
+// last ')' can be trusted.
+func parseStat(b []byte) (stat, error) {
+	bad := func() (stat, error) { return stat{}, fmt.Errorf("malformed stat line %.80q", b) }
+	end := bytes.LastIndexByte(b, ')')
+	if end < 0 {
+		return bad()
+	}
+	var st stat
+	rest := b[end+1:]
+	field := 2
+	for len(rest) > 0 {
+		rest = bytes.TrimLeft(rest, " \n")
+		var f []byte
+		if i := bytes.IndexAny(rest, " \n"); i >= 0 {
+			f, rest = rest[:i], rest[i:]
+		} else {
+			f, rest = rest, nil
+		}
+		if len(f) == 0 {
+			break
+		}
+		field++
+		var err error
+		switch field {
+		case 3:
+			st.state = f[0]
+		case 4:
+			st.ppid, err = strconv.Atoi(string(f))
+		case 22:
+			st.start, err = strconv.ParseUint(string(f), 10, 64)
+		case 52:
+			st.code, err = strconv.Atoi(string(f))
+		}
+		if err != nil {
+			return bad()
+		}
+	}
+	if field < 52 {
+		return bad()
+	}
+	return st, nil
+}
+
+func readStatus(tid int) (status, error) {
+	var buf [4096]byte
+	b, err := readProc(tid, "status", buf[:])
+	if err != nil {
+		return status{}, err
+	}
+	return parseStatus(b)
+}
+
+// parseStatus reads /proc/TID/status. The kernel escapes newlines in the name,
+// so no line can be forged.
+func parseStatus(b []byte) (status, error) {
+	st := status{tgid: -1, nsPid: -1}
+	var err error
+	for line := range bytes.Lines(b) {
+		key, value, _ := bytes.Cut(line, []byte(":"))
+		fields := bytes.Fields(value)
+		if len(fields) == 0 {
+			continue
+		}
+		switch string(key) {
+		case "Name":
+			st.name = string(bytes.TrimSpace(value))
+		case "Tgid":
+			st.tgid, err = strconv.Atoi(string(fields[0]))
+		case "Uid":
+			if len(fields) < 2 {
+				return status{}, fmt.Errorf("malformed status line %.80q", line)
+			}
+			var uid uint64
+			uid, err = strconv.ParseUint(string(fields[1]), 10, 32)
+			st.euid = uint32(uid)
+		case "NSpid":
+			st.nsPid, err = strconv.Atoi(string(fields[len(fields)-1]))
+		}
+		if err != nil {
+			return status{}, fmt.Errorf("malformed status line %.80q", line)
+		}
+	}
+	if st.tgid <= 0 {
+		return status{}, fmt.Errorf("no Tgid in %.80q", b)
+	}
+	return st, nil
+}

@@ -1,0 +1,100 @@
+//go:build linux
+
+package procid_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+const statTail = " 3700 3731 2608 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 183045 43012096 3189 18446744073709551615 1 1 0 0 0 0 0 4096 1256 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 256\n"
+
+// The name is the process's to choose, and the line still reads right.
+func TestParseStat(t *testing.T) {
+	for _, name := range []string{"cat", "", "a b", ") Z 1 1", "((", "\n", ")"} {
+		line := "3734 (" + name + ") S" + statTail
+		state, ppid, start, code, err := procid.ParseStat([]byte(line))
+		if err != nil || state != 'S' || ppid != 3700 || start != 183045 || code != 256 {
+			t.Errorf("ParseStat(%q) = %c, %d, %d, %d, %v, want S, 3700, 183045, 256", line, state, ppid, start, code, err)
+		}
+	}
+	for _, line := range []string{"", "1", "1 (a", "1 (a)", "1 (a) S 1 2 3\n", "1 (a) S x" + statTail, strings.Repeat(")", 3)} {
+		if _, _, _, _, err := procid.ParseStat([]byte(line)); err == nil {
+			t.Errorf("ParseStat(%q) did not fail", line)
+		}
+	}
+}
+
+func TestParseStatus(t *testing.T) {
+	const text = "Name:\ta\\nTgid:\t9\nState:\tS (sleeping)\nTgid:\t12\nPid:\t13\nUid:\t1000\t1001\t1002\t1003\nNSpid:\t13\t7\t1\n"
+	name, tgid, euid, nsPid, err := procid.ParseStatus([]byte(text))
+	if err != nil || tgid != 12 || euid != 1001 || nsPid != 1 || !strings.HasPrefix(name, "a\\n") {
+		t.Errorf("ParseStatus = %q, %d, %d, %d, %v, want name a\\n…, 12, 1001, 1", name, tgid, euid, nsPid, err)
+	}
+	for _, text := range []string{"", "Name:\ta\n", "Tgid:\tx\n", "Tgid:\t1\nUid:\t1\n"} {
+		if _, _, _, _, err := procid.ParseStatus([]byte(text)); err == nil {
+			t.Errorf("ParseStatus(%q) did not fail", text)
+		}
+	}
+}
+
+// Only what a service manager decides counts: resource limits do not.
+func TestParseCgroup(t *testing.T) {
+	for text, want := range map[string]string{
+		"0::/user.slice/session-1.scope\n":                           "/user.slice/session-1.scope",
+		"9:name=systemd:/a:b\n4:memory:/x\n1:cpu,cpuacct:/\n0::/c\n": "/a:b/c",
+		"4:memory:/x\n": "",
+		"":              "",
+	} {
+		if got := procid.ParseCgroup([]byte(text)); strings.ReplaceAll(got, "\n", "") != want {
+			t.Errorf("ParseCgroup(%q) = %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestIsReaperName(t *testing.T) {
+	for name, want := range map[string]bool{
+		"systemd": true, "init": true, "tini": true, "dumb-init": true, "catatonit": true, "conmon": true,
+		"containerd-shim": true, "s6-svscan": true, "s6-supervise": true, "runsv": true, "runsvdir": true, "supervisord": true,
+		"bash": false, "make": false, "systemd-run": false, "initdb": false, "python3": false, "": false,
+	} {
+		if got := procid.IsReaperName(name); got != want {
+			t.Errorf("IsReaperName(%q) = %v, want %v", name, got, want)
+		}
+	}
+}
+
+func FuzzParseStat(f *testing.F) {
+	f.Add([]byte("3734 (cat) S" + statTail))
+	if b, err := os.ReadFile("/proc/self/stat"); err == nil {
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if _, ppid, _, _, err := procid.ParseStat(b); err != nil && ppid != 0 {
+			t.Errorf("ParseStat(%q) = ppid %d and %v", b, ppid, err)
+		}
+	})
+}
+
+func FuzzParseStatus(f *testing.F) {
+	if b, err := os.ReadFile("/proc/self/status"); err == nil {
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if _, tgid, _, _, err := procid.ParseStatus(b); err == nil && tgid <= 0 {
+			t.Errorf("ParseStatus(%q) = tgid %d", b, tgid)
+		}
+	})
+}
+
+func FuzzParseCgroup(f *testing.F) {
+	f.Add([]byte("9:name=systemd:/a\n0::/b\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if got := procid.ParseCgroup(b); len(got) > len(b) {
+			t.Errorf("ParseCgroup(%q) = %q: longer than what it was read from", b, got)
+		}
+	})
+}

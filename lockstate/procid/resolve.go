@@ -1,0 +1,213 @@
+//go:build linux
+
+package procid
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// A sighting is a thread that was found, and its process. It owns its
+// descriptors.
+type sighting struct {
+	group  int  // pidfd of the thread group
+	thread int  // as thread.fd
+	file   bool // as thread.file
+	id     ID
+	ppid   int
+	euid   uint32
+}
+
+func (s *sighting) close() {
+	if s.thread >= 0 {
+		unix.Close(s.thread)
+	}
+	if s.group >= 0 {
+		unix.Close(s.group)
+	}
+}
+
+// current is [thread.current] for what is not in the cache yet.
+func (s *sighting) current() bool {
+	return (&thread{group: &group{fd: s.group}, fd: s.thread, file: s.file}).current()
+}
+
+// resolve finds the process of a thread, puts both into the cache and returns
+// the process pinned.
+func (r *Resolver) resolve(tid uint32) (*group, error) {
+	s, err := r.kernel.find(int(tid))
+	if err != nil {
+		return nil, fmt.Errorf("%w: thread %d: %w", ErrUnknown, tid, err)
+	}
+	if g, ok := r.attach(tid, s, nil); ok {
+		return g, nil
+	}
+	// Its first sighting. The ancestors are taken down now, not when somebody
+	// asks for them: its parent may be gone by then (H2). That is cheap, since
+	// the parent is in the cache mostly.
+	p := &Process{id: s.id, uid: s.euid, chain: r.ancestors(s), from: r}
+	g, ok := r.attach(tid, s, p)
+	if !ok {
+		s.close()
+		return nil, fmt.Errorf("%w: %w", ErrUnknown, os.ErrClosed)
+	}
+	return g, nil
+}
+
+// attach caches the thread of s as one of a process that is known already, or
+// else of p. It reports false, and leaves the descriptors of s alone, when there
+// is no process to attach it to.
+func (r *Resolver) attach(tid uint32, s *sighting, p *Process) (*group, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, false
+	}
+	g := r.groups[s.id]
+	switch {
+	case g != nil && !readable(g.fd):
+		unix.Close(s.group)
+	case p == nil:
+		return nil, false
+	default:
+		// A dead group with the same ID is another process: the pid went round
+		// within one tick of the clock.
+		g = &group{proc: p, fd: s.group}
+		r.groups[s.id] = g
+	}
+	g.pins++
+	r.insertLocked(tid, &thread{group: g, fd: s.thread, file: s.file})
+	return g, true
+}
+
+// find opens what proves the identity of a thread and its process, and then
+// reads the rest. All of it belongs to that process if it still lives at the
+// end, because the numbers could not be used again meanwhile.
+func (k kernel) find(tid int) (*sighting, error) {
+	s := &sighting{group: -1, thread: -1}
+	err := k.open(tid, s)
+	if err == nil {
+		err = k.read(s)
+	}
+	if err == nil && !s.current() {
+		err = unix.ESRCH
+	}
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// open fills in the descriptors and the pid.
+func (k kernel) open(tid int, s *sighting) (err error) {
+	s.id.Pid = tid
+	s.group, err = pidfdOpen(tid, 0)
+	if err != unix.EINVAL && err != unix.ENOENT { // what older and newer kernels say of a thread that leads no group
+		return err
+	}
+	if k.threads {
+		if s.thread, err = pidfdOpen(tid, pidfdThread); err != nil {
+			return err
+		}
+	}
+	if k.threads && k.info {
+		in, err := info(s.thread, 0)
+		if err != nil {
+			return err
+		}
+		s.id.Pid = int(in.tgid)
+	} else {
+		st, err := readStatus(tid)
+		if err != nil {
+			return err
+		}
+		s.id.Pid = st.tgid
+	}
+	if s.group, err = pidfdOpen(s.id.Pid, 0); err != nil {
+		return err
+	}
+	if !k.threads {
+		s.file = true
+		s.thread, err = openProc("/proc/" + strconv.Itoa(s.id.Pid) + "/task/" + strconv.Itoa(tid) + "/comm")
+	}
+	return err
+}
+
+// read fills in the start time, the parent and the user.
+func (k kernel) read(s *sighting) error {
+	st, err := readStat(s.id.Pid)
+	if err != nil {
+		return err
+	}
+	s.id.Start, s.ppid = st.start, st.ppid
+	if k.info {
+		in, err := info(s.group, 0)
+		s.euid = in.euid
+		return err
+	}
+	status, err := readStatus(s.id.Pid)
+	s.euid = status.euid
+	return err
+}
+
+// parent reads a living process's parent anew.
+func (k kernel) parent(s *sighting) (int, error) {
+	if k.info {
+		in, err := info(s.group, 0)
+		return int(in.ppid), err
+	}
+	st, err := readStat(s.id.Pid)
+	return st.ppid, err
+}
+
+// ancestors returns the ancestors of a process that is seen for the first time.
+// Those of a parent that was seen before are the recorded ones, whatever became
+// of them since (H2).
+func (r *Resolver) ancestors(s *sighting) []ID {
+	const tries = 8 // each but the first follows the death of a parent in between
+	ppid := s.ppid
+	for range tries {
+		if ppid == 0 { // pid 1, or the parent is outside of the pid namespace
+			return nil
+		}
+		parent, err := r.ByPid(ppid)
+		now, errNow := r.kernel.parent(s)
+		if errNow != nil {
+			return nil // gone; so is what it descended from, for all that matters
+		}
+		// Still its parent after the look at the parent: then the number meant
+		// the parent all the time. A parent is never the younger one.
+		if err == nil && now == ppid && parent.id.Start <= s.id.Start {
+			return r.prune(append([]ID{parent.id}, parent.chain...))
+		}
+		// A dead parent would have lost its child by the time that it shows as
+		// dead: this one is hidden from us (hidepid in proc(5)), or we are short
+		// of descriptors.
+		if err != nil && now == ppid {
+			return nil
+		}
+		ppid = now
+	}
+	return nil
+}
+
+// maxChain bounds what is remembered of the dead: a program that forks and
+// exits again and again has ever more ancestors.
+const maxChain = 64
+
+func (r *Resolver) prune(chain []ID) []ID {
+	if len(chain) <= maxChain {
+		return chain
+	}
+	living := chain[:0]
+	for _, id := range chain {
+		if r.Alive(id) {
+			living = append(living, id)
+		}
+	}
+	return living
+}

@@ -1,0 +1,207 @@
+//go:build linux
+
+package procid
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options say how a [Resolver] works.
+type Options struct {
+	// Compat restricts the resolver to what Linux 5.10 offers. Without it, it
+	// uses what it finds.
+	Compat bool
+}
+
+// A Resolver tells which process a thread belongs to and watches processes for
+// their end. It is safe for use by several goroutines.
+type Resolver struct {
+	kernel kernel
+	epfd   int            // epoll(7) of the watched pidfds
+	wakefd int            // eventfd(2) in epfd that ends the watcher
+	wg     sync.WaitGroup // the watcher and what it started
+	clock  atomic.Uint64  // counts uses, for the LRU order
+
+	mu      sync.RWMutex
+	closed  bool               // guarded by mu
+	threads map[uint32]*thread // by thread id; guarded by mu
+	groups  map[ID]*group      // guarded by mu
+	watched map[uint64]*group  // by group.serial; guarded by mu
+	serial  uint64             // last group.serial given; guarded by mu
+}
+
+// NewResolver returns a resolver for the processes of the caller's pid
+// namespace. It fails where the kernel (before Linux 5.10), a seccomp filter or
+// a missing /proc leaves no way to know a process.
+func NewResolver(o Options) (*Resolver, error) {
+	k, err := probe(o.Compat)
+	if err != nil {
+		return nil, err
+	}
+	r := &Resolver{
+		kernel:  k,
+		epfd:    -1,
+		wakefd:  -1,
+		threads: make(map[uint32]*thread),
+		groups:  make(map[ID]*group),
+		watched: make(map[uint64]*group),
+	}
+	if err := r.startWatcher(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// Close drops all watches without calling them, closes all descriptors and
+// waits for callbacks that are under way. It must not be called by one.
+func (r *Resolver) Close() error {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return os.ErrClosed
+	}
+	r.closed = true
+	for _, g := range r.watched {
+		r.unwatchLocked(g)
+	}
+	for tid, t := range r.threads {
+		r.dropLocked(tid, t)
+	}
+	r.mu.Unlock()
+	return r.stopWatcher()
+}
+
+// Lookup returns the process that the thread tid belongs to. The caller of a
+// FUSE request cannot end before it is answered, so a handler that calls Lookup
+// gets that very caller. The error is an [ErrUnknown] for 0, a thread of
+// another pid namespace and one that is gone (H4).
+func (r *Resolver) Lookup(tid uint32) (*Process, error) {
+	if tid == 0 {
+		return nil, fmt.Errorf("%w: thread 0", ErrUnknown)
+	}
+	if p := r.cached(tid); p != nil {
+		return p, nil
+	}
+	g, err := r.resolve(tid)
+	if err != nil {
+		return nil, err
+	}
+	return r.unpin(g), nil
+}
+
+// ByPid returns the process with that pid, as [Resolver.Lookup] does for the
+// id of any of its threads. A thread's id that is no pid is unknown.
+func (r *Resolver) ByPid(pid int) (*Process, error) {
+	if pid <= 0 || pid > maxPid {
+		return nil, fmt.Errorf("%w: pid %d", ErrUnknown, pid)
+	}
+	p, err := r.Lookup(uint32(pid))
+	if err != nil {
+		return nil, err
+	}
+	if p.id.Pid != pid {
+		return nil, fmt.Errorf("%w: %d is a thread of %d", ErrUnknown, pid, p.id.Pid)
+	}
+	return p, nil
+}
+
+// maxPid is PID_MAX_LIMIT, see /proc/sys/kernel/pid_max in proc(5).
+const maxPid = 1 << 22
+
+// Alive reports whether any thread of the process still lives. When the daemon
+// is short of descriptors it says yes to what it cannot look at: no lock ends
+// by mistake.
+func (r *Resolver) Alive(id ID) bool {
+	r.mu.RLock()
+	if g := r.groups[id]; g != nil {
+		defer r.mu.RUnlock()
+		return !readable(g.fd)
+	}
+	r.mu.RUnlock()
+	fd, err := openExact(id)
+	if err != nil {
+		return !isGone(err)
+	}
+	defer unix.Close(fd)
+	return !readable(fd)
+}
+
+// ExitOf returns how a dead process ended. The answer is unknown for one that
+// lives, and mostly for one that was reaped while it was neither cached nor
+// watched.
+func (r *Resolver) ExitOf(id ID) Exit {
+	r.mu.Lock()
+	if g := r.groups[id]; g != nil {
+		g.pins++
+		r.mu.Unlock()
+		defer r.unpin(g)
+		if !readable(g.fd) {
+			return Exit{}
+		}
+		return r.kernel.exitStatus(id, g.fd)
+	}
+	r.mu.Unlock()
+	fd, err := openExact(id)
+	if err != nil {
+		return Exit{}
+	}
+	defer unix.Close(fd)
+	if !readable(fd) {
+		return Exit{}
+	}
+	return r.kernel.exitStatus(id, fd)
+}
+
+// openExact opens a pidfd of a process that is not reaped yet and has that
+// start time. Where there is none the error is ESRCH.
+func openExact(id ID) (int, error) {
+	if id.Pid <= 0 {
+		return -1, unix.ESRCH
+	}
+	fd, err := pidfdOpen(id.Pid, 0)
+	if err == unix.EINVAL || err == unix.ENOENT { // a thread, not a process
+		err = unix.ESRCH
+	}
+	if err != nil {
+		return -1, err
+	}
+	st, err := readStat(id.Pid)
+	if err == nil && st.start != id.Start {
+		err = unix.ESRCH
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// maxCmdline bounds what Cmdline reads.
+const maxCmdline = 4096
+
+// Cmdline returns the command line of a process for a listing: at most 4096
+// bytes as they are, arguments joined by spaces, "" when the process is gone.
+// It reads the memory of the process and can wait for it, so nothing that
+// serves that process's requests may call it.
+func (r *Resolver) Cmdline(id ID) string {
+	var buf [maxCmdline]byte
+	b, err := readProc(id.Pid, "cmdline", buf[:])
+	if err != nil || !r.Alive(id) { // alive after the read: it was no later process's
+		return ""
+	}
+	b = bytes.TrimRight(b, "\x00")
+	return string(bytes.ReplaceAll(b, []byte{0}, []byte{' '}))
+}
+
+// isGone reports whether an error of resolve means that the process is no more,
+// rather than that this process is short of something.
+func isGone(err error) bool {
+	return errors.Is(err, unix.ESRCH)
+}

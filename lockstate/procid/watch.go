@@ -1,0 +1,194 @@
+//go:build linux
+
+package procid
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Watch has fn called once as soon as the process is dead, also when it is dead
+// already. fn runs on a goroutine of its own process's death, may take its time
+// and may call the resolver, but not Close. Any number of watches on a process
+// share a descriptor.
+func (r *Resolver) Watch(id ID, fn func(ID, Exit)) error {
+	if id.Pid <= 0 {
+		return fmt.Errorf("watch %v: %w", id, ErrUnknown)
+	}
+	g, err := r.hold(id)
+	if err != nil {
+		if !isGone(err) {
+			return fmt.Errorf("watch %v: %w", id, err)
+		}
+		return r.begin(func() { fn(id, r.ExitOf(id)) })
+	}
+	defer r.unpin(g)
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return os.ErrClosed
+	}
+	g.watches = append(g.watches, fn)
+	if g.serial != 0 {
+		return nil
+	}
+	r.serial++
+	ev := event(r.serial)
+	if err := unix.EpollCtl(r.epfd, unix.EPOLL_CTL_ADD, g.fd, &ev); err != nil {
+		g.watches = g.watches[:len(g.watches)-1]
+		return fmt.Errorf("watch %v: %w", id, err)
+	}
+	g.serial = r.serial
+	r.watched[g.serial] = g
+	return nil
+}
+
+// Unwatch drops all watches of a process. A call that is under way already is
+// not waited for.
+func (r *Resolver) Unwatch(id ID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if g := r.groups[id]; g != nil {
+		r.unwatchLocked(g)
+	}
+}
+
+func (r *Resolver) unwatchLocked(g *group) {
+	g.watches = nil
+	if g.serial == 0 {
+		return
+	}
+	r.disarmLocked(g)
+	r.freeLocked(g)
+}
+
+// disarmLocked ends the interest in the group's pidfd.
+func (r *Resolver) disarmLocked(g *group) {
+	unix.EpollCtl(r.epfd, unix.EPOLL_CTL_DEL, g.fd, nil) // cannot fail: it was added
+	delete(r.watched, g.serial)
+	g.serial = 0
+}
+
+// hold returns the process id pinned. The error is ESRCH when it is dead.
+func (r *Resolver) hold(id ID) (*group, error) {
+	r.mu.Lock()
+	if g := r.groups[id]; g != nil {
+		g.pins++
+		r.mu.Unlock()
+		return g, nil
+	}
+	r.mu.Unlock()
+	g, err := r.resolve(uint32(id.Pid))
+	if err != nil {
+		return nil, err
+	}
+	if g.proc.id != id {
+		r.unpin(g)
+		return nil, unix.ESRCH
+	}
+	return g, nil
+}
+
+// begin runs f on a goroutine that Close waits for.
+func (r *Resolver) begin(f func()) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return os.ErrClosed
+	}
+	r.wg.Go(f)
+	return nil
+}
+
+func (r *Resolver) startWatcher() (err error) {
+	if r.epfd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return fmt.Errorf("epoll_create(2): %w", err)
+	}
+	if r.wakefd, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+		unix.Close(r.epfd)
+		return fmt.Errorf("eventfd(2): %w", err)
+	}
+	ev := event(0)
+	if err = unix.EpollCtl(r.epfd, unix.EPOLL_CTL_ADD, r.wakefd, &ev); err != nil {
+		unix.Close(r.epfd)
+		unix.Close(r.wakefd)
+		return fmt.Errorf("epoll_ctl(2): %w", err)
+	}
+	r.wg.Go(r.watch)
+	return nil
+}
+
+// stopWatcher ends all goroutines and closes what they used.
+func (r *Resolver) stopWatcher() error {
+	one := binary.NativeEndian.AppendUint64(nil, 1)
+	if _, err := unix.Write(r.wakefd, one); err != nil {
+		return fmt.Errorf("waking the watcher: %w", err)
+	}
+	r.wg.Wait()
+	unix.Close(r.epfd)
+	unix.Close(r.wakefd)
+	return nil
+}
+
+// event carries a serial number, not a descriptor: an event may be delivered
+// after its descriptor was closed and the number used for another.
+func event(serial uint64) unix.EpollEvent {
+	return unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(uint32(serial)), Pad: int32(uint32(serial >> 32))}
+}
+
+func serialOf(ev unix.EpollEvent) uint64 {
+	return uint64(uint32(ev.Fd)) | uint64(uint32(ev.Pad))<<32
+}
+
+// watch waits for deaths. All that may take time happens on a goroutine a
+// death, so that no exit delays another.
+func (r *Resolver) watch() {
+	var events [64]unix.EpollEvent
+	for {
+		n, err := unix.EpollWait(r.epfd, events[:], -1)
+		if err != nil && err != unix.EINTR {
+			panic(fmt.Sprintf("epoll_wait(2) on our own descriptor: %v", err))
+		}
+		for _, ev := range events[:max(n, 0)] {
+			serial := serialOf(ev)
+			if serial == 0 {
+				return
+			}
+			r.died(serial)
+		}
+	}
+}
+
+// died starts the end of a watch. The pidfd stays readable for ever, so the
+// interest in it ends here.
+func (r *Resolver) died(serial uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g := r.watched[serial]
+	if g == nil {
+		return // unwatched since
+	}
+	r.disarmLocked(g)
+	g.pins++
+	r.wg.Go(func() { r.finish(g) })
+}
+
+// finish finds out how a process ended and calls its watches.
+func (r *Resolver) finish(g *group) {
+	e := r.kernel.exitStatus(g.proc.id, g.fd)
+	r.mu.Lock()
+	fns := g.watches // not before: an Unwatch meanwhile still counts
+	g.watches = nil
+	if r.closed {
+		fns = nil
+	}
+	r.mu.Unlock()
+	for _, fn := range fns {
+		fn(g.proc.id, e)
+	}
+	r.unpin(g)
+}

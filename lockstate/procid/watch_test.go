@@ -1,0 +1,238 @@
+//go:build linux
+
+package procid_test
+
+import (
+	"slices"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// R4, R5, R7: a watch tells that a process is dead, and how it died.
+func TestWatch(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		end  func(h *process)
+		code int
+		want procid.Exit
+	}{
+		{"exit 0", func(h *process) { h.stdin.Close() }, 0, procid.Exit{Known: true}},
+		{"exit 1", func(h *process) { h.stdin.Close() }, 1, procid.Exit{Known: true, Code: 1}},
+		{"exit 255", func(h *process) { h.stdin.Close() }, 255, procid.Exit{Known: true, Code: 255}},
+		{"SIGKILL", func(h *process) { h.kill() }, 0, procid.Exit{Known: true, Signal: int(unix.SIGKILL)}},
+		{"SIGHUP", func(h *process) { h.Process.Signal(unix.SIGHUP) }, 0, procid.Exit{Known: true, Signal: int(unix.SIGHUP)}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			inBothModes(t, func(t *testing.T, r *procid.Resolver, compat bool) {
+				t.Run("zombie", func(t *testing.T) {
+					h := start(t, "exit "+strconv.Itoa(tt.code))
+					h.numbers(t)
+					id := lookup(t, r, h.pid()).ID()
+					ended := watch(t, r, id)
+					tt.end(h)
+					if got, want := <-ended, (ending{id, tt.want}); got != want {
+						t.Errorf("watch called with %v, want %v", got, want)
+					}
+					h.Wait()
+					if !compat {
+						// In the cache still, so its end is known still.
+						if got := r.ExitOf(id); got != tt.want {
+							t.Errorf("ExitOf(%v) after it was reaped = %v, want %v", id, got, tt.want)
+						}
+					}
+				})
+				t.Run("reaped at once", func(t *testing.T) {
+					for range 10 {
+						h := start(t, "exit "+strconv.Itoa(tt.code))
+						h.numbers(t)
+						id := lookup(t, r, h.pid()).ID()
+						ended := watch(t, r, id)
+						reaped := make(chan error)
+						go func() { reaped <- h.Wait() }()
+						tt.end(h)
+						got := <-ended
+						if got.id != id {
+							t.Errorf("watch called for %v, want %v", got.id, id)
+						}
+						// Only newer kernels remember the reaped.
+						if got.exit != tt.want && (!compat || got.exit.Known) {
+							t.Errorf("watch called with %v, want %v", got.exit, tt.want)
+						}
+						<-reaped
+					}
+				})
+			})
+		})
+	}
+}
+
+func TestExitSuccess(t *testing.T) {
+	for _, tt := range []struct {
+		exit procid.Exit
+		want bool
+	}{
+		{procid.Exit{}, false},
+		{procid.Exit{Known: true}, true},
+		{procid.Exit{Known: true, Code: 1}, false},
+		{procid.Exit{Known: true, Signal: 9}, false},
+	} {
+		if got := tt.exit.Success(); got != tt.want {
+			t.Errorf("%v.Success() = %v, want %v", tt.exit, got, tt.want)
+		}
+	}
+}
+
+// The kernel discards a child's status at once when the parent ignores SIGCHLD:
+// the helper's parent does not wait at all. pid 1 of the test's surroundings
+// stands for a reaper of unknown speed.
+func TestWatchAbandoned(t *testing.T) {
+	inBothModes(t, func(t *testing.T, r *procid.Resolver, compat bool) {
+		h := start(t, "tree 1")
+		pids := h.numbers(t)
+		child := lookup(t, r, pids[1]).ID()
+		ended := watch(t, r, child)
+		h.kill()
+		h.Wait()
+		unix.Kill(child.Pid, unix.SIGKILL)
+		got := <-ended
+		if want := (procid.Exit{Known: true, Signal: 9}); got.id != child || got.exit != want && (!compat || got.exit.Known) {
+			t.Errorf("watch called with %v, want %v %v", got, child, want)
+		}
+	})
+}
+
+// An ordinary user's daemon: the kernel shows it another user's status only
+// after that one was reaped, and a 0 before, which must not pass for success.
+func TestWatchWithoutPermission(t *testing.T) {
+	const nobody = 65534
+	for _, tt := range []struct {
+		name string
+		reap bool
+		want []int
+	}{
+		{"zombie", false, []int{0, 0, 0}},
+		{"reaped", true, []int{1, 3, 0}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := start(t, "exit 3")
+			h.numbers(t)
+			daemon := startIn(t, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}, "observe "+strconv.Itoa(h.pid()))
+			daemon.numbers(t)
+			h.stdin.Close()
+			if tt.reap {
+				h.Wait()
+			}
+			if got := daemon.numbers(t); !slices.Equal(got, tt.want) && got[0] != 0 {
+				t.Errorf("another user saw known, code, signal = %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestWatchTheDead(t *testing.T) {
+	inBothModes(t, func(t *testing.T, r *procid.Resolver, compat bool) {
+		h := start(t, "exit 4")
+		id := identify(t, h)
+		h.stdin.Close()
+		zombie(t, h.pid())
+		if got, want := <-watch(t, r, id), (ending{id, procid.Exit{Known: true, Code: 4}}); got != want {
+			t.Errorf("watch of a zombie called with %v, want %v", got, want)
+		}
+		h.Wait()
+		if got, want := <-watch(t, r, id), (ending{id, procid.Exit{}}); got != want {
+			t.Errorf("watch of one that is gone called with %v, want %v", got, want)
+		}
+
+		// One that the cache still holds.
+		h = start(t, "exit 4")
+		h.numbers(t)
+		id = lookup(t, r, h.pid()).ID()
+		h.stdin.Close()
+		h.Wait()
+		want := procid.Exit{Known: true, Code: 4}
+		if compat {
+			want = procid.Exit{}
+		}
+		if got := <-watch(t, r, id); got != (ending{id, want}) {
+			t.Errorf("watch of one that is gone called with %v, want %v", got, want)
+		}
+
+		// The pid lives, as another process.
+		self := procid.Self()
+		self.Start--
+		if got := <-watch(t, r, self); got != (ending{self, procid.Exit{}}) {
+			t.Errorf("watch of a former process called with %v, want %v and unknown", got, self)
+		}
+	})
+}
+
+func TestWatchTwice(t *testing.T) {
+	inBothModes(t, func(t *testing.T, r *procid.Resolver, _ bool) {
+		h := start(t, "exit 0")
+		h.numbers(t)
+		id := lookup(t, r, h.pid()).ID()
+		before := descriptors(t)
+		first, second := watch(t, r, id), watch(t, r, id)
+		if got := descriptors(t); got != before {
+			t.Errorf("%d descriptors more for two watches of a cached process, want none", got-before)
+		}
+		h.kill()
+		<-first
+		<-second
+		// A call of its own: the others were used up.
+		<-watch(t, r, id)
+		if len(first)+len(second) > 0 {
+			t.Errorf("a watch was called twice")
+		}
+	})
+}
+
+func TestUnwatch(t *testing.T) {
+	inBothModes(t, func(t *testing.T, r *procid.Resolver, _ bool) {
+		h := start(t, "exit 0")
+		h.numbers(t)
+		id := lookup(t, r, h.pid()).ID()
+		dropped := []<-chan ending{watch(t, r, id), watch(t, r, id)}
+		r.Unwatch(id)
+		r.Unwatch(id)
+		kept := watch(t, r, id)
+		h.kill()
+		<-kept // its predecessors on the same descriptor would have been called before
+		if slices.ContainsFunc(dropped, func(c <-chan ending) bool { return len(c) > 0 }) {
+			t.Errorf("a watch was called though it was dropped")
+		}
+	})
+}
+
+// A callback that takes its time holds no other up, and may use the resolver.
+func TestSlowCallback(t *testing.T) {
+	inBothModes(t, func(t *testing.T, r *procid.Resolver, _ bool) {
+		slow, fast := start(t, "exit 0"), start(t, "exit 0")
+		slow.numbers(t)
+		fast.numbers(t)
+		slowID := lookup(t, r, slow.pid()).ID()
+		began, goOn, done := make(chan bool), make(chan bool), make(chan bool)
+		if err := r.Watch(slowID, func(id procid.ID, _ procid.Exit) {
+			began <- r.Alive(id)
+			<-goOn
+			r.Unwatch(id)
+			close(done)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		ended := watch(t, r, lookup(t, r, fast.pid()).ID())
+		slow.kill()
+		if <-began {
+			t.Errorf("Alive(%v) = true in its own watch", slowID)
+		}
+		fast.kill()
+		<-ended
+		close(goOn)
+		<-done
+	})
+}
