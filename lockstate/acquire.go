@@ -1,0 +1,269 @@
+package lockstate
+
+import (
+	"slices"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// A Request asks for a lock on a directory.
+type Request struct {
+	Process  *procid.Process // who will own it
+	Dir      *Dir
+	Kind     Kind
+	Protocol string // mkdir, create, link …
+	File     string // the lock file that keeps it, if any
+
+	// Ignore excepts write handles from C3d: candidates (A9).
+	Ignore func(*Handle) bool
+}
+
+// A Grant is an acquisition that was admitted. Its lock is in force against
+// all others already; the caller carries the acquisition out on the backing
+// and then commits or aborts.
+type Grant struct {
+	t       *Table
+	row     *row // nil: covered by a lock that the process holds (A2)
+	made    bool // row is this grant's own, not one that was held before
+	file    string
+	op      *Op
+	seq     uint64
+	pending map[*Op]struct{}
+	drained chan struct{}
+}
+
+// Acquire admits a request or refuses it with a [*HeldError] (C3). An implicit
+// request beneath a lock that the process holds is granted without a lock of
+// its own (A2). Acquire waits for operations in flight beneath the directory;
+// closing cancel ends that with ErrCancelled.
+func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
+	if q.Process == nil || q.Process.ID() == (procid.ID{}) {
+		return nil, ErrNobody
+	}
+	// The heirs are read now, while the process waits for us (R5).
+	heirs := q.Process.Lineage()
+	for {
+		g, err, again := t.acquire(q, heirs)
+		if again {
+			if err := t.refill(); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if g.drained != nil {
+			select {
+			case <-g.drained:
+				if err := t.confirm(g, q); err != nil {
+					g.Abort()
+					return nil, err
+				}
+			case <-cancel:
+				g.Abort()
+				return nil, ErrCancelled
+			}
+		}
+		return g, nil
+	}
+}
+
+func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error, again bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d, p := q.Dir, q.Process
+	switch {
+	case t.frozen:
+		return nil, ErrFrozen, false
+	case d.gone:
+		return nil, ErrGone, false
+	case d == t.root:
+		return nil, ErrRoot, false
+	case t.token >= t.reserved:
+		return nil, nil, true
+	}
+	if err := t.admitGrantLocked(q, nil); err != nil {
+		t.stats.Refused++
+		return nil, err, false
+	}
+	if q.Kind == Implicit && d.governing() != nil {
+		// A2: covered already. The operation counts like any other.
+		t.seq++
+		op := &Op{t: t, dirs: []*Dir{d}, seq: t.seq, at: len(t.inflight)}
+		t.inflight = append(t.inflight, op)
+		return &Grant{t: t, op: op}, nil, false
+	}
+	if r := d.top(); r != nil && r.kind == Explicit && r.owner.ID() == p.ID() && !r.pending {
+		// The owner takes its lock a second time, by another lock file.
+		return &Grant{t: t, row: r, file: q.File}, nil, false
+	}
+	t.token++
+	r := &row{
+		dir: d, kind: q.Kind, protocol: q.Protocol, owner: p, heirs: heirs,
+		token: t.token, since: t.now(), pending: true,
+	}
+	if q.File != "" {
+		r.files = []string{q.File}
+	}
+	t.insertLocked(r)
+	t.seq++
+	g = &Grant{t: t, row: r, made: true, seq: t.seq}
+	for _, op := range t.inflight {
+		if op.touches(d) {
+			if g.pending == nil {
+				g.pending = make(map[*Op]struct{})
+			}
+			g.pending[op] = struct{}{}
+		}
+	}
+	if g.pending != nil {
+		g.drained = make(chan struct{})
+		t.draining = append(t.draining, g)
+	}
+	return g, nil, false
+}
+
+// confirm checks the request again when what was in flight is over: that may
+// have brought in handles and locks by rename or link, or have taken the
+// directory elsewhere (W3). From then on the lock itself keeps them out.
+func (t *Table) confirm(g *Grant, q Request) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if q.Dir.gone {
+		return ErrGone
+	}
+	if t.tokens[g.row.token] != g.row {
+		return nil // Commit tells
+	}
+	err := t.admitGrantLocked(q, g.row)
+	if err != nil {
+		t.stats.Refused++
+	}
+	return err
+}
+
+// admitGrantLocked carries out C3. own is the row that the request has already,
+// if any: that one and those in front of it do not count.
+func (t *Table) admitGrantLocked(q Request, own *row) error {
+	d, p := q.Dir, q.Process
+	// (a) and (b): the lock on d and every one above is held by the caller.
+	var gov *row
+	for e := d; e != nil; e = e.parent {
+		r := e.top()
+		if i := slices.Index(e.rows, own); i == 0 {
+			r = nil
+		} else if i > 0 {
+			r = e.rows[i-1]
+		}
+		if r == nil {
+			continue
+		}
+		if ok, _ := r.holds(p, true); !ok {
+			return t.heldLocked(r)
+		}
+		if gov == nil {
+			gov = r
+		}
+	}
+	var err error
+	// (c): each lock beneath belongs to the caller or a descendant.
+	d.walkRows(func(r *row) bool {
+		if r.dir == d || r.owner.ID() == p.ID() || r.owner.Descends(p.ID()) {
+			return true
+		}
+		err = t.heldLocked(r)
+		return false
+	})
+	if err != nil {
+		return err
+	}
+	// (d): write handles beneath are the caller's, a descendant's, or those
+	// of holders who delegate.
+	var blocking []HandleState
+	d.walkHandles(func(h *Handle) bool {
+		if h.proc.ID() == p.ID() || h.proc.Descends(p.ID()) || q.Ignore != nil && q.Ignore(h) {
+			return true
+		}
+		if gov != nil {
+			if ok, _ := gov.holds(h.proc, true); ok {
+				return true
+			}
+		}
+		blocking = append(blocking, h.stateLocked())
+		return len(blocking) < 16
+	})
+	if blocking != nil {
+		return &HeldError{Err: ErrOpen, Handles: blocking}
+	}
+	return nil
+}
+
+// opEndedLocked notes that an operation is over that g may wait for.
+func (g *Grant) opEndedLocked(o *Op) {
+	if _, ok := g.pending[o]; !ok {
+		return
+	}
+	delete(g.pending, o)
+	if len(g.pending) == 0 {
+		close(g.drained)
+	}
+}
+
+func (g *Grant) undrainLocked() {
+	g.t.draining = slices.DeleteFunc(g.t.draining, func(e *Grant) bool { return e == g })
+}
+
+// Covered reports that the process held the directory already by a lock
+// further up (A2).
+func (g *Grant) Covered() bool { return g.row == nil }
+
+// Commit makes the acquisition final and returns the lock. An implicit lock of
+// the same owner on the same directory is replaced (A13). The lock's Token is
+// 0 when the grant was covered. It reports false if the lock has ended already,
+// by an admin for instance: then the caller undoes what it did.
+func (g *Grant) Commit() (Lock, bool) {
+	g.op.End()
+	if g.row == nil {
+		return Lock{}, true
+	}
+	t := g.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	g.undrainLocked()
+	r := g.row
+	if t.tokens[r.token] != r {
+		return r.lock(), false
+	}
+	if !g.made {
+		if g.file != "" && !slices.Contains(r.files, g.file) {
+			r.files = append(r.files, g.file)
+		}
+		return r.lock(), true
+	}
+	r.pending = false
+	t.stats.Acquired[r.protocol]++
+	if r.kind == Explicit {
+		for _, old := range slices.Clone(r.dir.rows) {
+			if old != r && old.kind == Implicit && old.owner.ID() == r.owner.ID() {
+				t.endLocked(old, Replaced)
+			}
+		}
+	}
+	return r.lock(), true
+}
+
+// Abort undoes the acquisition.
+func (g *Grant) Abort() {
+	g.op.End()
+	if !g.made {
+		return
+	}
+	t := g.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	g.undrainLocked()
+	if t.tokens[g.row.token] == g.row {
+		t.endLocked(g.row, Abandoned)
+	}
+}

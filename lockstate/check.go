@@ -1,0 +1,92 @@
+package lockstate
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Check verifies the invariants of the package comment and returns all that
+// do not hold, joined. It stops the table for as long as it takes.
+func (t *Table) Check() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := checker{t: t, tokens: make(map[uint64]bool), handles: make(map[*Handle]int)}
+	c.dir(t.root)
+	if len(c.tokens) != len(t.tokens) || int(t.rows.Load()) != len(t.tokens) {
+		c.failf("I2: %d rows in the tree, %d by token, %d counted", len(c.tokens), len(t.tokens), t.rows.Load())
+	}
+	owned := 0
+	for id, rows := range t.owners {
+		for r := range rows {
+			owned++
+			if r.owner.ID() != id || t.tokens[r.token] != r {
+				c.failf("I2: token %d is indexed under %v", r.token, id)
+			}
+		}
+	}
+	if owned != len(t.tokens) {
+		c.failf("I2: %d rows by owner, %d by token", owned, len(t.tokens))
+	}
+	for h, n := range c.handles {
+		if n != len(h.dirs) {
+			c.failf("I5: a handle is in %d directories and names %d", n, len(h.dirs))
+		}
+	}
+	for _, g := range t.draining {
+		for op := range g.pending {
+			if !op.touches(g.row.dir) {
+				c.failf("I6: the grant of token %d waits for an operation elsewhere", g.row.token)
+			}
+		}
+	}
+	return errors.Join(c.errs...)
+}
+
+type checker struct {
+	t       *Table
+	tokens  map[uint64]bool
+	handles map[*Handle]int
+	errs    []error
+}
+
+func (c *checker) failf(format string, args ...any) {
+	c.errs = append(c.errs, fmt.Errorf(format, args...))
+}
+
+// dir checks d and what is below it and returns how many rows and handles
+// there are.
+func (c *checker) dir(d *Dir) (rows, handles int) {
+	if d.gone {
+		c.failf("I4: %q was removed and is still in the tree", d.name)
+	}
+	last := uint64(0)
+	for _, r := range d.rows {
+		if r.dir != d {
+			c.failf("I2: token %d is on a directory that is not its own", r.token)
+		}
+		if r.token == 0 || r.token > c.t.token || c.tokens[r.token] {
+			c.failf("I3: token %d is used twice or was never given out", r.token)
+		}
+		if r.token <= last {
+			c.failf("I7: token %d is in front of %d", r.token, last)
+		}
+		last = r.token
+		c.tokens[r.token] = true
+		rows++
+	}
+	for h := range d.handles {
+		c.handles[h]++
+		handles++
+	}
+	for name, e := range d.children {
+		if e.parent != d || e.name != name {
+			c.failf("I1: %q does not lead back to its parent", name)
+		}
+		r, h := c.dir(e)
+		rows, handles = rows+r, handles+h
+	}
+	if rows != d.rowsBelow || handles != d.handlesBelow {
+		c.failf("I1: %q counts %d rows and %d handles, has %d and %d", d.path(), d.rowsBelow, d.handlesBelow, rows, handles)
+	}
+	return rows, handles
+}

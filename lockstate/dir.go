@@ -1,0 +1,277 @@
+package lockstate
+
+import (
+	"strings"
+)
+
+// A Dir is a directory of the tree. It is known by its place, not by its name:
+// a rename carries it along with all its locks (R3). The caller that got it
+// from [Table.Dir] owns a reference and gives it back with [Table.Forget].
+//
+// All fields are protected by Table.mu.
+type Dir struct {
+	parent   *Dir
+	name     string
+	children map[string]*Dir
+	refs     int
+	gone     bool
+
+	rows    []*row // the last one is in force (A13)
+	handles map[*Handle]struct{}
+
+	// What is at or below this directory.
+	rowsBelow    int
+	handlesBelow int
+}
+
+// path returns the directory's path relative to the root.
+func (d *Dir) path() string {
+	if d.parent == nil {
+		if d.gone {
+			return "(removed)"
+		}
+		return "."
+	}
+	var names []string
+	for e := d; e.parent != nil; e = e.parent {
+		names = append(names, e.name)
+	}
+	var b strings.Builder
+	for i := len(names) - 1; i >= 0; i-- {
+		b.WriteString(names[i])
+		if i > 0 {
+			b.WriteByte('/')
+		}
+	}
+	return b.String()
+}
+
+// top returns the row in force on d itself.
+func (d *Dir) top() *row {
+	if len(d.rows) == 0 {
+		return nil
+	}
+	return d.rows[len(d.rows)-1]
+}
+
+// governing returns the row in force on the nearest directory at or above d.
+func (d *Dir) governing() *row {
+	for ; d != nil; d = d.parent {
+		if len(d.rows) > 0 {
+			return d.rows[len(d.rows)-1]
+		}
+	}
+	return nil
+}
+
+// within reports whether d is top or beneath it.
+func (d *Dir) within(top *Dir) bool {
+	for ; d != nil; d = d.parent {
+		if d == top {
+			return true
+		}
+	}
+	return false
+}
+
+// count adds to the counters of d and all directories above it.
+func (d *Dir) count(rows, handles int) {
+	for ; d != nil; d = d.parent {
+		d.rowsBelow += rows
+		d.handlesBelow += handles
+	}
+}
+
+// walkRows calls f with each row at or below d until f returns false.
+func (d *Dir) walkRows(f func(*row) bool) bool {
+	if d.rowsBelow == 0 {
+		return true
+	}
+	for _, r := range d.rows {
+		if !f(r) {
+			return false
+		}
+	}
+	for _, c := range d.children {
+		if !c.walkRows(f) {
+			return false
+		}
+	}
+	return true
+}
+
+// walkHandles calls f with each handle at or below d until f returns false. A
+// handle of a file with several links may come more than once.
+func (d *Dir) walkHandles(f func(*Handle) bool) bool {
+	if d.handlesBelow == 0 {
+		return true
+	}
+	for h := range d.handles {
+		if !f(h) {
+			return false
+		}
+	}
+	for _, c := range d.children {
+		if !c.walkHandles(f) {
+			return false
+		}
+	}
+	return true
+}
+
+// Root returns the root of the tree. It needs no reference.
+func (t *Table) Root() *Dir { return t.root }
+
+// Dir returns the directory called name in parent, with a new reference.
+func (t *Table) Dir(parent *Dir, name string) *Dir {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.dirLocked(parent, name)
+}
+
+func (t *Table) dirLocked(parent *Dir, name string) *Dir {
+	if parent.gone {
+		// A look-up that lost a race with the removal: nothing can be
+		// locked there (I4).
+		return &Dir{name: name, refs: 1, gone: true}
+	}
+	d := parent.children[name]
+	if d == nil {
+		d = &Dir{parent: parent, name: name}
+		if parent.children == nil {
+			parent.children = make(map[string]*Dir)
+		}
+		parent.children[name] = d
+	}
+	d.refs++
+	return d
+}
+
+// Find returns the directory at the given names below the root, if the table
+// knows it, with a new reference.
+func (t *Table) Find(names ...string) (*Dir, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d := t.root
+	for _, n := range names {
+		if d = d.children[n]; d == nil {
+			return nil, false
+		}
+	}
+	d.refs++
+	return d, true
+}
+
+// Forget gives a reference back.
+func (t *Table) Forget(d *Dir) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d.refs--
+	t.pruneLocked(d)
+}
+
+// pruneLocked drops directories that nothing needs any more.
+func (t *Table) pruneLocked(d *Dir) {
+	for d != nil && d.parent != nil && d.refs == 0 && len(d.rows) == 0 && len(d.handles) == 0 && len(d.children) == 0 {
+		p := d.parent
+		delete(p.children, d.name)
+		if len(p.children) == 0 {
+			p.children = nil
+		}
+		d.parent = nil
+		d.gone = true
+		d = p
+	}
+}
+
+// Path returns the path of d relative to the root; "." is the root.
+func (t *Table) Path(d *Dir) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return d.path()
+}
+
+// Level returns how many levels d is below the root, which is at level 0.
+func (t *Table) Level(d *Dir) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := 0
+	for ; d.parent != nil; d = d.parent {
+		n++
+	}
+	return n
+}
+
+// Move tells the table that d is called name in parent now. What was there has
+// been removed with [Table.Remove] before. Nothing may be in flight beneath d,
+// and no acquisition: the caller excludes both while it renames.
+func (t *Table) Move(d, parent *Dir, name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old := d.parent
+	t.detachLocked(d)
+	t.attachLocked(d, parent, name)
+	t.pruneLocked(old)
+}
+
+// Exchange tells the table that a and b have changed places.
+func (t *Table) Exchange(a, b *Dir) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ap, an, bp, bn := a.parent, a.name, b.parent, b.name
+	t.detachLocked(a)
+	t.detachLocked(b)
+	t.attachLocked(a, bp, bn)
+	t.attachLocked(b, ap, an)
+}
+
+func (t *Table) detachLocked(d *Dir) {
+	if d.parent == nil {
+		return
+	}
+	d.parent.count(-d.rowsBelow, -d.handlesBelow)
+	delete(d.parent.children, d.name)
+	d.parent = nil
+}
+
+func (t *Table) attachLocked(d, parent *Dir, name string) {
+	if old := parent.children[name]; old != nil {
+		t.removeLocked(old)
+	}
+	d.parent, d.name = parent, name
+	if parent.children == nil {
+		parent.children = make(map[string]*Dir)
+	}
+	parent.children[name] = d
+	parent.count(d.rowsBelow, d.handlesBelow)
+}
+
+// Remove tells the table that d is no more: its locks end (R3). It returns
+// them. References to d stay valid, for a directory without name.
+func (t *Table) Remove(d *Dir) []Lock {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.removeLocked(d)
+}
+
+func (t *Table) removeLocked(d *Dir) []Lock {
+	if d == t.root || d.gone {
+		return nil
+	}
+	var ended []Lock
+	for _, c := range d.children {
+		ended = append(ended, t.removeLocked(c)...)
+	}
+	for r := d.top(); r != nil; r = d.top() {
+		ended = append(ended, r.lock())
+		t.endLocked(r, Removed)
+	}
+	for h := range d.handles {
+		h.leaveLocked(d)
+	}
+	p := d.parent
+	t.detachLocked(d)
+	d.gone = true
+	t.pruneLocked(p)
+	return ended
+}

@@ -1,0 +1,45 @@
+// Package lockstate decides which process holds which directory.
+//
+// A [Table] is a tree of directories ([Dir]) with locks on some of them. It
+// knows no file system and no command line: a caller tells it what is about to
+// change and which process asks, and the table answers whether that may be.
+//
+// # Terms
+//
+// A lock is a row of the table: directory, owner, kind, token, since. The
+// owner is the process that has it; a holder is the owner or a descendant of
+// it (H1, H2). The governing lock of a directory is the one on the nearest
+// directory at or above it; without one the directory is free.
+//
+// # Guarantees
+//
+// When [Table.Acquire] has returned a grant, no operation of a process that
+// does not hold the directory is in flight beneath it, none will be admitted
+// until the lock ends, and no such process has a write handle beneath it,
+// except holders of a lock further up who delegated (C3, W3).
+//
+// Tokens grow with every acquisition and never go back (fencing tokens).
+//
+// # What is not guaranteed
+//
+// The table is told of exits, renames and removals; it discovers none of them.
+// It sees write handles only of those who open them through
+// [Table.OpenHandle].
+//
+// # Invariants
+//
+// [Table.Check] verifies these:
+//
+//	I1  the counters of each directory equal what is at and below it
+//	I2  each row is indexed under its owner and its token, and nowhere else
+//	I3  tokens are unique, not zero and not above the last one given out
+//	I4  a removed directory has no rows, no handles and no children
+//	I5  a handle is listed in exactly the directories it names
+//	I6  a grant waits only for operations at or beneath its directory
+//	I7  the row beneath another one on the same directory has a lower token
+//
+// # Lock order
+//
+//	Table.refill      reserving tokens; may block on a store
+//	  Table.mu        the tree; never held over a system call
+package lockstate

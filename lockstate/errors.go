@@ -1,0 +1,57 @@
+package lockstate
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+)
+
+// Refusals. A [*HeldError] unwraps to one of the first three.
+var (
+	// ErrHeld: a lock of another process covers the path, or stands above
+	// or beneath a directory that was to be acquired (C3a to C3c).
+	ErrHeld = errors.New("held by another process")
+	// ErrOpen: another process has a write handle beneath the directory
+	// (C3d).
+	ErrOpen = errors.New("open for writing by another process")
+	// ErrUnlocked: nobody holds the path and writing needs a lock (W4).
+	ErrUnlocked = errors.New("writing here needs a lock")
+)
+
+// Other failures of an acquisition.
+var (
+	// ErrRoot: the root of the mount is never locked (C4).
+	ErrRoot = errors.New("the root cannot be locked")
+	// ErrNobody: the request comes from no process that can be known (H4).
+	ErrNobody = errors.New("the caller cannot be identified")
+	// ErrFrozen: the table grants nothing any more (M4).
+	ErrFrozen = errors.New("no new locks: shutting down")
+	// ErrCancelled: the request was interrupted while it waited.
+	ErrCancelled = errors.New("interrupted")
+	// ErrGone: the directory was removed.
+	ErrGone = errors.New("directory was removed")
+	// ErrNoLock: there is no such lock.
+	ErrNoLock = errors.New("no such lock")
+)
+
+// A HeldError says what stood in the way of a change or an acquisition.
+type HeldError struct {
+	Err      error         // ErrHeld, ErrOpen or ErrUnlocked
+	Lock     Lock          // the lock in the way; zero for ErrOpen and ErrUnlocked
+	Handles  []HandleState // the write handles in the way, for ErrOpen
+	Settling bool          // the lock may still be narrowed to a directory further down (A12)
+}
+
+func (e *HeldError) Error() string {
+	switch {
+	case e.Err == ErrOpen && len(e.Handles) > 0:
+		h := e.Handles[0]
+		return fmt.Sprintf("%s is %v (pid %d)", strconv.Quote(h.Path), e.Err, h.Owner.Pid)
+	case e.Lock.Token != 0:
+		return fmt.Sprintf("%s is %v (pid %d, token %d)", strconv.Quote(e.Lock.Path), e.Err, e.Lock.Owner.Pid, e.Lock.Token)
+	}
+	return e.Err.Error()
+}
+
+// Unwrap returns the sentinel.
+func (e *HeldError) Unwrap() error { return e.Err }

@@ -1,0 +1,26 @@
+// Package filestore keeps in files what must outlive the daemon: which process
+// serves a backing directory, and how far the fencing tokens have come.
+//
+// # Files
+//
+// A state directory may serve many backings. Each has a key, which the caller
+// makes from the identity of the backing, and two files:
+//
+//	KEY.lock    flock(2)ed by the daemon that serves the backing (M1); holds its pid
+//	KEY.tokens  the mark: no token above it was ever given out
+//
+// # Guarantees
+//
+//   - One [Store] a key at a time, in all processes of the machine. The kernel
+//     drops the flock when the process dies, however that happens.
+//   - After any end of the daemon, kill -9 and power cut included, the mark is at
+//     least as high as every value that [Store.Reserve] has accepted.
+//   - A mark that is torn, damaged or missing (S2) is replaced by one that is
+//     higher than any before it, see [Store.Tokens].
+//
+// # Not guaranteed
+//
+// Two daemons with different state directories do not see each other. Whoever
+// may write to the state directory can undo all of the above; it is therefore
+// refused if others than its owner may.
+package filestore

@@ -1,0 +1,159 @@
+package filestore
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/gofrs/flock"
+)
+
+// ErrClosed is returned by methods of a closed [Store].
+var ErrClosed = errors.New("state store is closed")
+
+// A HeldError says that another process serves the backing.
+type HeldError struct {
+	Pid int // 0: that process has not said
+}
+
+func (e *HeldError) Error() string {
+	if e.Pid == 0 {
+		return "backing is served by another process"
+	}
+	return fmt.Sprintf("backing is served by process %d", e.Pid)
+}
+
+// A Store is the state of one backing. Its methods may be called by several
+// goroutines.
+type Store struct {
+	key      string
+	guard    *flock.Flock
+	warnings []string
+
+	mu sync.Mutex
+	// dir reaches the state directory also when a mount has come to cover its
+	// path meanwhile: the daemon must never walk into its own mount (M4).
+	dir  *os.Root // nil once closed
+	mark uint64   // all of KEY.tokens
+}
+
+// Open takes the state of the backing with the given key below stateDir, which
+// it makes if necessary. If another process has it, the error is a *[HeldError].
+func Open(stateDir, key string) (*Store, error) {
+	if key == "" || strings.ContainsAny(key, "/\x00") || key[0] == '.' {
+		return nil, fmt.Errorf("bad key %q for a backing", key)
+	}
+	if err := makeDir(stateDir); err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	dir, err := os.OpenRoot(stateDir)
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	s := &Store{key: key, dir: dir}
+	if err := s.open(filepath.Join(stateDir, key+".lock")); err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Store) open(lockPath string) error {
+	_, err := os.Lstat(lockPath)
+	fresh := errors.Is(err, os.ErrNotExist)
+
+	s.guard = flock.New(lockPath)
+	taken, err := s.guard.TryLock()
+	if err != nil {
+		return fmt.Errorf("locking the state: %w", err)
+	}
+	if !taken {
+		return &HeldError{Pid: holder(lockPath)}
+	}
+	if err := os.WriteFile(lockPath, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
+		s.guard.Close()
+		return fmt.Errorf("writing the pid: %w", err)
+	}
+	if err := s.loadMark(fresh); err != nil {
+		s.guard.Close()
+		return err
+	}
+	return nil
+}
+
+// Warnings tells what was found damaged when the store was opened (S2).
+func (s *Store) Warnings() []string { return s.warnings }
+
+// Close gives the backing up. Closing twice is fine.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dir == nil {
+		return nil
+	}
+	// An empty file tells a daemon that starts at this moment, and loses to yet
+	// another, that the pid it reads is not this one's.
+	err := s.dir.WriteFile(s.key+".lock", nil, 0o600)
+	err = errors.Join(err, s.guard.Close(), s.dir.Close())
+	s.dir = nil
+	return err
+}
+
+// makeDir makes the state directory, and refuses one that other users could
+// change under the daemon's feet.
+func makeDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !info.IsDir():
+		return &os.PathError{Op: "open", Path: dir, Err: syscall.ENOTDIR}
+	case ok && int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("%s belongs to uid %d, not to uid %d who runs this", dir, st.Uid, os.Geteuid())
+	case info.Mode().Perm()&0o022 != 0:
+		return fmt.Errorf("%s can be written by others (mode %04o); chmod go-w it", dir, info.Mode().Perm())
+	}
+	return nil
+}
+
+// holder reads the pid of the process that has the lock file flocked. One that
+// has the lock may not have written its pid yet: then the file is empty, or
+// names a process that was killed earlier.
+func holder(lockPath string) int {
+	for range 20 {
+		text, _ := os.ReadFile(lockPath)
+		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err == nil && pid > 0 && !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+			return pid
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return 0
+}
+
+// DefaultDir is where the state lives if nothing else is asked for (S1).
+func DefaultDir() (string, error) {
+	if os.Geteuid() == 0 {
+		return "/var/lib/stagefs", nil
+	}
+	// The XDG rules say to ignore a path that is not absolute.
+	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "stagefs"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("no state directory: %w", err)
+	}
+	return filepath.Join(home, ".local", "state", "stagefs"), nil
+}

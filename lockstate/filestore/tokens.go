@@ -1,0 +1,153 @@
+package filestore
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"strconv"
+	"time"
+)
+
+// Tokens returns the mark: tokens up to and including it may have been given
+// out, so the next one is a higher one.
+//
+// It is 0 for a backing that was never served. If the file with the mark is
+// damaged or gone, the mark is taken from the clock: microseconds since 1970.
+// That is higher than anything before it, because tokens grow by one an
+// acquisition, and acquisitions are far from a million a second; it stays below
+// 2^53, which every reader of JSON can represent, until the year 2255. A clock
+// that was set back is no danger as long as the times of the files that are
+// left are higher.
+func (s *Store) Tokens() (last uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mark
+}
+
+// Reserve raises the mark to upTo, durably. Only then may tokens up to upTo be
+// given out. A mark that is as high already stays.
+func (s *Store) Reserve(upTo uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dir == nil {
+		return ErrClosed
+	}
+	if upTo <= s.mark {
+		return nil
+	}
+	return s.writeMarkLocked(upTo)
+}
+
+// clockSlack covers what the clock's resolution and a last block of reserved
+// tokens could make up: about a second of microseconds.
+const clockSlack = 1 << 20
+
+// loadMark reads KEY.tokens, or finds a mark that is surely higher. fresh says
+// that the backing was never served before.
+func (s *Store) loadMark(fresh bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name := s.key + ".tokens"
+	data, err := s.dir.ReadFile(name)
+	if err == nil {
+		if mark, ok := decodeMark(data); ok {
+			s.mark = mark
+			return nil
+		}
+	}
+	switch {
+	case err == nil:
+	case !errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("reading the token mark: %w", err)
+	case fresh:
+		return s.writeMarkLocked(0)
+	}
+
+	// The temporary file of a write that was cut off may still prove a mark.
+	mark := s.clockMark()
+	if data, err := s.dir.ReadFile(name + ".tmp"); err == nil {
+		if proven, ok := decodeMark(data); ok {
+			mark = max(mark, proven)
+		}
+	}
+	warning := fmt.Sprintf("%s is missing; tokens go on above %d", name, mark)
+	if err == nil {
+		aside := name + ".damaged-" + time.Now().UTC().Format("20060102T150405.000000000Z")
+		if err := s.dir.Rename(name, aside); err != nil {
+			return fmt.Errorf("setting the damaged token mark aside: %w", err)
+		}
+		warning = fmt.Sprintf("%s is damaged, set aside as %s; tokens go on above %d", name, aside, mark)
+	}
+	s.warnings = append(s.warnings, warning)
+	return s.writeMarkLocked(mark)
+}
+
+// clockMark is a mark above all that the clock and the files' times allow for.
+func (s *Store) clockMark() uint64 {
+	latest := time.Now()
+	for _, name := range []string{s.key + ".tokens", s.key + ".tokens.tmp", s.key + ".lock"} {
+		if info, err := s.dir.Stat(name); err == nil && info.ModTime().After(latest) {
+			latest = info.ModTime()
+		}
+	}
+	return uint64(max(latest.UnixMicro(), 0)) + clockSlack
+}
+
+// writeMarkLocked replaces the file by a new one, so that a crash at any point leaves
+// the old mark or the new one.
+func (s *Store) writeMarkLocked(mark uint64) error {
+	name := s.key + ".tokens"
+	if err := s.writeSynced(name+".tmp", encodeMark(mark)); err != nil {
+		return fmt.Errorf("writing the token mark: %w", err)
+	}
+	if err := s.dir.Rename(name+".tmp", name); err != nil {
+		return fmt.Errorf("writing the token mark: %w", err)
+	}
+	if err := s.syncDir(); err != nil {
+		return fmt.Errorf("writing the token mark: %w", err)
+	}
+	s.mark = mark
+	return nil
+}
+
+func (s *Store) writeSynced(name string, data []byte) error {
+	f, err := s.dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+func (s *Store) syncDir() error {
+	d, err := s.dir.Open(".")
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+const markHeader = "stagefs-tokens 1 "
+
+// encodeMark writes one line: the header, the mark, and a checksum of both.
+func encodeMark(mark uint64) []byte {
+	line := markHeader + strconv.FormatUint(mark, 10)
+	sum := crc32.Checksum([]byte(line), crc32.MakeTable(crc32.Castagnoli))
+	return fmt.Appendf(nil, "%s %08x\n", line, sum)
+}
+
+// decodeMark accepts exactly what encodeMark writes.
+func decodeMark(data []byte) (mark uint64, ok bool) {
+	rest, ok := bytes.CutPrefix(data, []byte(markHeader))
+	if !ok {
+		return 0, false
+	}
+	digits, _, ok := bytes.Cut(rest, []byte(" "))
+	if !ok {
+		return 0, false
+	}
+	mark, err := strconv.ParseUint(string(digits), 10, 64)
+	return mark, err == nil && bytes.Equal(data, encodeMark(mark))
+}

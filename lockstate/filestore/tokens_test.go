@@ -1,0 +1,146 @@
+package filestore_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stagefs/stagefs/lockstate/filestore"
+)
+
+// reserve opens the store, raises the mark to upTo, and closes it again.
+func reserve(t *testing.T, dir string, upTo uint64) {
+	t.Helper()
+	s := open(t, dir)
+	if err := s.Reserve(upTo); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestReserve(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	if got := s.Tokens(); got != 0 {
+		t.Errorf("Tokens() = %d on a new backing, want 0", got)
+	}
+	for _, step := range []struct{ upTo, want uint64 }{{10, 10}, {5, 10}, {10, 10}, {4106, 4106}} {
+		if err := s.Reserve(step.upTo); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Tokens(); got != step.want {
+			t.Errorf("Tokens() = %d after Reserve(%d), want %d", got, step.upTo, step.want)
+		}
+	}
+	s.Close()
+	if err := s.Reserve(9999); !errors.Is(err, filestore.ErrClosed) {
+		t.Errorf("Reserve() after Close = %v, want ErrClosed", err)
+	}
+	if got := open(t, dir).Tokens(); got != 4106 {
+		t.Errorf("Tokens() = %d after another Open, want 4106", got)
+	}
+}
+
+// TestDamage cuts the file off at every byte and flips every bit of it (S2):
+// the store opens, says so, keeps the damaged file, and the mark never falls.
+func TestDamage(t *testing.T) {
+	const mark = 1234567
+	dir := t.TempDir()
+	reserve(t, dir, mark)
+	file := filepath.Join(dir, "key.tokens")
+	good, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	var damaged [][]byte
+	for n := range good {
+		damaged = append(damaged, good[:n])
+		for bit := range 8 {
+			flipped := append([]byte(nil), good...)
+			flipped[n] ^= 1 << bit
+			damaged = append(damaged, flipped)
+		}
+	}
+	damaged = append(damaged, append(good[:len(good):len(good)], 'x'), append(good[:len(good):len(good)], good...), make([]byte, 1<<16))
+
+	last := uint64(mark)
+	for _, bad := range damaged {
+		if err := os.WriteFile(file, bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := filestore.Open(dir, "key")
+		if err != nil {
+			t.Fatalf("Open with %q = %v", bad, err)
+		}
+		if got := s.Tokens(); got < last {
+			t.Errorf("Tokens() = %d with %q, want at least %d", got, bad, last)
+		} else {
+			last = got
+		}
+		if len(s.Warnings()) != 1 {
+			t.Errorf("Warnings() = %q with %q, want one", s.Warnings(), bad)
+		}
+		s.Close()
+	}
+	if aside, _ := filepath.Glob(file + ".damaged-*"); len(aside) != len(damaged) {
+		t.Errorf("%d files set aside, want %d", len(aside), len(damaged))
+	}
+
+	s := open(t, dir)
+	if got := s.Tokens(); got != last || len(s.Warnings()) != 0 {
+		t.Errorf("next Open: Tokens() = %d, Warnings() = %q, want %d and none", got, s.Warnings(), last)
+	}
+}
+
+// A file that is gone is no new start: the lock file shows that there was one.
+func TestMissing(t *testing.T) {
+	dir := t.TempDir()
+	reserve(t, dir, 77)
+	if err := os.Remove(filepath.Join(dir, "key.tokens")); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, dir)
+	if got := s.Tokens(); got <= 77 || got >= 1<<53 || len(s.Warnings()) != 1 {
+		t.Errorf("Tokens() = %d, Warnings() = %q, want more than 77, below 2^53, and one warning", got, s.Warnings())
+	}
+}
+
+// With the clock set back, the times of the files still prove how far it was.
+func TestDamageWithClockSetBack(t *testing.T) {
+	dir := t.TempDir()
+	reserve(t, dir, 77)
+	file := filepath.Join(dir, "key.tokens")
+	if err := os.WriteFile(file, []byte("torn"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	future := time.Now().Add(1000 * time.Hour)
+	if err := os.Chtimes(file, future, future); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, dir)
+	if got, want := s.Tokens(), uint64(future.UnixMicro()); got <= want {
+		t.Errorf("Tokens() = %d, want more than %d", got, want)
+	}
+}
+
+// A write that was cut off before its rename left a mark that is proven.
+func TestTemporaryFileCounts(t *testing.T) {
+	const high = 1 << 60
+	dir := t.TempDir()
+	reserve(t, dir, high)
+	file := filepath.Join(dir, "key.tokens")
+	if err := os.Rename(file, file+".tmp"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := open(t, dir).Tokens(); got < high {
+		t.Errorf("Tokens() = %d, want at least %d", got, uint64(high))
+	}
+}

@@ -1,0 +1,120 @@
+package lockstate
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// A LockState is a lock with what an observer wants to see beside it.
+type LockState struct {
+	Lock
+	InForce  bool          // no lock on the same directory stands in front of it
+	Blockers []HandleState // write handles beneath of processes that do not hold it
+}
+
+// Locks returns all locks, sorted by path, then token.
+func (t *Table) Locks() []LockState {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := make([]LockState, 0, len(t.tokens))
+	for _, r := range t.tokens {
+		if r.pending {
+			continue
+		}
+		s := LockState{Lock: r.lock(), InForce: r == r.dir.top()}
+		r.dir.walkHandles(func(h *Handle) bool {
+			if ok, _ := r.holds(h.proc, true); !ok {
+				s.Blockers = append(s.Blockers, h.stateLocked())
+			}
+			return len(s.Blockers) < 64
+		})
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b LockState) int {
+		return cmp.Or(strings.Compare(a.Path, b.Path), cmp.Compare(a.Token, b.Token))
+	})
+	return all
+}
+
+// Lock returns the lock with the given token.
+func (t *Table) Lock(token uint64) (Lock, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r := t.tokens[token]; r != nil {
+		return r.lock(), true
+	}
+	return Lock{}, false
+}
+
+// On returns the locks on d itself; the last one is in force.
+func (t *Table) On(d *Dir) []Lock {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []Lock
+	for _, r := range d.rows {
+		if !r.pending {
+			all = append(all, r.lock())
+		}
+	}
+	return all
+}
+
+// LeftOpen returns the write handles that were opened under a lock which has
+// ended (R8), unless the opener holds the place by another one now (A13).
+func (t *Table) LeftOpen() []HandleState {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []HandleState
+	seen := make(map[*Handle]bool)
+	t.root.walkHandles(func(h *Handle) bool {
+		if h.under == 0 || t.tokens[h.under] != nil || seen[h] {
+			return true
+		}
+		seen[h] = true
+		if r := h.dirs[0].governing(); r != nil {
+			if ok, _ := r.holds(h.proc, true); ok {
+				return true
+			}
+		}
+		all = append(all, h.stateLocked())
+		return len(all) < 1024
+	})
+	slices.SortFunc(all, func(a, b HandleState) int { return strings.Compare(a.Path, b.Path) })
+	return all
+}
+
+// Foreign returns the locks in force that p does not hold: where another name
+// of a file with several links would have to be looked for (W3).
+func (t *Table) Foreign(p *procid.Process) []Lock {
+	if t.rows.Load() == 0 {
+		return nil
+	}
+	if p != nil {
+		p.Lineage() // system calls: without t.mu
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []Lock
+	for _, r := range t.tokens {
+		if r != r.dir.top() {
+			continue
+		}
+		if ok, _ := r.holds(p, true); !ok {
+			all = append(all, r.lock())
+		}
+	}
+	return all
+}
+
+// Stats returns the counters.
+func (t *Table) Stats() Stats {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.stats
+	s.Acquired, s.Ended = maps.Clone(s.Acquired), maps.Clone(s.Ended)
+	return s
+}

@@ -1,0 +1,126 @@
+package lockstate
+
+import (
+	"slices"
+	"time"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// Kind tells where a lock comes from.
+type Kind uint8
+
+// The kinds of locks (§4).
+const (
+	Implicit Kind = iota // made by mkdir (A1)
+	Explicit             // made by a lock file or a command (A3, A6, A7)
+)
+
+func (k Kind) String() string {
+	if k == Implicit {
+		return "implicit"
+	}
+	return "explicit"
+}
+
+// Reason tells why a lock ended.
+type Reason string
+
+// The ends of a lock (§5).
+const (
+	Unlinked  Reason = "unlinked"  // R1
+	Removed   Reason = "removed"   // R3
+	Exited    Reason = "exited"    // R4
+	Narrowed  Reason = "narrowed"  // A12
+	Replaced  Reason = "replaced"  // A13
+	Given     Reason = "released"  // R6, by a holder
+	Broken    Reason = "broken"    // R6, by an admin
+	Abandoned Reason = "abandoned" // an acquisition that failed half-way
+)
+
+// A Lock is the state of one row at one moment.
+type Lock struct {
+	Dir      *Dir
+	Path     string // relative to the root; "." for the root
+	Kind     Kind
+	Protocol string // how it was taken: mkdir, create, link …
+	Owner    procid.ID
+	UID      uint32
+	Token    uint64
+	Since    time.Time
+	Files    []string // lock files that keep it (existence locks)
+	Changed  bool     // something beneath was changed since the owner has it (R5)
+}
+
+// row is a lock in the table. All fields are protected by Table.mu.
+type row struct {
+	dir      *Dir
+	kind     Kind
+	protocol string
+	owner    *procid.Process
+	heirs    []procid.Ancestor // the owner's lineage at acquisition (R5)
+	token    uint64
+	since    time.Time
+	files    []string
+	pending  bool // not committed
+	changed  bool
+
+	// members are descendants that were seen as holders. They stay holders
+	// when their parents die (H2).
+	members map[procid.ID]struct{}
+
+	ended   chan struct{} // closed when the row ends
+	settled chan struct{} // closed at the first change; nil when already
+}
+
+// maxMembers bounds the memory of a row that lives long and sees many
+// processes. Beyond it the members are forgotten; those whose lineage still
+// leads to the owner are found again.
+const maxMembers = 1 << 14
+
+// holds reports whether p may write under r. When it cannot tell without p's
+// lineage and that is not known to be loaded, it reports unknown.
+func (r *row) holds(p *procid.Process, lineage bool) (holder, unknown bool) {
+	if p == nil {
+		return false, false
+	}
+	id := p.ID()
+	if r.owner.ID() == id {
+		return true, false
+	}
+	if _, ok := r.members[id]; ok {
+		return true, false
+	}
+	if !lineage {
+		return false, true
+	}
+	for _, a := range p.Lineage() {
+		_, member := r.members[a.ID]
+		if member || a.ID == r.owner.ID() {
+			if r.members == nil || len(r.members) >= maxMembers {
+				r.members = make(map[procid.ID]struct{})
+			}
+			r.members[id] = struct{}{}
+			return true, false
+		}
+	}
+	return false, false
+}
+
+// lock returns r's state. The caller holds Table.mu.
+func (r *row) lock() Lock {
+	return Lock{
+		Dir: r.dir, Path: r.dir.path(), Kind: r.kind, Protocol: r.protocol,
+		Owner: r.owner.ID(), UID: r.owner.UID(), Token: r.token, Since: r.since,
+		Files: slices.Clone(r.files), Changed: r.changed,
+	}
+}
+
+// touch notes that something beneath was changed.
+func (r *row) touch() {
+	r.changed = true
+	if r.settled != nil {
+		close(r.settled)
+		r.settled = nil
+	}
+}

@@ -1,0 +1,839 @@
+package lockstate_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// The reference: lists and path strings, searched from end to end, straight
+// from the rules. Paths begin at "." so that a prefix test finds what is
+// beneath: "./a/b" is beneath "./a" and ".".
+
+type modelRow struct {
+	Path    string
+	Kind    lockstate.Kind
+	Owner   procid.ID
+	Token   uint64
+	Files   []string
+	Changed bool
+
+	pending bool
+	heirs   []procid.Ancestor
+}
+
+type modelHandle struct {
+	proc  *procid.Process
+	paths []string
+	real  *lockstate.Handle
+}
+
+type modelOp struct {
+	proc         *procid.Process
+	paths, trees []string
+	real         *lockstate.Op
+}
+
+type modelGrant struct {
+	token   uint64 // 0: covered (A2)
+	made    bool
+	file    string
+	covered *modelOp // counts as an operation
+	real    *lockstate.Grant
+}
+
+type model struct {
+	table *lockstate.Table
+	refs  map[string]*lockstate.Dir // references that the test owns
+
+	paths   []string // the directories that exist; "." is the root
+	live    []*procid.Process
+	dead    []*procid.Process
+	rows    []*modelRow // by token: on one path the last is in force (A13)
+	handles []*modelHandle
+	ops     []*modelOp
+	grants  []*modelGrant
+	token   uint64
+	start   uint64
+}
+
+// at reports whether path is top or beneath it.
+func at(path, top string) bool { return path == top || strings.HasPrefix(path, top+"/") }
+
+func parentOf(path string) string { return path[:strings.LastIndexByte(path, '/')] }
+
+func nameOf(path string) string { return path[strings.LastIndexByte(path, '/')+1:] }
+
+// upward returns path and what is above it, nearest first.
+func upward(path string) []string {
+	var all []string
+	for {
+		all = append(all, path)
+		if path == "." {
+			return all
+		}
+		path = parentOf(path)
+	}
+}
+
+// top is the row in force on path itself.
+func (m *model) top(path string) *modelRow {
+	for _, r := range slices.Backward(m.rows) {
+		if r.Path == path {
+			return r
+		}
+	}
+	return nil
+}
+
+// governing is §1: the lock on the nearest directory at or above path.
+func (m *model) governing(path string) *modelRow {
+	for _, p := range upward(path) {
+		if r := m.top(p); r != nil {
+			return r
+		}
+	}
+	return nil
+}
+
+// holder is H1 and H2.
+func (r *modelRow) holder(p *procid.Process) bool {
+	return p != nil && (p.ID() == r.Owner || descends(p, r.Owner))
+}
+
+func descends(p *procid.Process, id procid.ID) bool {
+	return slices.ContainsFunc(p.Lineage(), func(a procid.Ancestor) bool { return a.ID == id })
+}
+
+func (m *model) process(id procid.ID) *procid.Process {
+	for _, p := range slices.Concat(m.live, m.dead) {
+		if p.ID() == id {
+			return p
+		}
+	}
+	return nil
+}
+
+func (m *model) row(token uint64) *modelRow {
+	for _, r := range m.rows {
+		if r.Token == token {
+			return r
+		}
+	}
+	return nil
+}
+
+func (m *model) end(token uint64) {
+	m.rows = slices.DeleteFunc(m.rows, func(r *modelRow) bool { return r.Token == token })
+}
+
+// A verdict is what the rules say: yes, or no because of one of these locks or
+// of all these handles.
+type verdict struct {
+	err     error
+	tokens  []uint64
+	handles []*modelHandle
+}
+
+func heldBy(r *modelRow) verdict {
+	return verdict{err: lockstate.ErrHeld, tokens: []uint64{r.Token}}
+}
+
+// mayAcquire is C3.
+func (m *model) mayAcquire(p *procid.Process, path string) verdict {
+	for _, q := range upward(path) { // (a), (b)
+		if r := m.top(q); r != nil && !r.holder(p) {
+			return heldBy(r)
+		}
+	}
+	var below verdict // (c)
+	for _, r := range m.rows {
+		if r.Path != path && at(r.Path, path) && r.Owner != p.ID() && !descends(m.process(r.Owner), p.ID()) {
+			below.err = lockstate.ErrHeld
+			below.tokens = append(below.tokens, r.Token)
+		}
+	}
+	if below.err != nil {
+		return below
+	}
+	gov := m.governing(path)
+	for _, h := range m.handles { // (d)
+		beneath := slices.ContainsFunc(h.paths, func(q string) bool { return at(q, path) })
+		related := h.proc.ID() == p.ID() || descends(h.proc, p.ID())
+		if beneath && !related && (gov == nil || !gov.holder(h.proc)) {
+			below.err = lockstate.ErrOpen
+			below.handles = append(below.handles, h)
+		}
+	}
+	return below
+}
+
+// mayChange is C1, C2, W1 and, for what enters by rename, W3.
+func (m *model) mayChange(p *procid.Process, paths, trees []string, into, entering string) verdict {
+	for _, q := range paths {
+		if r := m.governing(q); r != nil && !r.holder(p) {
+			return heldBy(r)
+		}
+	}
+	for _, tree := range trees {
+		v := verdict{}
+		for _, r := range m.rows {
+			if at(r.Path, tree) && m.top(r.Path) == r && !r.holder(p) {
+				v.err = lockstate.ErrHeld
+				v.tokens = append(v.tokens, r.Token)
+			}
+		}
+		if v.err != nil {
+			return v
+		}
+	}
+	if into == "" {
+		return verdict{}
+	}
+	r := m.governing(into)
+	if r == nil {
+		return verdict{}
+	}
+	v := verdict{}
+	for _, h := range m.handles {
+		if slices.ContainsFunc(h.paths, func(q string) bool { return at(q, entering) }) && !r.holder(h.proc) {
+			v.err = lockstate.ErrOpen
+			v.handles = append(v.handles, h)
+		}
+	}
+	return v
+}
+
+// touch is R5: what the locks remember of a change.
+func (m *model) touch(paths []string) {
+	for _, r := range m.rows {
+		if slices.ContainsFunc(paths, func(q string) bool { return at(q, r.Path) }) {
+			r.Changed = true
+		}
+	}
+}
+
+// rename carries everything along (R3). move says where a path is now.
+func (m *model) rename(move func(string) string) {
+	each := func(paths []string) {
+		for i := range paths {
+			paths[i] = move(paths[i])
+		}
+	}
+	each(m.paths)
+	for _, r := range m.rows {
+		r.Path = move(r.Path)
+	}
+	for _, h := range m.handles {
+		each(h.paths)
+	}
+	for _, o := range m.ops {
+		each(o.paths)
+		each(o.trees)
+	}
+	refs := make(map[string]*lockstate.Dir)
+	for p, d := range m.refs {
+		refs[move(p)] = d
+	}
+	m.refs = refs
+}
+
+// remove forgets everything at and beneath path; it returns the tokens of the
+// locks that went with it (R3).
+func (m *model) remove(path string) (tokens []uint64) {
+	beneath := func(q string) bool { return at(q, path) }
+	for _, r := range m.rows {
+		if beneath(r.Path) {
+			tokens = append(tokens, r.Token)
+		}
+	}
+	m.rows = slices.DeleteFunc(m.rows, func(r *modelRow) bool { return beneath(r.Path) })
+	m.paths = slices.DeleteFunc(m.paths, beneath)
+	for _, h := range m.handles {
+		h.paths = slices.DeleteFunc(h.paths, beneath)
+	}
+	for _, o := range m.ops {
+		o.paths = slices.DeleteFunc(o.paths, beneath)
+		o.trees = slices.DeleteFunc(o.trees, beneath)
+	}
+	maps.DeleteFunc(m.refs, func(q string, _ *lockstate.Dir) bool { return beneath(q) })
+	return tokens
+}
+
+// busy reports whether an operation or an acquisition is under way at or
+// beneath path: then no caller of the table may rename or remove it.
+func (m *model) busy(path string) bool {
+	for _, o := range m.ops {
+		if slices.ContainsFunc(slices.Concat(o.paths, o.trees), func(q string) bool { return at(q, path) }) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(m.grants, func(g *modelGrant) bool {
+		r := m.row(g.token)
+		return r != nil && at(r.Path, path)
+	})
+}
+
+// awaited reports whether an acquisition of path has operations to wait for:
+// those that change something beneath, and those that move or remove path or
+// what it is in (W3, C1).
+func (m *model) awaited(path string) bool {
+	return slices.ContainsFunc(m.ops, func(o *modelOp) bool {
+		beneath := func(q string) bool { return at(q, path) }
+		return slices.ContainsFunc(o.paths, beneath) ||
+			slices.ContainsFunc(o.trees, func(q string) bool { return beneath(q) || at(path, q) })
+	})
+}
+
+// dir returns the table's directory for path.
+func (m *model) dir(path string) *lockstate.Dir {
+	if path == "." {
+		return m.table.Root()
+	}
+	d := m.refs[path]
+	if d == nil {
+		d = m.table.Dir(m.dir(parentOf(path)), nameOf(path))
+		m.refs[path] = d
+	}
+	return d
+}
+
+func (m *model) dirs(paths []string) []*lockstate.Dir {
+	var all []*lockstate.Dir
+	for _, p := range paths {
+		all = append(all, m.dir(p))
+	}
+	return all
+}
+
+// compare fails unless the table decided as v says.
+func (m *model) compare(t *rapid.T, call string, err error, v verdict) {
+	t.Helper()
+	if (err == nil) != (v.err == nil) || err != nil && !errors.Is(err, v.err) {
+		t.Fatalf("%s = %v, want %v because of %v", call, err, v.err, v.tokens)
+	}
+	var held *lockstate.HeldError
+	if !errors.As(err, &held) {
+		return
+	}
+	if v.err == lockstate.ErrHeld && !slices.Contains(v.tokens, held.Lock.Token) {
+		t.Fatalf("%s was refused because of token %d, want one of %v", call, held.Lock.Token, v.tokens)
+	}
+	for _, s := range held.Handles {
+		if !slices.ContainsFunc(v.handles, func(h *modelHandle) bool { return h.real == s.Handle }) {
+			t.Fatalf("%s was refused because of a handle in %s, which is not in the way", call, s.Path)
+		}
+	}
+	if v.err == lockstate.ErrOpen && len(held.Handles) == 0 {
+		t.Fatalf("%s names no handle, want one", call)
+	}
+}
+
+// pick draws one of all, or skips the step.
+func pick[T any](t *rapid.T, all []T, label string) T {
+	if len(all) == 0 {
+		t.Skip("no " + label)
+	}
+	return all[rapid.IntRange(0, len(all)-1).Draw(t, label)]
+}
+
+func (m *model) pickProcess(t *rapid.T) *procid.Process {
+	return pick(t, m.live, "process")
+}
+
+// pickPaths draws one or two directories.
+func (m *model) pickPaths(t *rapid.T) []string {
+	paths := []string{pick(t, m.paths, "path")}
+	if rapid.IntRange(0, 3).Draw(t, "two") == 0 {
+		paths = append(paths, pick(t, m.paths, "path"))
+	}
+	return paths
+}
+
+func (m *model) Spawn(t *rapid.T) {
+	if len(m.live) > 8 {
+		t.Skip("enough processes")
+	}
+	m.start++
+	// Few pids: those of the dead come back (H1).
+	id := procid.ID{Pid: rapid.IntRange(2, 12).Draw(t, "pid"), Start: m.start}
+	fake := procid.Fake
+	if rapid.IntRange(0, 9).Draw(t, "reaper") == 0 {
+		fake = procid.FakeReaper
+	}
+	m.live = append(m.live, fake(id, m.pickProcess(t)))
+}
+
+func (m *model) Mkdir(t *rapid.T) {
+	if len(m.paths) > 12 {
+		t.Skip("enough directories")
+	}
+	path := pick(t, m.paths, "parent") + "/" + rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")
+	if slices.Contains(m.paths, path) || strings.Count(path, "/") > 5 {
+		t.Skip("exists")
+	}
+	m.paths = append(m.paths, path)
+}
+
+func (m *model) Begin(t *rapid.T) {
+	p, paths := m.pickProcess(t), m.pickPaths(t)
+	quiet := rapid.Bool().Draw(t, "quiet")
+	var trees []string
+	if rapid.IntRange(0, 3).Draw(t, "tree") == 0 {
+		trees = []string{pick(t, m.paths, "tree")}
+	}
+	v := m.mayChange(p, paths, trees, "", "")
+	op, err := m.table.Begin(lockstate.Change{Process: p, Dirs: m.dirs(paths), Trees: m.dirs(trees), Quiet: quiet})
+	m.compare(t, fmt.Sprintf("Begin(%v, %v, trees %v)", p.ID(), paths, trees), err, v)
+	if err != nil {
+		return
+	}
+	if !quiet {
+		m.touch(paths)
+	}
+	m.ops = append(m.ops, &modelOp{proc: p, paths: paths, trees: trees, real: op})
+}
+
+func (m *model) EndOp(t *rapid.T) {
+	o := pick(t, m.ops, "operation")
+	if slices.ContainsFunc(m.grants, func(g *modelGrant) bool { return g.covered == o }) {
+		t.Skip("a grant's")
+	}
+	o.real.End()
+	m.dropOp(o)
+}
+
+func (m *model) dropOp(o *modelOp) {
+	m.ops = slices.DeleteFunc(m.ops, func(e *modelOp) bool { return e == o })
+}
+
+func (m *model) AcquireImplicit(t *rapid.T) { m.acquire(t, lockstate.Implicit, "") }
+
+func (m *model) AcquireExplicit(t *rapid.T) {
+	m.acquire(t, lockstate.Explicit, rapid.SampledFrom([]string{"", "devserver", "devserver.lock"}).Draw(t, "file"))
+}
+
+func (m *model) acquire(t *rapid.T, kind lockstate.Kind, file string) {
+	p, path := m.pickProcess(t), pick(t, m.paths, "path")
+	call := fmt.Sprintf("Acquire(%v, %s, %v, %q)", p.ID(), path, kind, file)
+	// The cancel channel is closed: what would wait is refused.
+	real, err := m.table.Acquire(closed, lockstate.Request{Process: p, Dir: m.dir(path), Kind: kind, Protocol: "test", File: file})
+	if path == "." {
+		m.compare(t, call, err, verdict{err: lockstate.ErrRoot}) // C4
+		return
+	}
+	v := m.mayAcquire(p, path)
+	if v.err != nil {
+		m.compare(t, call, err, v)
+		return
+	}
+	top := m.top(path)
+	switch {
+	case kind == lockstate.Implicit && m.governing(path) != nil: // A2
+		m.compare(t, call, err, verdict{})
+		o := &modelOp{proc: p, paths: []string{path}}
+		m.ops = append(m.ops, o)
+		m.grants = append(m.grants, &modelGrant{covered: o, real: real})
+	case top != nil && top.Kind == lockstate.Explicit && top.Owner == p.ID() && !top.pending:
+		m.compare(t, call, err, verdict{})
+		m.grants = append(m.grants, &modelGrant{token: top.Token, file: file, real: real})
+	case m.awaited(path):
+		m.compare(t, call, err, verdict{err: lockstate.ErrCancelled})
+		m.token++
+	default:
+		m.compare(t, call, err, verdict{})
+		m.token++
+		r := &modelRow{Path: path, Kind: kind, Owner: p.ID(), Token: m.token, pending: true, heirs: p.Lineage()}
+		if file != "" {
+			r.Files = []string{file}
+		}
+		m.rows = append(m.rows, r)
+		m.grants = append(m.grants, &modelGrant{token: r.Token, made: true, real: real})
+	}
+}
+
+func (m *model) pickGrant(t *rapid.T) *modelGrant {
+	g := pick(t, m.grants, "grant")
+	m.grants = slices.DeleteFunc(m.grants, func(e *modelGrant) bool { return e == g })
+	m.dropOp(g.covered)
+	return g
+}
+
+func (m *model) Commit(t *rapid.T) {
+	g := m.pickGrant(t)
+	lock, ok := g.real.Commit()
+	r := m.row(g.token)
+	if want := g.covered != nil || r != nil; ok != want || lock.Token != g.token {
+		t.Fatalf("Commit() of token %d = token %d, %v, want %v", g.token, lock.Token, ok, want)
+	}
+	switch {
+	case r == nil:
+	case !g.made:
+		if g.file != "" && !slices.Contains(r.Files, g.file) {
+			r.Files = append(r.Files, g.file)
+		}
+	default:
+		r.pending = false
+		if r.Kind == lockstate.Explicit { // A13
+			m.rows = slices.DeleteFunc(m.rows, func(e *modelRow) bool {
+				return e != r && e.Path == r.Path && e.Owner == r.Owner && e.Kind == lockstate.Implicit
+			})
+		}
+	}
+}
+
+func (m *model) Abort(t *rapid.T) {
+	g := m.pickGrant(t)
+	g.real.Abort()
+	if g.made {
+		m.end(g.token)
+	}
+}
+
+func (m *model) Open(t *rapid.T) {
+	p, paths := m.pickProcess(t), m.pickPaths(t)
+	v := m.mayChange(p, paths, nil, "", "")
+	h, err := m.table.OpenHandle(lockstate.Change{Process: p, Dirs: m.dirs(paths)}, "f")
+	m.compare(t, fmt.Sprintf("OpenHandle(%v, %v)", p.ID(), paths), err, v)
+	if err == nil {
+		m.touch(paths)
+		m.handles = append(m.handles, &modelHandle{proc: p, paths: paths, real: h})
+	}
+}
+
+func (m *model) Close(t *rapid.T) {
+	h := pick(t, m.handles, "handle")
+	h.real.Close()
+	m.handles = slices.DeleteFunc(m.handles, func(e *modelHandle) bool { return e == h })
+}
+
+func (m *model) Moved(t *rapid.T) {
+	h := pick(t, m.handles, "handle")
+	h.paths = nil
+	if rapid.IntRange(0, 4).Draw(t, "unlinked") > 0 {
+		h.paths = m.pickPaths(t)
+	}
+	h.real.Moved("g", m.dirs(h.paths)...)
+}
+
+// ReleaseFile is R1.
+func (m *model) ReleaseFile(t *rapid.T) {
+	path := pick(t, m.paths, "path")
+	name := rapid.SampledFrom([]string{"devserver", "devserver.lock"}).Draw(t, "file")
+	want := uint64(0)
+	for _, r := range slices.Backward(m.rows) {
+		if i := slices.Index(r.Files, name); r.Path == path && i >= 0 {
+			if r.Files = slices.Delete(r.Files, i, i+1); len(r.Files) == 0 {
+				want = r.Token
+				m.end(r.Token)
+			}
+			break
+		}
+	}
+	l, ok := m.table.ReleaseFile(m.dir(path), name)
+	if l.Token != want || ok != (want != 0) {
+		t.Fatalf("ReleaseFile(%s, %s) = token %d, %v, want token %d", path, name, l.Token, ok, want)
+	}
+}
+
+func (m *model) EndLock(t *rapid.T) {
+	r := pick(t, m.rows, "row")
+	if l, err := m.table.End(r.Token, lockstate.Broken); err != nil || l.Token != r.Token {
+		t.Fatalf("End(%d) = token %d, %v, want it", r.Token, l.Token, err)
+	}
+	m.end(r.Token)
+	if _, err := m.table.End(r.Token, lockstate.Broken); err != lockstate.ErrNoLock {
+		t.Fatalf("second End(%d) = %v, want %v", r.Token, err, lockstate.ErrNoLock)
+	}
+}
+
+// Exit is R4 and R5.
+func (m *model) Exit(t *rapid.T) {
+	p := m.pickProcess(t)
+	if p == m.live[0] {
+		t.Skip("init lives")
+	}
+	m.live = slices.DeleteFunc(m.live, func(e *procid.Process) bool { return e == p })
+	m.dead = append(m.dead, p)
+	how := rapid.SampledFrom([]procid.Exit{{Known: true}, {}, {Known: true, Code: 1}, {Known: true, Signal: 9}}).Draw(t, "status")
+
+	var wantDead []uint64
+	var wantHeirs []procid.ID
+	for _, r := range m.rows {
+		if r.Owner != p.ID() {
+			continue
+		}
+		passes := (!how.Known || how.Code == 0 && how.Signal == 0) && !r.pending && !r.Changed &&
+			len(r.heirs) > 0 && !r.heirs[0].Reaper &&
+			slices.ContainsFunc(m.live, func(e *procid.Process) bool { return e.ID() == r.heirs[0].ID })
+		if !passes {
+			wantDead = append(wantDead, r.Token)
+			continue
+		}
+		r.Owner, r.heirs = r.heirs[0].ID, r.heirs[1:]
+		if !slices.Contains(wantHeirs, r.Owner) {
+			wantHeirs = append(wantHeirs, r.Owner)
+		}
+	}
+	locks, heirs := m.table.Exit(p.ID(), how, alive(m.live...))
+	if diff := cmp.Diff(wantDead, tokensOf(locks)); diff != "" {
+		t.Fatalf("Exit(%v, %+v): dead locks (-want +got):\n%s", p.ID(), how, diff)
+	}
+	if len(heirs) != len(wantHeirs) || slices.ContainsFunc(heirs, func(id procid.ID) bool { return !slices.Contains(wantHeirs, id) }) {
+		t.Fatalf("Exit(%v, %+v): heirs %v, want %v", p.ID(), how, heirs, wantHeirs)
+	}
+	if rapid.Bool().Draw(t, "clean up") {
+		for _, token := range wantDead {
+			if _, err := m.table.End(token, lockstate.Exited); err != nil {
+				t.Fatalf("End(%d) = %v, want nil", token, err)
+			}
+			m.end(token)
+		}
+	}
+}
+
+func tokensOf(locks []lockstate.Lock) (tokens []uint64) {
+	for _, l := range locks {
+		tokens = append(tokens, l.Token)
+	}
+	slices.Sort(tokens)
+	return tokens
+}
+
+// Move is rename(2) of a directory, by a process that asks first.
+func (m *model) Move(t *rapid.T) {
+	p, from, parent := m.pickProcess(t), pick(t, m.paths, "from"), pick(t, m.paths, "into")
+	to := parent + "/" + rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")
+	if from == "." || at(parent, from) || to == from || m.busy(from) || slices.Contains(m.paths, to) {
+		t.Skip("not a rename")
+	}
+	v := m.mayChange(p, []string{parentOf(from), parent}, []string{from}, parent, from)
+	op, err := m.table.Begin(lockstate.Change{
+		Process: p, Dirs: m.dirs([]string{parentOf(from), parent}), Trees: m.dirs([]string{from}),
+		Into: m.dir(parent), EnteringTree: m.dir(from),
+	})
+	m.compare(t, fmt.Sprintf("Begin(%v, rename %s to %s)", p.ID(), from, to), err, v)
+	if err != nil {
+		return
+	}
+	m.touch([]string{parentOf(from), parent})
+	m.table.Move(m.dir(from), m.dir(parent), nameOf(to))
+	op.End()
+	m.rename(func(q string) string {
+		if at(q, from) {
+			return to + q[len(from):]
+		}
+		return q
+	})
+}
+
+// Exchange is renameat2(2) with RENAME_EXCHANGE.
+func (m *model) Exchange(t *rapid.T) {
+	p, a, b := m.pickProcess(t), pick(t, m.paths, "a"), pick(t, m.paths, "b")
+	if at(a, b) || at(b, a) || m.busy(a) || m.busy(b) {
+		t.Skip("not an exchange")
+	}
+	paths := []string{parentOf(a), parentOf(b)}
+	v := m.mayChange(p, paths, []string{a, b}, "", "")
+	op, err := m.table.Begin(lockstate.Change{Process: p, Dirs: m.dirs(paths), Trees: m.dirs([]string{a, b})})
+	m.compare(t, fmt.Sprintf("Begin(%v, exchange %s and %s)", p.ID(), a, b), err, v)
+	if err != nil {
+		return
+	}
+	m.touch(paths)
+	m.table.Exchange(m.dir(a), m.dir(b))
+	op.End()
+	m.rename(func(q string) string {
+		switch {
+		case at(q, a):
+			return b + q[len(a):]
+		case at(q, b):
+			return a + q[len(b):]
+		}
+		return q
+	})
+}
+
+// Remove is rmdir(2), of a tree at once.
+func (m *model) Remove(t *rapid.T) {
+	p, path := m.pickProcess(t), pick(t, m.paths, "path")
+	if path == "." || m.busy(path) {
+		t.Skip("not removable")
+	}
+	v := m.mayChange(p, []string{parentOf(path)}, []string{path}, "", "")
+	op, err := m.table.Begin(lockstate.Change{Process: p, Dirs: m.dirs([]string{parentOf(path)}), Trees: m.dirs([]string{path})})
+	m.compare(t, fmt.Sprintf("Begin(%v, rmdir %s)", p.ID(), path), err, v)
+	if err != nil {
+		return
+	}
+	m.touch([]string{parentOf(path)})
+	got := tokensOf(m.table.Remove(m.dir(path)))
+	op.End()
+	if diff := cmp.Diff(m.remove(path), got); diff != "" {
+		t.Fatalf("Remove(%s): ended locks (-want +got):\n%s", path, diff)
+	}
+}
+
+// Forget gives a reference back that nothing under way needs.
+func (m *model) Forget(t *rapid.T) {
+	path := pick(t, slices.Sorted(maps.Keys(m.refs)), "reference")
+	if m.busy(path) {
+		t.Skip("needed")
+	}
+	m.table.Forget(m.refs[path])
+	delete(m.refs, path)
+}
+
+// known reports whether something keeps path in the table.
+func (m *model) known(path string) bool {
+	for q := range m.refs {
+		if at(q, path) {
+			return true
+		}
+	}
+	return path == "." ||
+		slices.ContainsFunc(m.rows, func(r *modelRow) bool { return at(r.Path, path) }) ||
+		slices.ContainsFunc(m.handles, func(h *modelHandle) bool {
+			return slices.ContainsFunc(h.paths, func(q string) bool { return at(q, path) })
+		})
+}
+
+// check compares everything that can be seen.
+func (m *model) check(t *rapid.T) {
+	if err := m.table.Check(); err != nil {
+		t.Fatalf("Check() = %v, want nil", err)
+	}
+	if m.table.Len() != len(m.rows) {
+		t.Fatalf("Len() = %d, want %d", m.table.Len(), len(m.rows))
+	}
+	for _, path := range m.paths {
+		names := strings.Split(path, "/")[1:]
+		d, ok := m.table.Find(names...)
+		if ok != m.known(path) {
+			t.Fatalf("Find(%s) = %v, want %v", path, ok, m.known(path))
+		}
+		if !ok {
+			continue
+		}
+		m.checkDir(t, path, d)
+		if path != "." {
+			m.table.Forget(d)
+		}
+	}
+}
+
+func (m *model) checkDir(t *rapid.T, path string, d *lockstate.Dir) {
+	if got := "./" + m.table.Path(d); path != "." && got != path {
+		t.Fatalf("Path(%s) = %s", path, got)
+	}
+	if got := m.table.Level(d); got != strings.Count(path, "/") {
+		t.Fatalf("Level(%s) = %d, want %d", path, got, strings.Count(path, "/"))
+	}
+	var want []*modelRow
+	for _, r := range m.rows {
+		if r.Path == path && !r.pending {
+			want = append(want, r)
+		}
+	}
+	var got []*modelRow
+	for _, l := range m.table.On(d) {
+		got = append(got, rowOf(l))
+	}
+	if diff := cmp.Diff(want, got, ignoreHidden); diff != "" {
+		t.Fatalf("On(%s) (-want +got):\n%s", path, diff)
+	}
+	gov := m.governing(path)
+	l, ok := m.table.Governing(d)
+	if ok != (gov != nil) {
+		t.Fatalf("Governing(%s) = %v, %v, want %v", path, l.Token, ok, gov)
+	}
+	if ok {
+		if diff := cmp.Diff(gov, rowOf(l), ignoreHidden); diff != "" {
+			t.Fatalf("Governing(%s) (-want +got):\n%s", path, diff)
+		}
+	}
+	for _, p := range m.live {
+		if want, got := gov == nil || gov.holder(p), m.table.Holds(p, d); got != want {
+			t.Fatalf("Holds(%v, %s) = %v, want %v", p.ID(), path, got, want)
+		}
+	}
+}
+
+func rowOf(l lockstate.Lock) *modelRow {
+	r := &modelRow{Path: "./" + l.Path, Kind: l.Kind, Owner: l.Owner, Token: l.Token, Changed: l.Changed}
+	if len(l.Files) > 0 {
+		r.Files = l.Files
+	}
+	return r
+}
+
+// ignoreHidden compares what a listing shows of a row.
+var ignoreHidden = cmp.Transformer("shown", func(r modelRow) any {
+	return fmt.Sprint(r.Path, r.Kind, r.Owner, r.Token, r.Files, r.Changed)
+})
+
+// drain ends everything; the table must be empty then.
+func (m *model) drain(t *rapid.T) {
+	for len(m.grants) > 0 {
+		g := m.grants[0]
+		g.real.Abort()
+		m.dropOp(g.covered)
+		m.grants = m.grants[1:]
+		if g.made {
+			m.end(g.token)
+		}
+	}
+	for _, o := range m.ops {
+		o.real.End()
+	}
+	for _, r := range m.rows {
+		if _, err := m.table.End(r.Token, lockstate.Given); err != nil {
+			t.Fatalf("End(%d) = %v, want nil", r.Token, err)
+		}
+	}
+	for _, h := range m.handles {
+		h.real.Close()
+	}
+	for _, d := range m.refs {
+		m.table.Forget(d)
+	}
+	m.rows, m.handles, m.ops, m.refs = nil, nil, nil, nil
+	m.check(t) // nothing is known any more: nothing leaks
+}
+
+// TestModel drives the table and the reference with the same random steps.
+func TestModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := &model{
+			table: lockstate.New(lockstate.Options{}),
+			refs:  make(map[string]*lockstate.Dir),
+			paths: []string{".", "./a", "./a/a", "./a/b", "./b"},
+			live:  []*procid.Process{procid.FakeReaper(procid.ID{Pid: 1, Start: 1}, nil)},
+			start: 1,
+		}
+		for range 2 { // two families to begin with
+			m.start += 2
+			parent := newProc(10, m.start, m.live[0])
+			m.live = append(m.live, parent, newProc(11, m.start+1, parent))
+		}
+		m.start++
+		t.Repeat(map[string]func(*rapid.T){
+			"": m.check, "Spawn": m.Spawn, "Mkdir": m.Mkdir, "Begin": m.Begin, "EndOp": m.EndOp,
+			"AcquireImplicit": m.AcquireImplicit, "AcquireExplicit": m.AcquireExplicit,
+			"Commit": m.Commit, "Commit2": m.Commit, "Abort": m.Abort,
+			"Open": m.Open, "Close": m.Close, "Moved": m.Moved,
+			"ReleaseFile": m.ReleaseFile, "EndLock": m.EndLock, "Exit": m.Exit,
+			"Move": m.Move, "Exchange": m.Exchange, "Remove": m.Remove, "Forget": m.Forget,
+		})
+		m.drain(t)
+	})
+}

@@ -1,0 +1,143 @@
+package lockstate
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// ReleaseFile tells that the lock file called name in d is gone: a lock that
+// only it kept ends (R1). The caller has made sure that a holder did it.
+func (t *Table) ReleaseFile(d *Dir, name string) (Lock, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, r := range slices.Backward(d.rows) {
+		i := slices.Index(r.files, name)
+		if i < 0 {
+			continue
+		}
+		if r.files = slices.Delete(r.files, i, i+1); len(r.files) > 0 {
+			return Lock{}, false
+		}
+		l := r.lock()
+		t.endLocked(r, Unlinked)
+		return l, true
+	}
+	return Lock{}, false
+}
+
+// End ends the lock with the given token (R6).
+func (t *Table) End(token uint64, why Reason) (Lock, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.tokens[token]
+	if r == nil {
+		return Lock{}, ErrNoLock
+	}
+	l := r.lock()
+	t.endLocked(r, why)
+	return l, nil
+}
+
+// Chain returns the implicit lock above d that d's own lock may stand in for
+// (A12): the nearest one above, if p owns it. names lead from the locked
+// directory down to d, which is the last of them.
+func (t *Table) Chain(p *procid.Process, d *Dir) (l Lock, names []string, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for e := d; e.parent != nil; e = e.parent {
+		names = append(names, e.name)
+		r := e.parent.top()
+		if r == nil {
+			continue
+		}
+		if r.kind != Implicit || r.owner.ID() != p.ID() || len(e.parent.rows) != 1 {
+			return Lock{}, nil, false
+		}
+		slices.Reverse(names)
+		return r.lock(), names, true
+	}
+	return Lock{}, nil, false
+}
+
+// Watch returns channels that are closed when the lock with the given token
+// has ended, and when something beneath was changed under it. Both are closed
+// already for a lock that is no more.
+func (t *Table) Watch(token uint64) (ended, changed <-chan struct{}) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.tokens[token]
+	if r == nil {
+		c := make(chan struct{})
+		close(c)
+		return c, c
+	}
+	if r.settled == nil {
+		c := make(chan struct{})
+		close(c)
+		return r.ended, c
+	}
+	return r.ended, r.settled
+}
+
+// Owns reports whether the process owns a lock.
+func (t *Table) Owns(id procid.ID) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.owners[id]) > 0
+}
+
+// Exit carries out what becomes of the locks of a process that has died (R4,
+// R5). A lock under which nothing was changed passes to the parent if the
+// owner succeeded and resolve finds the parent alive; heirs are those parents.
+// The other locks are returned as dead: they stay in force until the caller
+// has cleaned up after them and calls [Table.End].
+func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *procid.Process) (dead []Lock, heirs []procid.ID) {
+	t.mu.Lock()
+	var passing []*row
+	for r := range t.owners[id] {
+		if r.inheritable(how) {
+			passing = append(passing, r)
+		}
+	}
+	t.mu.Unlock()
+
+	parents := make(map[procid.ID]*procid.Process)
+	for _, r := range passing {
+		h := r.heirs[0].ID
+		if _, ok := parents[h]; !ok {
+			parents[h] = resolve(h) // system calls: without t.mu
+		}
+	}
+
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for r := range t.owners[id] {
+		if r.inheritable(how) {
+			if p := parents[r.heirs[0].ID]; p != nil {
+				t.disownLocked(r)
+				r.owner, r.heirs = p, r.heirs[1:]
+				t.ownLocked(r)
+				t.stats.HandedOver++
+				if !slices.Contains(heirs, p.ID()) {
+					heirs = append(heirs, p.ID())
+				}
+				continue
+			}
+		}
+		dead = append(dead, r.lock())
+	}
+	slices.SortFunc(dead, func(a, b Lock) int { return cmp.Compare(a.Token, b.Token) })
+	return dead, heirs
+}
+
+// inheritable reports whether r may pass to its owner's parent (R5). An exit
+// of which the kernel told nothing passes for a success: the parent is there
+// to be seen as the owner, whereas a lock that ended could not be missed.
+func (r *row) inheritable(how procid.Exit) bool {
+	if how.Known && !how.Success() {
+		return false
+	}
+	return !r.pending && !r.changed && len(r.heirs) > 0 && !r.heirs[0].Reaper
+}

@@ -1,0 +1,226 @@
+package lockstate
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// Options configure a [Table]. The zero value works.
+type Options struct {
+	// LastToken is the last token that was ever given out.
+	LastToken uint64
+	// Reserve makes sure that tokens up to the given one are never given
+	// out again, by any table, before it returns. nil: tokens live as long
+	// as the table.
+	Reserve func(upTo uint64) error
+	// DenyUnlocked refuses changes where nobody holds a lock (W4).
+	DenyUnlocked bool
+	// Now tells the time for Lock.Since. nil: time.Now.
+	Now func() time.Time
+}
+
+// A Table is the lock state of one mount. Its methods may be called
+// concurrently.
+type Table struct {
+	now     func() time.Time
+	reserve func(uint64) error
+	deny    bool
+
+	refillMu sync.Mutex // serializes reserve
+
+	mu       sync.Mutex
+	root     *Dir
+	owners   map[procid.ID]map[*row]struct{}
+	tokens   map[uint64]*row
+	token    uint64 // the last one given out
+	reserved uint64 // the last one that may be given out
+	seq      uint64 // counts operations and grants
+	inflight []*Op
+	draining []*Grant
+	frozen   bool
+	stats    Stats
+
+	rows atomic.Int64 // len(tokens), readable without mu
+}
+
+// Stats count what happened since the table was made.
+type Stats struct {
+	Acquired   map[string]uint64 // by protocol
+	Ended      map[Reason]uint64
+	HandedOver uint64
+	Refused    uint64
+}
+
+// reserveBlock is how many tokens are reserved at a time.
+const reserveBlock = 4096
+
+// New returns an empty table.
+func New(o Options) *Table {
+	t := &Table{
+		now: o.Now, reserve: o.Reserve, deny: o.DenyUnlocked,
+		root:   &Dir{},
+		owners: make(map[procid.ID]map[*row]struct{}),
+		tokens: make(map[uint64]*row),
+		token:  o.LastToken, reserved: o.LastToken,
+		stats: Stats{Acquired: make(map[string]uint64), Ended: make(map[Reason]uint64)},
+	}
+	if t.now == nil {
+		t.now = time.Now
+	}
+	if t.reserve == nil {
+		t.reserve = func(uint64) error { return nil }
+	}
+	return t
+}
+
+// Freeze ends all granting: from now on Acquire fails with ErrFrozen (M4).
+func (t *Table) Freeze() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.frozen = true
+}
+
+// Thaw undoes Freeze.
+func (t *Table) Thaw() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.frozen = false
+}
+
+// Len returns how many locks there are.
+func (t *Table) Len() int { return int(t.rows.Load()) }
+
+// Governing returns the lock that governs d, if d is not free.
+func (t *Table) Governing(d *Dir) (Lock, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r := d.governing(); r != nil {
+		return r.lock(), true
+	}
+	return Lock{}, false
+}
+
+// Holds reports whether p may write under the lock that governs d. It reports
+// true for a free directory.
+func (t *Table) Holds(p *procid.Process, d *Dir) (ok bool) {
+	if t.rows.Load() == 0 {
+		return true
+	}
+	t.decide(p, func(lineage bool) bool {
+		r := d.governing()
+		if r == nil {
+			ok = true
+			return true
+		}
+		var unknown bool
+		ok, unknown = r.holds(p, lineage)
+		return !unknown
+	})
+	return ok
+}
+
+// decide runs f with t.mu held. When f reports that it needs p's lineage,
+// that is read without t.mu, since it costs system calls, and f runs again.
+func (t *Table) decide(p *procid.Process, f func(lineage bool) bool) {
+	t.mu.Lock()
+	done := f(false)
+	t.mu.Unlock()
+	if done {
+		return
+	}
+	if p != nil {
+		p.Lineage()
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f(true)
+}
+
+// decideWho is decide for a change whose process may not be known yet. That is
+// found out without t.mu too.
+func (t *Table) decideWho(c *Change, f func(lineage bool) bool) {
+	if c.Process != nil || c.Who == nil {
+		t.decide(c.Process, f)
+		return
+	}
+	t.mu.Lock()
+	done := f(false)
+	t.mu.Unlock()
+	if done {
+		return
+	}
+	c.Process, c.Who = c.Who(), nil
+	t.decide(c.Process, f)
+}
+
+// refill reserves more tokens.
+func (t *Table) refill() error {
+	t.refillMu.Lock()
+	defer t.refillMu.Unlock()
+	t.mu.Lock()
+	want := t.token + reserveBlock
+	enough := t.reserved > t.token+reserveBlock/2
+	t.mu.Unlock()
+	if enough {
+		return nil
+	}
+	if err := t.reserve(want); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	t.reserved = max(t.reserved, want)
+	t.mu.Unlock()
+	return nil
+}
+
+// insertLocked puts r in force on its directory.
+func (t *Table) insertLocked(r *row) {
+	r.ended = make(chan struct{})
+	r.settled = make(chan struct{})
+	r.dir.rows = append(r.dir.rows, r)
+	r.dir.count(1, 0)
+	t.tokens[r.token] = r
+	t.ownLocked(r)
+	t.rows.Add(1)
+}
+
+func (t *Table) ownLocked(r *row) {
+	id := r.owner.ID()
+	if t.owners[id] == nil {
+		t.owners[id] = make(map[*row]struct{})
+	}
+	t.owners[id][r] = struct{}{}
+}
+
+func (t *Table) disownLocked(r *row) {
+	id := r.owner.ID()
+	delete(t.owners[id], r)
+	if len(t.owners[id]) == 0 {
+		delete(t.owners, id)
+	}
+}
+
+// endLocked takes r out of the table.
+func (t *Table) endLocked(r *row, why Reason) {
+	d := r.dir
+	for i := range d.rows {
+		if d.rows[i] == r {
+			d.rows = append(d.rows[:i], d.rows[i+1:]...)
+			break
+		}
+	}
+	d.count(-1, 0)
+	delete(t.tokens, r.token)
+	t.disownLocked(r)
+	t.rows.Add(-1)
+	t.stats.Ended[why]++
+	if r.settled != nil {
+		close(r.settled)
+		r.settled = nil
+	}
+	close(r.ended)
+	t.pruneLocked(d)
+}
