@@ -1,0 +1,210 @@
+package fs
+
+import (
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// A file with several links may have a name beneath a lock that the kernel has
+// never looked up. Whoever changes it through another name changes what the
+// lock protects (W3). A backing keeps no index of names, so the locked
+// directories are searched: for files with several links only, and only where
+// others hold locks.
+
+// lockAliases keeps acquisitions from completing until unlockAliases.
+func (r *request) lockAliases() {
+	if !r.aliases {
+		r.aliases = true
+		r.fs.aliasMu.RLock()
+	}
+}
+
+func (r *request) unlockAliases() {
+	if r.aliases {
+		r.aliases = false
+		r.fs.aliasMu.RUnlock()
+	}
+}
+
+// findAliases finds the names of n beneath locks that the caller does not
+// hold. The caller of it holds FS.ns, and what it found stays true until the
+// try is over.
+func (fs *FS) findAliases(r *request, n *node) error {
+	fs.nodes.mu.RLock()
+	several := !n.isDir() && n.nlink > 1
+	fs.nodes.mu.RUnlock()
+	if !several || fs.table.Len() == 0 {
+		return nil
+	}
+	r.lockAliases()
+	var found []*lockstate.Dir
+	for _, l := range fs.table.Foreign(r.process()) {
+		there, err := fs.hasInode(l.Path, n.key)
+		if err != nil {
+			return err
+		}
+		if there {
+			if d, ok := fs.table.Find(split(l.Path)...); ok {
+				found = append(found, d)
+			}
+		}
+	}
+	fs.nodes.mu.Lock()
+	old := n.aliases
+	n.aliases = found
+	fs.nodes.mu.Unlock()
+	for _, d := range old {
+		fs.table.Forget(d)
+	}
+	return nil
+}
+
+// checkAliasWriters refuses an acquisition while another process has a file
+// open for writing through a name elsewhere that has a name beneath dir too.
+func (fs *FS) checkAliasWriters(r *request, dir *lockstate.Dir) error {
+	// Those that began before the lock was in force are over after this,
+	// and all others find it.
+	fs.aliasMu.Lock()
+	fs.aliasMu.Unlock() //nolint:staticcheck // the wait is the point
+	p := r.process()
+	for _, h := range fs.handles.writers() {
+		var st unix.Statx_t
+		if o := h.lock.Owner(); o.ID() == p.ID() || o.Descends(p.ID()) {
+			continue
+		}
+		if err := statAt(h.fd, "", &st); err != nil || st.Nlink < 2 {
+			continue
+		}
+		there, err := fs.hasInode(fs.table.Path(dir), h.node.key)
+		if err != nil {
+			return err
+		}
+		if there && !fs.table.Holds(h.lock.Owner(), dir) {
+			return &lockstate.HeldError{Err: lockstate.ErrOpen, Handles: []lockstate.HandleState{{
+				Handle: h.lock, Owner: h.lock.Owner().ID(), Path: h.path(fs),
+			}}}
+		}
+	}
+	return nil
+}
+
+// writers returns the handles that may write.
+func (t *handleTable) writers() []*handle {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	all := make([]*handle, 0, len(t.locked))
+	for _, h := range t.locked {
+		all = append(all, h)
+	}
+	return all
+}
+
+func (h *handle) path(fs *FS) string {
+	dirs, name := h.node.covering()
+	if len(dirs) == 0 {
+		return "(unlinked)"
+	}
+	return join(fs.table.Path(dirs[0]), name)
+}
+
+// hasInode reports whether a file has a name beneath a directory. It reads
+// directories only.
+func (fs *FS) hasInode(dir string, key identity) (bool, error) {
+	fd, err := fs.openPath(dir)
+	if err == unix.ENOENT {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return hasInode(fd, key)
+}
+
+// hasInode closes fd.
+func hasInode(fd int, key identity) (bool, error) {
+	var subdirs []string
+	found := false
+	err := eachEntry(fd, func(e dirEntry) bool {
+		if e.typ == unix.DT_DIR || e.typ == unix.DT_UNKNOWN {
+			subdirs = append(subdirs, e.name)
+		}
+		if e.ino == key.ino && e.typ != unix.DT_DIR {
+			var st unix.Statx_t
+			found = statAt(fd, e.name, &st) == nil && identityOf(&st) == key
+		}
+		return !found
+	})
+	defer unix.Close(fd)
+	if err != nil || found {
+		return found, err
+	}
+	for _, name := range subdirs {
+		sub, err := openAt(fd, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		if err == unix.ENOTDIR || err == unix.ENOENT || err == unix.ELOOP {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		if found, err = hasInode(sub, key); err != nil || found {
+			return found, err
+		}
+	}
+	return false, nil
+}
+
+// openPath opens a directory of the backing by its path, one name at a time.
+// The caller holds FS.ns.
+func (fs *FS) openPath(path string) (int, error) {
+	fd, err := openAt(fs.back.root, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return -1, err
+	}
+	for _, name := range split(path) {
+		next, err := openAt(fd, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		unix.Close(fd)
+		if err != nil {
+			return -1, err
+		}
+		fd = next
+	}
+	return fd, nil
+}
+
+// split returns the names in a path of the table.
+func split(path string) []string {
+	if path == "." || path == "" {
+		return nil
+	}
+	return strings.Split(path, "/")
+}
+
+// join is the opposite of split.
+func join(dir, name string) string {
+	if dir == "." || dir == "" {
+		return name
+	}
+	if name == "" || name == "." {
+		return dir
+	}
+	return dir + "/" + name
+}
+
+// eachEntry calls f with the entries of an open directory, but for "." and
+// "..", until it returns false.
+func eachEntry(fd int, f func(dirEntry) bool) error {
+	var s dirStream
+	for {
+		e, size, err := s.peek(fd)
+		if err != nil || size == 0 {
+			return err
+		}
+		s.at = s.at[size:]
+		if e.name != "." && e.name != ".." && !f(e) {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,274 @@
+package fs
+
+import (
+	"errors"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// identity tells one file of the backing from all others, also from a later
+// one that got the same inode number: that has another birth time. A file
+// system that keeps no birth times leaves it 0.
+type identity struct {
+	dev   uint64
+	ino   uint64
+	birth int64
+}
+
+func identityOf(st *unix.Statx_t) identity {
+	id := identity{dev: uint64(st.Dev_major)<<32 | uint64(st.Dev_minor), ino: st.Ino}
+	if st.Mask&unix.STATX_BTIME != 0 {
+		id.birth = st.Btime.Sec*1e9 + int64(st.Btime.Nsec)
+	}
+	return id
+}
+
+const statxMask = unix.STATX_BASIC_STATS | unix.STATX_BTIME
+
+// statAt returns the attributes of name below dir, or of dir itself if name is
+// empty. It never follows a symlink (M3).
+func statAt(dir int, name string, st *unix.Statx_t) error {
+	return ignoringEINTR(func() error {
+		return unix.Statx(dir, name, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_STATX_SYNC_AS_STAT, statxMask, st)
+	})
+}
+
+// openAt opens one name below dir, never through a symlink (M3).
+func openAt(dir int, name string, flags int, mode uint32) (int, error) {
+	var fd int
+	err := ignoringEINTR(func() (err error) {
+		fd, err = unix.Openat(dir, name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NOCTTY, mode)
+		return err
+	})
+	if err != nil {
+		return -1, err
+	}
+	return fd, nil
+}
+
+// ignoringEINTR repeats a system call that a signal to the daemon interrupted.
+// The Go runtime sends itself such signals.
+func ignoringEINTR(f func() error) error {
+	for {
+		if err := f(); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// A place is where the backing has a file: a name below a directory
+// descriptor, or a descriptor of the file itself and no name.
+type place struct {
+	fd   int
+	name string
+	ref  *dirFD // keeps fd open
+}
+
+func (p place) done() {
+	if p.ref != nil {
+		p.ref.release()
+	}
+}
+
+func (p place) stat(st *unix.Statx_t) error { return statAt(p.fd, p.name, st) }
+
+// open opens the file. Flags that would create it are the caller's business.
+func (b *backing) open(p place, flags int) (int, error) {
+	if p.name != "" {
+		return openAt(p.fd, p.name, flags, 0)
+	}
+	// A descriptor is opened again through /proc; the link there leads to
+	// the file itself and nowhere else.
+	var fd int
+	err := ignoringEINTR(func() (err error) {
+		fd, err = unix.Openat(b.proc, strconv.Itoa(p.fd), flags&^unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return -1, err
+	}
+	return fd, nil
+}
+
+// A backing is the real content of the static directory, reached only through
+// descriptors (M3).
+type backing struct {
+	root int // opened before mounting
+	proc int // /proc/self/fd
+	dirs dirCache
+}
+
+// procName is what a descriptor is called below backing.proc.
+func procName(fd int) string { return strconv.Itoa(fd) }
+
+// dirFD is an open directory of the backing.
+type dirFD struct {
+	cache *dirCache
+	node  *node
+	fd    int
+
+	// Protected by cache.mu.
+	refs    int
+	evicted bool
+	newer   *dirFD
+	older   *dirFD
+}
+
+func (d *dirFD) release() {
+	c := d.cache
+	c.mu.Lock()
+	d.refs--
+	last := d.refs == 0 && d.evicted
+	c.mu.Unlock()
+	if last {
+		unix.Close(d.fd)
+	}
+}
+
+// dirCache keeps the directories that were used last open, up to a limit, so
+// that descriptors do not grow with the tree.
+type dirCache struct {
+	mu     sync.Mutex
+	limit  int
+	n      int
+	newest *dirFD
+	oldest *dirFD
+}
+
+// get returns n's descriptor with a reference, or nil.
+func (c *dirCache) get(n *node) *dirFD {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	d := n.cached
+	if d == nil {
+		return nil
+	}
+	d.refs++
+	if c.newest != d {
+		c.unlink(d)
+		c.push(d)
+	}
+	return d
+}
+
+// put adds a descriptor of n and returns it with a reference. If there is one
+// already, that is returned and fd is closed.
+func (c *dirCache) put(n *node, fd int) *dirFD {
+	var doomed []int
+	c.mu.Lock()
+	d := n.cached
+	if d != nil {
+		doomed = append(doomed, fd)
+		d.refs++
+	} else {
+		d = &dirFD{cache: c, node: n, fd: fd, refs: 1}
+		n.cached = d
+		c.push(d)
+		for old := c.oldest; c.n > c.limit && old != nil && old != d; {
+			next := old.newer
+			if c.evict(old) {
+				doomed = append(doomed, old.fd)
+			}
+			old = next
+		}
+	}
+	c.mu.Unlock()
+	for _, fd := range doomed {
+		unix.Close(fd)
+	}
+	return d
+}
+
+// drop forgets n's descriptor.
+func (c *dirCache) drop(n *node) {
+	c.mu.Lock()
+	d := n.cached
+	unused := d != nil && c.evict(d)
+	c.mu.Unlock()
+	if unused {
+		unix.Close(d.fd)
+	}
+}
+
+// evict takes d out and reports whether its descriptor is to be closed now.
+func (c *dirCache) evict(d *dirFD) bool {
+	c.unlink(d)
+	d.node.cached = nil
+	d.evicted = true
+	return d.refs == 0
+}
+
+func (c *dirCache) push(d *dirFD) {
+	d.older, d.newer = c.newest, nil
+	if c.newest != nil {
+		c.newest.newer = d
+	}
+	c.newest = d
+	if c.oldest == nil {
+		c.oldest = d
+	}
+	c.n++
+}
+
+func (c *dirCache) unlink(d *dirFD) {
+	if d.newer != nil {
+		d.newer.older = d.older
+	} else {
+		c.newest = d.older
+	}
+	if d.older != nil {
+		d.older.newer = d.newer
+	} else {
+		c.oldest = d.newer
+	}
+	d.newer, d.older = nil, nil
+	c.n--
+}
+
+// dir returns an open descriptor of a directory. The caller holds FS.ns, so
+// that no name on the way changes.
+func (b *backing) dir(n *node) (*dirFD, error) {
+	if d := b.dirs.get(n); d != nil {
+		return d, nil
+	}
+	p, err := b.place(n)
+	if err != nil {
+		return nil, err
+	}
+	defer p.done()
+	if p.name == "" {
+		fd, err := unix.FcntlInt(uintptr(p.fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return nil, err
+		}
+		return b.dirs.put(n, fd), nil
+	}
+	fd, err := openAt(p.fd, p.name, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Statx_t
+	if err := statAt(fd, "", &st); err != nil || identityOf(&st) != n.key {
+		unix.Close(fd)
+		return nil, errors.Join(err, unix.ESTALE)
+	}
+	return b.dirs.put(n, fd), nil
+}
+
+// place returns where n is. The caller holds FS.ns and calls done.
+func (b *backing) place(n *node) (place, error) {
+	parent, name, fd := n.location()
+	switch {
+	case fd >= 0:
+		return place{fd: fd}, nil
+	case parent == nil:
+		return place{}, unix.ESTALE
+	}
+	d, err := b.dir(parent)
+	if err != nil {
+		return place{}, err
+	}
+	return place{fd: d.fd, name: name, ref: d}, nil
+}

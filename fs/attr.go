@@ -1,0 +1,398 @@
+package fs
+
+import (
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// fillAttr translates attributes of the backing.
+func fillAttr(a *fuse.Attr, st *unix.Statx_t) {
+	a.Ino = st.Ino
+	a.Size = st.Size
+	a.Blocks = st.Blocks
+	a.Atime, a.Atimensec = uint64(st.Atime.Sec), st.Atime.Nsec
+	a.Mtime, a.Mtimensec = uint64(st.Mtime.Sec), st.Mtime.Nsec
+	a.Ctime, a.Ctimensec = uint64(st.Ctime.Sec), st.Ctime.Nsec
+	a.Mode = uint32(st.Mode)
+	a.Nlink = st.Nlink
+	a.Uid, a.Gid = st.Uid, st.Gid
+	a.Rdev = uint32(unix.Mkdev(st.Rdev_major, st.Rdev_minor))
+	a.Blksize = st.Blksize
+}
+
+// fillEntry tells the kernel of n under a name. An uncached name looks
+// different to different callers (A9, A11), so the kernel asks each time.
+func (fs *FS) fillEntry(h *fuse.InHeader, out *fuse.EntryOut, n *node, st *unix.Statx_t, uncached bool) {
+	out.NodeId = n.id
+	fillAttr(&out.Attr, st)
+	if !uncached {
+		out.SetEntryTimeout(validFor)
+	}
+	if fs.disguise(h, n, &out.Attr) {
+		return
+	}
+	out.SetAttrTimeout(validFor)
+}
+
+// disguise shows the lock file of a live lock as modified just now to all but
+// its holders, so that no tool breaks it by age (A11). It reports whether n is
+// a lock file at all, whose attributes are not to be cached.
+func (fs *FS) disguise(h *fuse.InHeader, n *node, a *fuse.Attr) bool {
+	if n.isDir() && n.dir != nil && fs.table.Len() == 0 {
+		return false
+	}
+	is := false
+	for _, l := range n.names() {
+		if !fs.isLockName(l.parent, l.name) {
+			continue
+		}
+		is = true
+		if fs.keeps(l) && !fs.table.Holds(fs.process(h), l.parent.dir) {
+			now := time.Now()
+			a.Mtime, a.Mtimensec = uint64(now.Unix()), uint32(now.Nanosecond())
+			a.Ctime, a.Ctimensec = a.Mtime, a.Mtimensec
+			return true
+		}
+	}
+	return is
+}
+
+// keeps reports whether the entry is the lock file of a lock.
+func (fs *FS) keeps(l link) bool {
+	if fs.table.Len() == 0 {
+		return false
+	}
+	for _, lock := range fs.table.On(l.parent.dir) {
+		for _, f := range lock.Files {
+			if f == l.name {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Lookup finds a name in a directory.
+func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	parent := fs.nodes.get(h.NodeId)
+	if c, ok := fs.control.lookup(h, parent, name); ok {
+		if c == nil {
+			return fuse.ENOENT
+		}
+		c.fillEntry(out)
+		return fuse.OK
+	}
+	if parent == nil {
+		return fuse.Status(unix.ESTALE)
+	}
+	uncached := fs.isLockName(parent, name)
+	if uncached {
+		fs.reapOn(parent.dir)
+	} else {
+		uncached = fs.isCandidateName(name)
+	}
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	if uncached {
+		if c := fs.cands.get(fs, h, parent, name); c != nil {
+			return c.entry(fs, out)
+		}
+	}
+	d, err := fs.back.dir(parent)
+	if err != nil {
+		return statusOf(err)
+	}
+	defer d.release()
+	var st unix.Statx_t
+	if err := statAt(d.fd, name, &st); err != nil {
+		if err == unix.ENOENT && !uncached {
+			out.SetEntryTimeout(validFor) // node 0: the name is known not to be there
+			return fuse.OK
+		}
+		return statusOf(err)
+	}
+	fs.fillEntry(h, out, fs.nodes.see(parent, name, &st), &st, uncached)
+	return fuse.OK
+}
+
+// Forget takes note that the kernel has dropped a node.
+func (fs *FS) Forget(id, lookups uint64) { fs.nodes.forget(id, lookups) }
+
+// stat returns the attributes of n, through the handle fh if it is valid.
+func (fs *FS) stat(n *node, h *handle, st *unix.Statx_t) error {
+	if h != nil {
+		return statAt(h.fd, "", st)
+	}
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	return fs.statNode(n, st)
+}
+
+// statNode is stat for callers that hold fs.ns.
+func (fs *FS) statNode(n *node, st *unix.Statx_t) error {
+	p, err := fs.back.place(n)
+	if err != nil {
+		return err
+	}
+	defer p.done()
+	if err := p.stat(st); err != nil {
+		return err
+	}
+	if id := identityOf(st); id != n.key && n != fs.root {
+		return unix.ESTALE
+	}
+	return nil
+}
+
+// GetAttr is stat(2).
+func (fs *FS) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	if c := fs.control.node(in.NodeId); c != nil {
+		c.fillAttr(&out.Attr)
+		return fuse.OK
+	}
+	n := fs.nodes.get(in.NodeId)
+	if n == nil {
+		return fuse.Status(unix.ESTALE)
+	}
+	if n.cand.private() {
+		return n.cand.attr(out)
+	}
+	var h *handle
+	if in.Flags()&fuse.FUSE_GETATTR_FH != 0 {
+		h = fs.handles.get(in.Fh())
+	}
+	var st unix.Statx_t
+	if err := fs.stat(n, h, &st); err != nil {
+		return statusOf(err)
+	}
+	fillAttr(&out.Attr, &st)
+	if !fs.disguise(&in.InHeader, n, &out.Attr) {
+		out.SetTimeout(validFor)
+	}
+	return fuse.OK
+}
+
+// SetAttr is chmod, chown, truncate and utimensat.
+func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+	if c := fs.control.node(in.NodeId); c != nil {
+		return c.setAttr(in, out)
+	}
+	n := fs.nodes.get(in.NodeId)
+	if n == nil {
+		return fuse.Status(unix.ESTALE)
+	}
+	if n.cand.private() {
+		return n.cand.setAttr(in, out)
+	}
+	var h *handle
+	if fh, ok := in.GetFh(); ok {
+		h = fs.handles.get(fh)
+	}
+	var st unix.Statx_t
+	r := &request{cancel: cancel, header: &in.InHeader, op: setAttrName(in), node: n}
+	status := fs.attempt(r, false, func() error {
+		// The right to truncate an open file was decided when it was opened.
+		onlySize := in.Valid&^(fuse.FATTR_SIZE|fuse.FATTR_FH|fuse.FATTR_LOCKOWNER) == 0
+		if !(onlySize && h != nil && h.lock != nil) {
+			c, err := r.covering(n)
+			if err != nil {
+				return err
+			}
+			// Attributes of a directory are part of making it (R5).
+			c.Quiet = n.isDir() || fs.onlyLockNames(n)
+			op, err := r.admit(c)
+			if err != nil {
+				return err
+			}
+			defer op.End()
+		}
+		if err := fs.setAttr(n, h, in); err != nil {
+			return err
+		}
+		if h != nil {
+			return statAt(h.fd, "", &st)
+		}
+		return fs.statNode(n, &st)
+	})
+	if status != fuse.OK {
+		return status
+	}
+	fillAttr(&out.Attr, &st)
+	if !fs.disguise(&in.InHeader, n, &out.Attr) {
+		out.SetTimeout(validFor)
+	}
+	return fuse.OK
+}
+
+func setAttrName(in *fuse.SetAttrIn) string {
+	switch {
+	case in.Valid&fuse.FATTR_SIZE != 0:
+		return "truncate"
+	case in.Valid&(fuse.FATTR_UID|fuse.FATTR_GID) != 0:
+		return "chown"
+	case in.Valid&fuse.FATTR_MODE != 0:
+		return "chmod"
+	}
+	return "utimes"
+}
+
+func (fs *FS) setAttr(n *node, h *handle, in *fuse.SetAttrIn) error {
+	p, err := fs.back.place(n)
+	if err != nil {
+		if h == nil {
+			return err
+		}
+		p = place{fd: h.fd}
+	}
+	defer p.done()
+	fd := p.fd
+	if p.name != "" {
+		if fd, err = openAt(p.fd, p.name, unix.O_PATH, 0); err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+	}
+	uid, hasUID := in.GetUID()
+	gid, hasGID := in.GetGID()
+	if hasUID || hasGID {
+		if err := unix.Fchownat(fd, "", int(int32(uid)), int(int32(gid)), unix.AT_EMPTY_PATH); err != nil {
+			return err
+		}
+	}
+	if mode, ok := in.GetMode(); ok {
+		if err := unix.Fchmodat(fs.back.proc, procName(fd), mode, 0); err != nil {
+			return err
+		}
+	}
+	if size, ok := in.GetSize(); ok {
+		if err := fs.truncate(place{fd: fd}, h, int64(size)); err != nil {
+			return err
+		}
+	}
+	if in.Valid&(fuse.FATTR_ATIME|fuse.FATTR_MTIME) != 0 {
+		ts := []unix.Timespec{
+			timespec(in.Valid, fuse.FATTR_ATIME, fuse.FATTR_ATIME_NOW, in.Atime, in.Atimensec),
+			timespec(in.Valid, fuse.FATTR_MTIME, fuse.FATTR_MTIME_NOW, in.Mtime, in.Mtimensec),
+		}
+		return unix.UtimesNanoAt(fd, "", ts, unix.AT_EMPTY_PATH)
+	}
+	return nil
+}
+
+func timespec(valid, set, now uint32, sec uint64, nsec uint32) unix.Timespec {
+	switch {
+	case valid&set == 0:
+		return unix.Timespec{Nsec: unix.UTIME_OMIT}
+	case valid&now != 0:
+		return unix.Timespec{Nsec: unix.UTIME_NOW}
+	}
+	return unix.Timespec{Sec: int64(sec), Nsec: int64(nsec)}
+}
+
+func (fs *FS) truncate(p place, h *handle, size int64) error {
+	if h != nil && h.lock != nil {
+		return ignoringEINTR(func() error { return unix.Ftruncate(h.fd, size) })
+	}
+	fd, err := fs.back.open(p, unix.O_WRONLY|unix.O_NONBLOCK)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
+}
+
+// onlyLockNames reports whether n is known under names of lock files only: it
+// is not content (R5).
+func (fs *FS) onlyLockNames(n *node) bool {
+	names := n.names()
+	for _, l := range names {
+		if !fs.isLockName(l.parent, l.name) && !fs.isCandidateName(l.name) {
+			return false
+		}
+	}
+	return len(names) > 0
+}
+
+// covering returns the change that touches n, with all directories whose locks
+// cover it.
+func (r *request) covering(n *node) (lockstate.Change, error) {
+	if err := r.fs.findAliases(r, n); err != nil {
+		return lockstate.Change{}, err
+	}
+	dirs, _ := n.covering()
+	return lockstate.Change{Dirs: dirs}, nil
+}
+
+// Readlink is readlink(2).
+func (fs *FS) Readlink(cancel <-chan struct{}, h *fuse.InHeader) ([]byte, fuse.Status) {
+	n := fs.nodes.get(h.NodeId)
+	if n == nil {
+		return nil, fuse.Status(unix.ESTALE)
+	}
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	p, err := fs.back.place(n)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	defer p.done()
+	buf := make([]byte, unix.PathMax)
+	size, err := unix.Readlinkat(p.fd, p.name, buf)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return buf[:size], fuse.OK
+}
+
+// StatFs is statfs(2).
+func (fs *FS) StatFs(cancel <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	fd := fs.back.root
+	if n := fs.nodes.get(h.NodeId); n != nil {
+		// A file system mounted in the backing answers for itself.
+		if p, err := fs.back.place(n); err == nil {
+			defer p.done()
+			fd = p.fd
+		}
+	}
+	var st unix.Statfs_t
+	if err := ignoringEINTR(func() error { return unix.Fstatfs(fd, &st) }); err != nil {
+		return statusOf(err)
+	}
+	out.Blocks, out.Bfree, out.Bavail = st.Blocks, st.Bfree, st.Bavail
+	out.Files, out.Ffree = st.Files, st.Ffree
+	out.Bsize, out.Frsize, out.NameLen = uint32(st.Bsize), uint32(st.Frsize), uint32(st.Namelen)
+	return fuse.OK
+}
+
+// Statx is statx(2) where the kernel asks for a birth time.
+func (fs *FS) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
+	n := fs.nodes.get(in.NodeId)
+	if n == nil || n.cand.private() {
+		return fuse.ENOSYS
+	}
+	var st unix.Statx_t
+	if err := fs.stat(n, nil, &st); err != nil {
+		return statusOf(err)
+	}
+	var a fuse.Attr
+	fillAttr(&a, &st)
+	if !fs.disguise(&in.InHeader, n, &a) {
+		out.SetTimeout(validFor)
+	}
+	x := &out.Statx
+	x.Mask, x.Blksize, x.Attributes, x.AttributesMask = st.Mask, st.Blksize, st.Attributes, st.Attributes_mask
+	x.Nlink, x.Uid, x.Gid, x.Mode = st.Nlink, st.Uid, st.Gid, st.Mode
+	x.Ino, x.Size, x.Blocks = st.Ino, st.Size, st.Blocks
+	x.Atime.FromStatxTimestamp(&st.Atime)
+	x.Btime.FromStatxTimestamp(&st.Btime)
+	x.Ctime.Sec, x.Ctime.Nsec = a.Ctime, a.Ctimensec
+	x.Mtime.Sec, x.Mtime.Nsec = a.Mtime, a.Mtimensec
+	x.RdevMajor, x.RdevMinor, x.DevMajor, x.DevMinor = st.Rdev_major, st.Rdev_minor, st.Dev_major, st.Dev_minor
+	return fuse.OK
+}

@@ -1,0 +1,73 @@
+package fs
+
+import (
+	"runtime"
+	"unsafe"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// process returns the process that sent a request, or nil if it cannot be
+// known (H4). The request pins it: as long as it is not answered, its thread
+// lives.
+func (fs *FS) process(h *fuse.InHeader) *procid.Process {
+	p, err := fs.procs.Lookup(h.Pid)
+	if err != nil {
+		return nil
+	}
+	return p
+}
+
+// asCaller runs f with the file-system identity of the caller, so that what it
+// creates belongs to the caller by the backing's own rules: setgid directories
+// and default ACLs included (M2). Whether the caller may create it has been
+// decided by the kernel (default_permissions), so the daemon's capabilities
+// stay.
+func (fs *FS) asCaller(h *fuse.InHeader, f func() error) error {
+	if !fs.privileged || h.Uid == 0 && h.Gid == 0 {
+		return f()
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	setFSID(unix.SYS_SETFSGID, h.Gid)
+	setFSID(unix.SYS_SETFSUID, h.Uid)
+	defer func() {
+		setFSID(unix.SYS_SETFSUID, 0)
+		setFSID(unix.SYS_SETFSGID, 0)
+	}()
+	// Leaving uid 0 took the file capabilities of this thread away.
+	if err := fs.caps.set(); err != nil {
+		return err
+	}
+	return f()
+}
+
+func setFSID(call uintptr, id uint32) {
+	unix.RawSyscall(call, uintptr(id), 0, 0) // returns the former id, never an error
+}
+
+// capabilities are the daemon's at start.
+type capabilities struct {
+	header unix.CapUserHeader
+	data   [2]unix.CapUserData
+}
+
+func readCapabilities() (c capabilities, err error) {
+	c.header.Version = unix.LINUX_CAPABILITY_VERSION_3
+	err = unix.Capget(&c.header, &c.data[0])
+	return c, err
+}
+
+// set gives them to the calling thread.
+func (c *capabilities) set() error {
+	h, d := c.header, c.data
+	h.Pid = 0
+	_, _, errno := unix.RawSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&h)), uintptr(unsafe.Pointer(&d[0])), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

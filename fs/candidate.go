@@ -1,0 +1,449 @@
+package fs
+
+import (
+	"sync"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// A candidate is the temporary file of a link(2) protocol: the client makes it
+// before it knows whether it will get the lock (A9). In a directory that
+// somebody else holds it is private: it exists in the daemon's memory, for its
+// creator alone, until it wins or goes. In a free directory it is an ordinary
+// file that the creator may link and remove whatever happens meanwhile.
+type candidate struct {
+	fs     *FS
+	parent *node // pinned while the candidate is registered
+	name   string
+	owner  *procid.Process
+	node   *node // nil for an ordinary file
+
+	// Protected by mu, for private ones.
+	mu    sync.Mutex
+	won   bool // it is an ordinary file now
+	data  []byte
+	mode  uint32
+	uid   uint32
+	gid   uint32
+	atime time.Time
+	mtime time.Time
+}
+
+const (
+	candidateSize  = 4096 // bytes in one
+	candidatesEach = 16   // of one process at a time
+)
+
+// candidates are all that live, by place.
+type candidates struct {
+	mu   sync.Mutex
+	all  map[link]*candidate
+	each map[procid.ID]int
+}
+
+func (cs *candidates) init() {
+	cs.all = make(map[link]*candidate)
+	cs.each = make(map[procid.ID]int)
+}
+
+// private reports whether c stands for a file that is not in the backing.
+func (c *candidate) private() bool {
+	if c == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.won
+}
+
+// add registers c and reports whether there is room.
+func (cs *candidates) add(c *candidate) bool {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	at, id := link{c.parent, c.name}, c.owner.ID()
+	if cs.all[at] != nil || cs.each[id] >= candidatesEach {
+		return false
+	}
+	cs.all[at] = c
+	cs.each[id]++
+	c.parent.pin()
+	return true
+}
+
+// drop forgets c.
+func (cs *candidates) drop(c *candidate) {
+	cs.mu.Lock()
+	at, id := link{c.parent, c.name}, c.owner.ID()
+	if cs.all[at] != c {
+		cs.mu.Unlock()
+		return
+	}
+	delete(cs.all, at)
+	if cs.each[id]--; cs.each[id] == 0 {
+		delete(cs.each, id)
+	}
+	cs.mu.Unlock()
+	c.parent.unpin()
+	c.fs.unwatch(id)
+}
+
+// forget drops the candidate at a place that has lost its name.
+func (cs *candidates) forget(parent *node, name string) {
+	cs.mu.Lock()
+	c := cs.all[link{parent, name}]
+	cs.mu.Unlock()
+	if c != nil {
+		cs.drop(c)
+	}
+}
+
+func (cs *candidates) has(id procid.ID) bool {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return cs.each[id] > 0
+}
+
+// at returns the candidate of the caller at a place.
+func (cs *candidates) at(fs *FS, h *fuse.InHeader, parent *node, name string) *candidate {
+	cs.mu.Lock()
+	c := cs.all[link{parent, name}]
+	cs.mu.Unlock()
+	if c == nil {
+		return nil
+	}
+	p := fs.process(h)
+	if p == nil || p.ID() != c.owner.ID() && !p.Descends(c.owner.ID()) {
+		return nil
+	}
+	return c
+}
+
+// get returns the caller's private candidate at a place.
+func (cs *candidates) get(fs *FS, h *fuse.InHeader, parent *node, name string) *candidate {
+	if c := cs.at(fs, h, parent, name); c.private() && c.node != nil {
+		return c
+	}
+	return nil
+}
+
+// owned reports whether the request is about a candidate of the caller's that
+// is an ordinary file.
+func (cs *candidates) owned(r *request) bool {
+	c := cs.at(r.fs, r.header, r.parent, r.name)
+	return c != nil && c.node == nil
+}
+
+// isCandidateHandle reports whether a write handle is of a candidate: it
+// changes nothing that a lock protects, so it stands in no acquisition's way.
+func (fs *FS) isCandidateHandle(l *lockstate.Handle) bool {
+	h := fs.handles.byLock(l)
+	return h != nil && h.candidate.Load()
+}
+
+// noteCandidate registers a file that the caller made under a candidate's name in a
+// directory that it may write to. Only a name that carries the caller's own
+// pid or host is believed: the file will be removed when the caller dies.
+func (fs *FS) noteCandidate(r *request, h *handle) {
+	p := r.process()
+	if p == nil || !ownCandidateName(r.name, p.ID().Pid) {
+		return
+	}
+	c := &candidate{fs: fs, parent: r.parent, name: r.name, owner: p, won: true}
+	if !fs.cands.add(c) {
+		return
+	}
+	if err := fs.watch(p.ID()); err != nil {
+		fs.cands.drop(c)
+		return
+	}
+	h.candidate.Store(true)
+}
+
+// reap removes the candidates of a dead process.
+func (cs *candidates) reap(fs *FS, id procid.ID) {
+	cs.mu.Lock()
+	var gone []*candidate
+	if cs.each[id] > 0 {
+		for _, c := range cs.all {
+			if c.owner.ID() == id {
+				gone = append(gone, c)
+			}
+		}
+	}
+	cs.mu.Unlock()
+	for _, c := range gone {
+		if c.node == nil {
+			fs.discard(fs.table.Path(c.parent.dir), c.name)
+		}
+		cs.drop(c)
+	}
+}
+
+// createCandidate serves the creation of a private candidate. It reports
+// whether it did.
+func (fs *FS) createCandidate(r *request, in *fuse.CreateIn, out *fuse.CreateOut) (done bool, status fuse.Status) {
+	if fs.table.Len() == 0 || fs.isLockName(r.parent, r.name) || !fs.isCandidateName(r.name) {
+		return false, 0
+	}
+	fs.reapGoverning(r.parent.dir)
+	p := fs.process(r.header)
+	if p == nil || fs.table.Holds(p, r.parent.dir) {
+		return false, 0
+	}
+	now := time.Now()
+	c := &candidate{
+		fs: fs, parent: r.parent, name: r.name, owner: p,
+		mode: unix.S_IFREG | in.Mode&^in.Umask&07777, uid: in.Uid, gid: in.Gid, atime: now, mtime: now,
+	}
+	st := unix.Statx_t{Mode: uint16(c.mode), Nlink: 1}
+	n := fs.nodes.anonymous(&st, -1, c)
+	c.node = n
+	if !fs.cands.add(c) {
+		fs.nodes.forget(n.id, 1)
+		return false, 0
+	}
+	if err := fs.watch(p.ID()); err != nil {
+		fs.cands.drop(c)
+		fs.nodes.forget(n.id, 1)
+		return true, statusOf(err)
+	}
+	out.EntryOut.NodeId = n.id
+	c.mu.Lock()
+	c.fillLocked(&out.EntryOut.Attr)
+	c.mu.Unlock()
+	h := &handle{fd: -1, node: n}
+	out.OpenOut.Fh = fs.handles.add(h)
+	out.OpenOut.OpenFlags = fuse.FOPEN_DIRECT_IO
+	return true, fuse.OK
+}
+
+// reapGoverning reaps the owner of the lock that governs d if it is dead.
+func (fs *FS) reapGoverning(d *lockstate.Dir) {
+	if l, ok := fs.table.Governing(d); ok && !fs.procs.Alive(l.Owner) {
+		fs.reap(l.Owner)
+	}
+}
+
+// linkCandidate serves link(2) of a private candidate.
+func (fs *FS) linkCandidate(m *making, src *node, out *fuse.EntryOut) fuse.Status {
+	return fs.winCandidate(m, src.cand, out, true)
+}
+
+// renameCandidate serves rename(2) of a private candidate.
+func (fs *FS) renameCandidate(m *renaming, c *candidate) fuse.Status {
+	mk := &making{r: m.r, name: m.to.name, protocol: "rename"}
+	m.r.header.NodeId = m.to.parent.id
+	return fs.winCandidate(mk, c, nil, false)
+}
+
+// winCandidate makes a private candidate the lock file, if the directory can
+// be acquired: only then does it reach the backing. With keep, its own name
+// stays as a second link.
+func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep bool) fuse.Status {
+	r := m.r
+	if r.parent = fs.nodes.get(r.header.NodeId); r.parent == nil {
+		return fuse.Status(unix.ESTALE)
+	}
+	m.parent, r.name = r.parent, m.name
+	if !fs.isLockName(m.parent, m.name) || m.parent != c.parent {
+		return fs.deny(r, &lockstate.HeldError{Err: lockstate.ErrHeld}, nil)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.won {
+		return fuse.Status(unix.ESTALE)
+	}
+	m.do = func(dir int) error { return c.writeOutLocked(r.header, dir, m.name, keep) }
+	var st unix.Statx_t
+	status := fs.attempt(r, false, func() error {
+		if err := fs.make(m, nil, nil); err != nil {
+			return err
+		}
+		d, err := fs.back.dir(m.parent)
+		if err != nil {
+			return err
+		}
+		defer d.release()
+		if err := statAt(d.fd, m.name, &st); err != nil {
+			return err
+		}
+		links := []link{{m.parent, m.name}}
+		if keep {
+			links = append(links, link{m.parent, c.name})
+		}
+		fs.nodes.settle(c.node, &st, links)
+		return nil
+	})
+	if status != fuse.OK {
+		return status
+	}
+	c.won = true
+	fs.cands.drop(c)
+	if out != nil {
+		fs.nodes.again(c.node)
+		fs.fillEntry(r.header, out, c.node, &st, true)
+	}
+	return fuse.OK
+}
+
+// writeOutLocked writes the candidate to the backing, as the caller's.
+func (c *candidate) writeOutLocked(h *fuse.InHeader, dir int, name string, keep bool) error {
+	first := name
+	if keep {
+		first = c.name
+	}
+	return c.fs.asCaller(h, func() error {
+		fd, err := openAt(dir, first, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, c.mode&07777)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if _, err = unix.Write(fd, c.data); err == nil && keep {
+			err = unix.Linkat(dir, first, dir, name, 0)
+		}
+		if err != nil {
+			unix.Unlinkat(dir, first, 0)
+		}
+		return err
+	})
+}
+
+// settle gives a node that was private its place in the backing.
+func (t *nodeTable) settle(n *node, st *unix.Statx_t, links []link) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n.key, n.nlink = identityOf(st), st.Nlink
+	t.byKey[n.key] = n
+	for _, l := range links {
+		n.linkLocked(l.parent, l.name)
+	}
+}
+
+// again counts one more time that the kernel is told of n.
+func (t *nodeTable) again(n *node) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n.lookups++
+}
+
+// The file operations of a private candidate follow.
+
+func (c *candidate) fillLocked(a *fuse.Attr) {
+	a.Ino = 1<<62 | c.node.id
+	a.Mode, a.Nlink, a.Uid, a.Gid = c.mode, 1, c.uid, c.gid
+	a.Size, a.Blocks, a.Blksize = uint64(len(c.data)), uint64(len(c.data)+511)/512, 4096
+	a.SetTimes(&c.atime, &c.mtime, &c.mtime)
+}
+
+func (c *candidate) entry(fs *FS, out *fuse.EntryOut) fuse.Status {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	fs.nodes.again(c.node)
+	out.NodeId = c.node.id
+	c.fillLocked(&out.Attr)
+	return fuse.OK
+}
+
+func (c *candidate) attr(out *fuse.AttrOut) fuse.Status {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fillLocked(&out.Attr)
+	return fuse.OK
+}
+
+func (c *candidate) setAttr(in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if size, ok := in.GetSize(); ok {
+		if size > candidateSize {
+			return fuse.Status(unix.EFBIG)
+		}
+		c.resizeLocked(int(size))
+	}
+	if mode, ok := in.GetMode(); ok {
+		c.mode = c.mode&unix.S_IFMT | mode
+	}
+	if uid, ok := in.GetUID(); ok {
+		c.uid = uid
+	}
+	if gid, ok := in.GetGID(); ok {
+		c.gid = gid
+	}
+	if t, ok := in.GetATime(); ok {
+		c.atime = t
+	}
+	if t, ok := in.GetMTime(); ok {
+		c.mtime = t
+	}
+	c.fillLocked(&out.Attr)
+	return fuse.OK
+}
+
+func (c *candidate) resizeLocked(size int) {
+	if size <= len(c.data) {
+		c.data = c.data[:size]
+		return
+	}
+	c.data = append(c.data, make([]byte, size-len(c.data))...)
+}
+
+func (c *candidate) open(fs *FS, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if in.Flags&unix.O_TRUNC != 0 {
+		c.mu.Lock()
+		c.data = nil
+		c.mu.Unlock()
+	}
+	out.Fh = fs.handles.add(&handle{fd: -1, node: c.node})
+	out.OpenFlags = fuse.FOPEN_DIRECT_IO
+	return fuse.OK
+}
+
+func (c *candidate) read(in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if in.Offset >= uint64(len(c.data)) {
+		return fuse.ReadResultData(nil), fuse.OK
+	}
+	return fuse.ReadResultData(buf[:copy(buf, c.data[in.Offset:])]), fuse.OK
+}
+
+func (c *candidate) write(in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	end := in.Offset + uint64(len(data))
+	if end > candidateSize {
+		return 0, fuse.Status(unix.EFBIG)
+	}
+	if c.won {
+		return c.writeBackLocked(in, data)
+	}
+	if int(end) > len(c.data) {
+		c.resizeLocked(int(end))
+	}
+	copy(c.data[in.Offset:], data)
+	c.mtime = time.Now()
+	return uint32(len(data)), fuse.OK
+}
+
+// writeBackLocked serves a handle that was opened before the candidate won.
+func (c *candidate) writeBackLocked(in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	c.fs.ns.RLock()
+	defer c.fs.ns.RUnlock()
+	p, err := c.fs.back.place(c.node)
+	if err != nil {
+		return 0, statusOf(err)
+	}
+	defer p.done()
+	fd, err := c.fs.back.open(p, unix.O_WRONLY|unix.O_NONBLOCK)
+	if err != nil {
+		return 0, statusOf(err)
+	}
+	defer unix.Close(fd)
+	n, err := unix.Pwrite(fd, data, int64(in.Offset))
+	return uint32(max(n, 0)), statusOf(err)
+}

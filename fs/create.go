@@ -1,0 +1,307 @@
+package fs
+
+import (
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// making is what the five operations that make an entry have in common: the
+// entry may be a lock file, which makes it an acquisition (A3, A6), and what
+// they make belongs to the caller.
+type making struct {
+	r        *request
+	parent   *node
+	name     string
+	protocol string
+	quiet    bool
+
+	// do makes the entry below the open parent.
+	do func(dir int) error
+	// undo removes it again, when the lock was lost meanwhile.
+	undo int // flags of unlinkat
+
+	also *lockstate.Change // what else the operation touches: link's source
+}
+
+// make passes the gate and makes the entry. st receives its attributes, n its
+// node, unless nil.
+func (fs *FS) make(m *making, st *unix.Statx_t, n **node) error {
+	d, err := fs.back.dir(m.parent)
+	if err != nil {
+		return err
+	}
+	defer d.release()
+	finish, err := fs.admitMaking(m, d.fd)
+	if err != nil {
+		return err
+	}
+	err = m.do(d.fd)
+	if ok := finish(err == nil); !ok && err == nil {
+		unix.Unlinkat(d.fd, m.name, m.undo)
+		return lockstate.ErrFrozen
+	}
+	if err != nil || n == nil {
+		return err
+	}
+	if err := statAt(d.fd, m.name, st); err != nil {
+		return err
+	}
+	*n = fs.nodes.see(m.parent, m.name, st)
+	return nil
+}
+
+// admitMaking passes the gate for m. The caller calls finish when the entry is
+// made, or is not; it reports false when the lock was lost meanwhile.
+func (fs *FS) admitMaking(m *making, dir int) (finish func(made bool) bool, err error) {
+	r := m.r
+	if m.also != nil {
+		op, err := r.admit(*m.also)
+		if err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				op.End()
+				return
+			}
+			inner := finish
+			finish = func(made bool) bool {
+				defer op.End()
+				return inner(made)
+			}
+		}()
+	}
+	if !fs.isLockName(m.parent, m.name) {
+		op, err := r.admit(lockstate.Change{Dirs: []*lockstate.Dir{m.parent.dir}, Quiet: m.quiet})
+		if err != nil {
+			return nil, err
+		}
+		return func(bool) bool { op.End(); return true }, nil
+	}
+	r.errno = fuse.Status(unix.EEXIST) // A8
+	return fs.admitLock(r, lockstate.Request{
+		Dir: m.parent.dir, Kind: lockstate.Explicit, Protocol: m.protocol, File: m.name,
+	})
+}
+
+// admitLock acquires the directory of a lock file that is about to be made.
+func (fs *FS) admitLock(r *request, q lockstate.Request) (finish func(made bool) bool, err error) {
+	g, err := r.acquire(q)
+	if err != nil {
+		return nil, err
+	}
+	if err := fs.checkAliasWriters(r, q.Dir); err != nil {
+		g.Abort()
+		return nil, err
+	}
+	return func(made bool) bool {
+		if !made {
+			g.Abort()
+			return true
+		}
+		l, ok := g.Commit()
+		if ok {
+			fs.acquired(r, l)
+		}
+		return ok
+	}, nil
+}
+
+// acquired carries out what follows an acquisition.
+func (fs *FS) acquired(r *request, l lockstate.Lock) {
+	fs.narrow(r.proc, l)
+	fs.log.Debug("acquired", "dir", l.Path, "protocol", l.Protocol, "pid", l.Owner.Pid, "token", l.Token)
+}
+
+// reserved refuses names that the control directory takes.
+func (fs *FS) reserved(parent *node, name string) bool {
+	return parent == fs.root && name == ControlDir
+}
+
+// newEntry serves mknod, mkdir and symlink: it makes an entry and tells the
+// kernel of it.
+func (fs *FS) newEntry(m *making, out *fuse.EntryOut) fuse.Status {
+	r := m.r
+	if r.parent = fs.nodes.get(r.header.NodeId); r.parent == nil {
+		if fs.control.node(r.header.NodeId) != nil {
+			return frozen
+		}
+		return fuse.Status(unix.ESTALE)
+	}
+	m.parent, r.name = r.parent, m.name
+	if fs.reserved(m.parent, m.name) {
+		return fuse.Status(unix.EEXIST)
+	}
+	m.quiet = m.quiet || fs.isCandidateName(m.name)
+	var st unix.Statx_t
+	var n *node
+	status := fs.attempt(r, false, func() error { return fs.make(m, &st, &n) })
+	if status == fuse.OK {
+		fs.fillEntry(r.header, out, n, &st, fs.isLockName(m.parent, m.name))
+	}
+	return status
+}
+
+// modeOf returns the mode that the backing is asked for: with the umask, but
+// where a default ACL takes its place (acl(5)).
+func (fs *FS) modeOf(dir int, mode, umask uint32) uint32 {
+	if umask == 0 || fs.hasDefaultACL(dir) {
+		return mode
+	}
+	return mode &^ umask
+}
+
+// Mknod is mknod(2).
+func (fs *FS) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
+	m := &making{r: &request{cancel: cancel, header: &in.InHeader, op: "mknod"}, name: name, protocol: "mknod"}
+	m.do = func(dir int) error {
+		return fs.asCaller(&in.InHeader, func() error {
+			return unix.Mknodat(dir, name, fs.modeOf(dir, in.Mode, in.Umask), int(unix.Mkdev(in.Rdev>>8&0xfff, in.Rdev&0xff|in.Rdev>>12&0xfff00)))
+		})
+	}
+	return fs.newEntry(m, out)
+}
+
+// Symlink is symlink(2).
+func (fs *FS) Symlink(cancel <-chan struct{}, h *fuse.InHeader, target, name string, out *fuse.EntryOut) fuse.Status {
+	m := &making{r: &request{cancel: cancel, header: h, op: "symlink"}, name: name, protocol: "symlink"}
+	m.do = func(dir int) error {
+		return fs.asCaller(h, func() error { return unix.Symlinkat(target, dir, name) })
+	}
+	return fs.newEntry(m, out)
+}
+
+// Mkdir is mkdir(2): an acquisition (A1), unless the name is a lock file's
+// (A3) or the directory is a container (C4).
+func (fs *FS) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse.EntryOut) fuse.Status {
+	r := &request{cancel: cancel, header: &in.InHeader, op: "mkdir"}
+	m := &making{r: r, name: name, protocol: "mkdir", quiet: true, undo: unix.AT_REMOVEDIR}
+	m.do = func(dir int) error {
+		return fs.asCaller(&in.InHeader, func() error {
+			return unix.Mkdirat(dir, name, fs.modeOf(dir, in.Mode, in.Umask))
+		})
+	}
+	parent := fs.nodes.get(in.NodeId)
+	if parent == nil || fs.isLockName(parent, name) || fs.reserved(parent, name) {
+		return fs.newEntry(m, out)
+	}
+	r.parent, r.name, m.parent = parent, name, parent
+	r.waitable = func(held *lockstate.HeldError) bool { return fs.mayNarrow(parent, held) }
+
+	var st unix.Statx_t
+	var n *node
+	status := fs.attempt(r, false, func() error { return fs.makeDir(m, &st, &n) })
+	if status == fuse.OK {
+		fs.fillEntry(&in.InHeader, out, n, &st, false)
+	}
+	return status
+}
+
+func (fs *FS) makeDir(m *making, st *unix.Statx_t, n **node) error {
+	d, err := fs.back.dir(m.parent)
+	if err != nil {
+		return err
+	}
+	defer d.release()
+	child := fs.table.Dir(m.parent.dir, m.name)
+	defer fs.table.Forget(child)
+
+	finish := func(bool) bool { return true }
+	q := lockstate.Request{Dir: child, Kind: lockstate.Implicit, Protocol: "mkdir"}
+	switch container := fs.table.Level(child) < fs.opts.Depth; {
+	case container || m.r.process() == nil: // C4; H4: nobody acquires nothing
+		op, err := m.r.admit(lockstate.Change{Dirs: []*lockstate.Dir{m.parent.dir}, Quiet: true, Free: container})
+		if err != nil {
+			return err
+		}
+		defer op.End()
+	default:
+		g, err := m.r.acquire(q)
+		if err != nil {
+			return err
+		}
+		finish = func(made bool) bool {
+			if !made {
+				g.Abort()
+				return true
+			}
+			_, ok := g.Commit()
+			return ok
+		}
+	}
+	err = m.do(d.fd)
+	if ok := finish(err == nil); !ok && err == nil {
+		unix.Unlinkat(d.fd, m.name, unix.AT_REMOVEDIR)
+		return lockstate.ErrFrozen
+	}
+	if err != nil {
+		return err
+	}
+	if err := statAt(d.fd, m.name, st); err != nil {
+		return err
+	}
+	*n = fs.nodes.see(m.parent, m.name, st)
+	return nil
+}
+
+// Link is link(2).
+func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
+	src := fs.nodes.get(in.Oldnodeid)
+	if src == nil {
+		if fs.control.node(in.Oldnodeid) != nil {
+			return frozen
+		}
+		return fuse.Status(unix.ESTALE)
+	}
+	r := &request{cancel: cancel, header: &in.InHeader, op: "link"}
+	m := &making{r: r, name: name, protocol: "link"}
+	if src.cand.private() {
+		return fs.linkCandidate(m, src, out)
+	}
+	m.do = func(dir int) error {
+		p, err := fs.back.place(src)
+		if err != nil {
+			return err
+		}
+		defer p.done()
+		if p.name == "" {
+			return unix.Linkat(fs.back.proc, procName(p.fd), dir, name, unix.AT_SYMLINK_FOLLOW)
+		}
+		return unix.Linkat(p.fd, p.name, dir, name, 0)
+	}
+	if r.parent = fs.nodes.get(in.NodeId); r.parent == nil {
+		return fuse.Status(unix.ESTALE)
+	}
+	m.parent, r.name = r.parent, name
+	if fs.reserved(m.parent, name) {
+		return fuse.Status(unix.EEXIST)
+	}
+	var st unix.Statx_t
+	var n *node
+	status := fs.attempt(r, false, func() error {
+		// A new name outside would be a way around the lock of the
+		// source; and what enters a lock is nobody else's to write.
+		c, err := r.covering(src)
+		if err != nil {
+			return err
+		}
+		c.Quiet = true
+		c.Into, c.Files = m.parent.dir, src.handles()
+		if fs.isLockName(m.parent, name) {
+			c.Into = nil // judged by the acquisition
+			if fs.onlyLockNames(src) {
+				c.Dirs = nil // a candidate of its own (A9)
+			}
+		}
+		m.also = &c
+		return fs.make(m, &st, &n)
+	})
+	if status != fuse.OK {
+		return status
+	}
+	src.followHandles()
+	fs.fillEntry(&in.InHeader, out, n, &st, fs.isLockName(m.parent, name))
+	return fuse.OK
+}

@@ -1,0 +1,101 @@
+package fs
+
+import (
+	"bytes"
+	"encoding/json"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// denialLog keeps the last refusals and counts all (W6).
+type denialLog struct {
+	mu     sync.Mutex
+	ring   []lockstate.Denial
+	next   int
+	counts map[string]uint64 // by operation
+
+	second  int64 // of the last line in the log
+	lines   int   // in that second
+	skipped int
+}
+
+const (
+	denialsKept        = 512
+	denialLinesASecond = 5
+)
+
+// add notes one refusal.
+func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held *lockstate.HeldError) {
+	x := lockstate.Denial{
+		Time: time.Now(), Op: r.op, Path: r.path(), UID: r.header.Uid, Reason: err.Error(),
+		Errno: unix.ErrnoName(syscall.Errno(status)),
+	}
+	if p := r.process(); p != nil {
+		x.Pid, x.Start, x.Cmd = p.ID().Pid, p.ID().Start, fs.procs.Cmdline(p.ID())
+	}
+	if held != nil {
+		x.Lock, x.LockPid = held.Lock.Path, held.Lock.Owner.Pid
+		if len(held.Handles) > 0 {
+			x.Lock, x.LockPid = held.Handles[0].Path, held.Handles[0].Owner.Pid
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.counts == nil {
+		d.counts = make(map[string]uint64)
+	}
+	d.counts[x.Op]++
+	if len(d.ring) < denialsKept {
+		d.ring = append(d.ring, x)
+	} else {
+		d.ring[d.next] = x
+	}
+	d.next = (d.next + 1) % denialsKept
+	if s := x.Time.Unix(); s != d.second {
+		d.second, d.lines = s, 0
+	}
+	if d.lines++; d.lines > denialLinesASecond {
+		d.skipped++
+		return
+	}
+	fs.log.Info("refused", "op", x.Op, "path", x.Path, "pid", x.Pid, "cmd", x.Cmd, "errno", x.Errno, "reason", x.Reason, "unlogged", d.skipped)
+	d.skipped = 0
+}
+
+// path returns what the request is about, relative to the root.
+func (r *request) path() string {
+	if r.parent != nil {
+		return join(r.fs.table.Path(r.parent.dir), r.name)
+	}
+	dirs, name := r.node.covering()
+	if len(dirs) == 0 {
+		return "(unlinked)"
+	}
+	return join(r.fs.table.Path(dirs[0]), name)
+}
+
+// list returns the refusals that are kept, oldest first.
+func (d *denialLog) list() []lockstate.Denial {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.ring) < denialsKept {
+		return append([]lockstate.Denial(nil), d.ring...)
+	}
+	return append(append([]lockstate.Denial(nil), d.ring[d.next:]...), d.ring[:d.next]...)
+}
+
+func (fs *FS) showDenials() []byte {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	for _, x := range fs.denials.list() {
+		enc.Encode(x) // a Buffer takes everything
+	}
+	return b.Bytes()
+}

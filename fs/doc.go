@@ -1,0 +1,52 @@
+// Package fs serves a static directory through FUSE and enforces the locks on
+// it.
+//
+// It stands on go-fuse's raw API. It knows inodes, names and errno values; who
+// holds what is decided by package lockstate. [Mount] is the way in.
+//
+// # Terms
+//
+// The backing is the real content of the static directory. A node is an inode
+// that the kernel knows, or the parent of one. A lock file is an entry whose
+// name is one of Options.LockNames; a candidate is the temporary file of a
+// link(2) protocol.
+//
+// # Guarantees
+//
+// Every operation that changes something passes the gate (gate.go) and is
+// carried out only if the table admits it (W1); it stays registered until the
+// backing has it, so that an acquisition returns only after all that was under
+// way beneath it is over (W3). The backing is reached only relative to a
+// descriptor that was opened before mounting, one name at a time and never
+// through a symlink (M3). What is created belongs to the caller by the
+// backing's own rules (M2).
+//
+// # What is not guaranteed
+//
+// Whoever reaches the backing past the mount is not seen: descriptors and
+// working directories from before the mount, other mount namespaces, root.
+// Changes made that way show up in the mount after at most ten seconds.
+//
+// # Invariants
+//
+//	I1  a node is in the table as long as the kernel has it, or a node
+//	    beneath it, or the daemon has pinned it
+//	I2  a node number is never used twice
+//	I3  a node has at least one name, or a descriptor that stands for it, or
+//	    is private to one process
+//	I4  every descriptor that may change content is registered with the lock
+//	    table before it is opened and until after it is closed
+//
+// # Lock order
+//
+//	FS.reapMu              one death at a time
+//	  FS.ns                names in the backing; exclusive: rename
+//	    FS.aliasMu         operations on files with several links
+//	      candidate.mu
+//	        nodeTable.mu
+//	          dirCache.mu
+//	          lockstate.Table
+//	FS.watchMu             taken without any of the above but candidate.mu
+//
+// No lock is held while a request waits for somebody else's lock to end.
+package fs

@@ -1,0 +1,52 @@
+package fs
+
+import (
+	"errors"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// errnos says what a program hears of each refusal of the table (W2). Where
+// the protocol of a tool has an answer of its own (A8), the handler overrides
+// it. It is the only place where the table's errors become numbers.
+var errnos = []struct {
+	err   error
+	errno syscall.Errno
+}{
+	{lockstate.ErrHeld, syscall.EBUSY},
+	{lockstate.ErrOpen, syscall.EBUSY},
+	{lockstate.ErrUnlocked, syscall.EBUSY},
+	{lockstate.ErrRoot, syscall.EBUSY},
+	{lockstate.ErrNobody, syscall.EBUSY},
+	{lockstate.ErrFrozen, syscall.EBUSY},
+	{lockstate.ErrCancelled, syscall.EINTR},
+	{lockstate.ErrGone, syscall.ENOENT},
+	{lockstate.ErrNoLock, syscall.ENOENT},
+}
+
+// statusOf returns what the kernel is told of err.
+func statusOf(err error) fuse.Status {
+	if err == nil {
+		return fuse.OK
+	}
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return fuse.Status(errno)
+	}
+	for _, e := range errnos {
+		if errors.Is(err, e.err) {
+			return fuse.Status(e.errno)
+		}
+	}
+	return fuse.EIO
+}
+
+// refused reports whether err is a refusal that is counted and shown (W6).
+func refused(err error) bool {
+	return errors.Is(err, lockstate.ErrHeld) || errors.Is(err, lockstate.ErrOpen) ||
+		errors.Is(err, lockstate.ErrUnlocked) || errors.Is(err, lockstate.ErrNobody) ||
+		errors.Is(err, lockstate.ErrFrozen)
+}

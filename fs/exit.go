@@ -1,0 +1,157 @@
+package fs
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// watch makes sure that the death of a process is noticed (R4).
+func (fs *FS) watch(id procid.ID) error {
+	fs.watchMu.Lock()
+	defer fs.watchMu.Unlock()
+	if _, ok := fs.watched[id]; ok {
+		return nil
+	}
+	if err := fs.procs.Watch(id, fs.exited); err != nil {
+		return err
+	}
+	fs.watched[id] = struct{}{}
+	return nil
+}
+
+// unwatch stops watching a process that owns nothing any more.
+func (fs *FS) unwatch(id procid.ID) {
+	fs.watchMu.Lock()
+	defer fs.watchMu.Unlock()
+	if _, ok := fs.watched[id]; ok && !fs.table.Owns(id) && !fs.cands.has(id) {
+		fs.procs.Unwatch(id)
+		delete(fs.watched, id)
+	}
+}
+
+// exited is told of the death of a watched process.
+func (fs *FS) exited(id procid.ID, how procid.Exit) {
+	fs.watchMu.Lock()
+	delete(fs.watched, id)
+	fs.watchMu.Unlock()
+	fs.reapMu.Lock()
+	defer fs.reapMu.Unlock()
+	fs.carryOut(id, how)
+}
+
+// reap carries out the death of a process that stands in somebody's way,
+// without waiting for the news of it.
+func (fs *FS) reap(id procid.ID) {
+	fs.reapMu.Lock()
+	defer fs.reapMu.Unlock()
+	if fs.table.Owns(id) || fs.cands.has(id) {
+		fs.carryOut(id, fs.procs.ExitOf(id))
+	}
+}
+
+// reapOn reaps the dead owners of locks on d.
+func (fs *FS) reapOn(d *lockstate.Dir) {
+	if fs.table.Len() == 0 {
+		return
+	}
+	for _, l := range fs.table.On(d) {
+		if !fs.procs.Alive(l.Owner) {
+			fs.reap(l.Owner)
+		}
+	}
+}
+
+// carryOut does what R4 and R5 say. The lock files go before the locks, so
+// that nobody finds a lock file without its lock.
+func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
+	dead, heirs := fs.table.Exit(id, how, fs.alive)
+	for _, h := range heirs {
+		if err := fs.watch(h); err != nil {
+			fs.log.Warn("cannot watch a lock's new owner", "pid", h.Pid, "err", err)
+		}
+	}
+	for _, l := range dead {
+		fs.cleanUp(l)
+		fs.table.End(l.Token, lockstate.Exited)
+		fs.log.Debug("released", "dir", l.Path, "why", lockstate.Exited, "pid", l.Owner.Pid, "token", l.Token)
+	}
+	fs.cands.reap(fs, id)
+}
+
+// alive returns the process with an identity, or nil if it is dead.
+func (fs *FS) alive(id procid.ID) *procid.Process {
+	p, err := fs.procs.ByPid(id.Pid)
+	if err != nil || p.ID() != id || !fs.procs.Alive(id) {
+		return nil
+	}
+	return p
+}
+
+// cleanUp removes the lock files of a lock whose owner is dead.
+func (fs *FS) cleanUp(l lockstate.Lock) {
+	for _, name := range l.Files {
+		if err := fs.discard(l.Path, name); err != nil && err != unix.ENOENT {
+			fs.log.Warn("cannot remove a dead process's lock file", "dir", l.Path, "file", name, "err", err)
+		}
+	}
+}
+
+// discard removes an entry of the backing on the daemon's own account, and
+// tells the kernel.
+func (fs *FS) discard(dir, name string) error {
+	parent, err := fs.discardEntry(dir, name)
+	fs.notifyAttr(parent)
+	return err
+}
+
+func (fs *FS) discardEntry(dir, name string) (*node, error) {
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	fd, err := fs.openPath(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	var st unix.Statx_t
+	if err := statAt(fd, "", &st); err != nil {
+		return nil, err
+	}
+	parent := fs.nodes.find(identityOf(&st))
+	v, err := fs.take(fd, name, true)
+	if err != nil {
+		return parent, err
+	}
+	err = removeTree(fd, name)
+	if err != nil || parent == nil {
+		v.spared()
+		return parent, err
+	}
+	v.lost(link{parent, name})
+	return parent, nil
+}
+
+// removeTree removes an entry, and what is in it if it is a directory, as the
+// lock of a MkdirLockFile is.
+func removeTree(dir int, name string) error {
+	err := unix.Unlinkat(dir, name, 0)
+	if err != unix.EISDIR && err != unix.EPERM {
+		return err
+	}
+	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var names []string
+	if err := eachEntry(fd, func(e dirEntry) bool { names = append(names, e.name); return true }); err != nil {
+		return err
+	}
+	for _, n := range names {
+		if err := removeTree(fd, n); err != nil && err != unix.ENOENT {
+			return err
+		}
+	}
+	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
+}

@@ -1,0 +1,165 @@
+package fs
+
+import (
+	"log/slog"
+	"path"
+	"sync"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// FS answers the kernel's requests.
+type FS struct {
+	fuse.RawFileSystem // ENOSYS for what is not served
+
+	opts       Options
+	log        *slog.Logger
+	privileged bool // root: other users' files and processes are served too
+	uid        uint32
+	caps       capabilities
+
+	back    backing
+	table   *lockstate.Table
+	procs   *procid.Resolver
+	nodes   *nodeTable
+	root    *node
+	handles handleTable
+	cands   candidates
+	denials denialLog
+	orphans orphanList
+	control controlDir
+
+	// ns protects the names in the backing: whoever relies on them holds it
+	// shared, a rename exclusively.
+	ns sync.RWMutex
+
+	// aliasMu is held shared by operations on files with several links, and
+	// taken by an acquisition to wait for them.
+	aliasMu sync.RWMutex
+
+	reapMu  sync.Mutex // one exit is carried out at a time
+	watchMu sync.Mutex
+	watched map[procid.ID]struct{} // protected by watchMu
+
+	serverMu sync.Mutex
+	server   *fuse.Server // for notifications
+}
+
+// validFor is how long the kernel may keep names and attributes. The backing
+// changes only through the mount, which tells the kernel of each change that
+// was not its own, so the time only bounds the harm if someone gets at the
+// backing all the same.
+const validFor = 10 * time.Second
+
+func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) (*FS, error) {
+	fs := &FS{
+		RawFileSystem: fuse.NewDefaultRawFileSystem(),
+		opts:          o, log: o.Log, table: table, procs: procs,
+		privileged: unix.Geteuid() == 0, uid: uint32(unix.Geteuid()),
+	}
+	var err error
+	if fs.caps, err = readCapabilities(); err != nil {
+		return nil, err
+	}
+	fs.back.root = root
+	fs.back.dirs.limit = dirCacheLimit()
+	if fs.back.proc, err = unix.Open("/proc/self/fd", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return nil, err
+	}
+	var st unix.Statx_t
+	if err := statAt(root, "", &st); err != nil {
+		return nil, err
+	}
+	fs.nodes = newNodeTable(table)
+	fs.nodes.drop = fs.dropNode
+	fs.root = &node{
+		tab: fs.nodes, id: fuse.FUSE_ROOT_ID, key: identityOf(&st), typ: unix.S_IFDIR,
+		dir: table.Root(), fd: root, lookups: 1,
+	}
+	fs.nodes.byID[fs.root.id] = fs.root
+	fs.nodes.byKey[fs.root.key] = fs.root
+	fs.watched = make(map[procid.ID]struct{})
+	fs.handles.init()
+	fs.cands.init()
+	fs.control.init(fs)
+	return fs, nil
+}
+
+// dirCacheLimit leaves most descriptors to open files.
+func dirCacheLimit() int {
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		return 128
+	}
+	return int(min(max(lim.Cur/8, 64), 4096))
+}
+
+// dropNode gives back what a forgotten node kept. It is called with the node
+// table's mutex held.
+func (fs *FS) dropNode(n *node) {
+	fs.back.dirs.drop(n)
+	if n.dir != nil {
+		fs.table.Forget(n.dir)
+	}
+	for _, d := range n.aliases {
+		fs.table.Forget(d)
+	}
+	if n.fd >= 0 && n.cand == nil {
+		unix.Close(n.fd)
+		n.fd = -1
+	}
+}
+
+func (fs *FS) close() {
+	fs.nodes.mu.Lock()
+	defer fs.nodes.mu.Unlock()
+	for _, n := range fs.nodes.byID {
+		if n.id >= firstNode {
+			fs.dropNode(n)
+		}
+	}
+	unix.Close(fs.back.proc)
+}
+
+// String names the file system to go-fuse.
+func (fs *FS) String() string { return "stagefs" }
+
+// Init is called when the kernel has agreed to the protocol.
+func (fs *FS) Init(s *fuse.Server) {
+	fs.serverMu.Lock()
+	defer fs.serverMu.Unlock()
+	fs.server = s
+}
+
+// notifyAttr tells the kernel that the attributes of n changed without it.
+func (fs *FS) notifyAttr(n *node) {
+	fs.serverMu.Lock()
+	s := fs.server
+	fs.serverMu.Unlock()
+	if s != nil && n != nil {
+		s.InodeNotify(n.id, -1, 0) // ENOENT: the kernel does not know it, fine
+	}
+}
+
+// isLockName reports whether an entry called name in parent is a lock file.
+// The root has none: it is never locked (C4).
+func (fs *FS) isLockName(parent *node, name string) bool {
+	return parent != fs.root && fs.matches(fs.opts.LockNames, name)
+}
+
+func (fs *FS) matches(patterns []string, name string) bool {
+	for _, p := range patterns {
+		if p == name {
+			return true
+		}
+		if ok, _ := path.Match(p, name); ok {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,194 @@
+package fs
+
+import (
+	"errors"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// The gate is the one choke point that each mutating operation passes (W1).
+// An operation is tried by FS.attempt: the try asks the table through
+// FS.admit, FS.acquire or FS.openForWrite, and carries its change out on the
+// backing before it gives back what they returned.
+
+// A request is one try-and-retry of a mutating operation.
+type request struct {
+	fs     *FS
+	cancel <-chan struct{}
+	header *fuse.InHeader
+	op     string
+	parent *node  // for the log: the directory,
+	name   string // and the name in it; or
+	node   *node  // the node itself
+
+	// errno replaces EBUSY as the answer to a refusal (A8).
+	errno fuse.Status
+	// waitable says that a refusal by a lock that may yet be narrowed is
+	// worth a short wait (A12).
+	waitable func(*lockstate.HeldError) bool
+
+	proc *procid.Process
+	// aliases is set while the request keeps FS.aliasMu.
+	aliases bool
+}
+
+const (
+	// settleTime bounds how long a stager is held back (A12).
+	settleTime = time.Second
+	// closeTime bounds the wait for a RELEASE that the kernel sends after
+	// close(2) or exit has returned already.
+	closeTime = 100 * time.Millisecond
+)
+
+// process returns the caller, once looked up.
+func (r *request) process() *procid.Process {
+	if r.proc == nil {
+		r.proc = r.fs.process(r.header)
+	}
+	return r.proc
+}
+
+// attempt runs try until it is neither refused by a lock whose owner is dead
+// nor by what a short wait may clear away. Names in the backing stand still
+// during a try; exclusive excludes all other tries.
+func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status {
+	r.fs = fs
+	var settle, closing time.Time
+	for {
+		err := fs.locked(exclusive, try)
+		r.unlockAliases()
+		if err == nil {
+			return fuse.OK
+		}
+		var held *lockstate.HeldError
+		if !errors.As(err, &held) {
+			if refused(err) {
+				return fs.deny(r, err, nil)
+			}
+			return statusOf(err)
+		}
+		switch {
+		case held.Err == lockstate.ErrHeld && !fs.procs.Alive(held.Lock.Owner):
+			// R4: a dead owner stands in nobody's way, even if the
+			// news of its death has not been handled yet.
+			fs.reap(held.Lock.Owner)
+			continue
+		case held.Err == lockstate.ErrOpen && fs.closingSoon(held) && more(&closing, closeTime):
+			if !sleep(r.cancel, 500*time.Microsecond) {
+				return fuse.EINTR
+			}
+			continue
+		case held.Settling && r.waitable != nil && r.waitable(held) && more(&settle, settleTime):
+			if !fs.awaitSettled(r.cancel, held.Lock.Token, time.Until(settle)) {
+				return fuse.EINTR
+			}
+			continue
+		}
+		return fs.deny(r, err, held)
+	}
+}
+
+func (fs *FS) locked(exclusive bool, try func() error) error {
+	if exclusive {
+		fs.ns.Lock()
+		defer fs.ns.Unlock()
+	} else {
+		fs.ns.RLock()
+		defer fs.ns.RUnlock()
+	}
+	return try()
+}
+
+// more starts a deadline at its first use and reports whether it lies ahead.
+func more(deadline *time.Time, d time.Duration) bool {
+	if deadline.IsZero() {
+		*deadline = time.Now().Add(d)
+		return true
+	}
+	return time.Now().Before(*deadline)
+}
+
+// sleep reports false when the request was interrupted.
+func sleep(cancel <-chan struct{}, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-cancel:
+		return false
+	}
+}
+
+// awaitSettled waits until the lock ends, until something beneath it is
+// changed (then it will not be narrowed), or until d is over.
+func (fs *FS) awaitSettled(cancel <-chan struct{}, token uint64, d time.Duration) bool {
+	ended, changed := fs.table.Watch(token)
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ended:
+	case <-changed:
+	case <-t.C:
+	case <-cancel:
+		return false
+	}
+	return true
+}
+
+// admit asks the table for a change. The caller ends the operation.
+func (r *request) admit(c lockstate.Change) (*lockstate.Op, error) {
+	c.Process, c.Who = r.proc, r.process
+	return r.fs.table.Begin(c)
+}
+
+// acquire asks the table for a lock.
+func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
+	q.Process = r.process()
+	if q.Process == nil {
+		return nil, lockstate.ErrNobody
+	}
+	q.Ignore = r.fs.isCandidateHandle
+	g, err := r.fs.table.Acquire(r.cancel, q)
+	if err != nil {
+		return nil, err
+	}
+	// The owner may not be watched twice; it is while it has locks.
+	if !g.Covered() {
+		if err := r.fs.watch(q.Process.ID()); err != nil {
+			g.Abort()
+			return nil, err
+		}
+	}
+	return g, nil
+}
+
+// deny counts and shows a refusal and returns the answer to it (W6).
+func (fs *FS) deny(r *request, err error, held *lockstate.HeldError) fuse.Status {
+	status := statusOf(err)
+	if r.errno != 0 && status == fuse.EBUSY {
+		status = r.errno
+	}
+	fs.denials.add(fs, r, status, err, held)
+	return status
+}
+
+// closingSoon reports whether all handles in the way are about to be closed:
+// their opener is dead, or has closed a descriptor of them already.
+func (fs *FS) closingSoon(held *lockstate.HeldError) bool {
+	for _, s := range held.Handles {
+		h := fs.handles.byLock(s.Handle)
+		if h != nil && !h.flushed.Load() && fs.procs.Alive(s.Owner) {
+			return false
+		}
+	}
+	return true
+}
+
+// frozen is the answer to changes of the control directory's own names.
+const frozen = fuse.Status(syscall.EPERM)

@@ -1,0 +1,52 @@
+package fs
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"runtime"
+	"slices"
+)
+
+// showMetrics tells the state in Prometheus' text format.
+func (fs *FS) showMetrics() []byte {
+	var b bytes.Buffer
+	head := func(name, kind, help string) {
+		fmt.Fprintf(&b, "# HELP stagefs_%s %s\n# TYPE stagefs_%s %s\n", name, help, name, kind)
+	}
+	gauge := func(name, help string, v int) {
+		head(name, "gauge", help)
+		fmt.Fprintf(&b, "stagefs_%s %d\n", name, v)
+	}
+	s := fs.table.Stats()
+	gauge("locks", "Locks in the table.", fs.table.Len())
+	gauge("nodes", "Inodes that the kernel knows.", fs.nodes.len())
+	gauge("handles", "Open files and directories.", fs.handles.len())
+	gauge("goroutines", "Goroutines of the daemon.", runtime.NumGoroutine())
+
+	head("acquisitions_total", "counter", "Locks taken, by protocol.")
+	for _, k := range slices.Sorted(maps.Keys(s.Acquired)) {
+		fmt.Fprintf(&b, "stagefs_acquisitions_total{protocol=%q} %d\n", k, s.Acquired[k])
+	}
+	head("releases_total", "counter", "Locks ended, by reason.")
+	for _, k := range slices.Sorted(maps.Keys(s.Ended)) {
+		fmt.Fprintf(&b, "stagefs_releases_total{reason=%q} %d\n", string(k), s.Ended[k])
+	}
+	head("handovers_total", "counter", "Locks passed to the owner's parent.")
+	fmt.Fprintf(&b, "stagefs_handovers_total %d\n", s.HandedOver)
+
+	fs.denials.mu.Lock()
+	counts := maps.Clone(fs.denials.counts)
+	fs.denials.mu.Unlock()
+	head("denials_total", "counter", "Requests refused, by operation.")
+	for _, k := range slices.Sorted(maps.Keys(counts)) {
+		fmt.Fprintf(&b, "stagefs_denials_total{op=%q} %d\n", k, counts[k])
+	}
+	return b.Bytes()
+}
+
+func (t *handleTable) len() int {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return len(t.byID)
+}

@@ -1,0 +1,292 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/filestore"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// A Server serves one mount.
+type Server struct {
+	fs         *FS
+	store      *filestore.Store
+	fuse       *fuse.Server
+	mountpoint string
+	warnings   []string
+	done       chan struct{} // closed when the kernel has let go
+	err        error         // of cleaning up; valid after done
+}
+
+// maxWrite is the size of the largest read and write requests, in bytes.
+const maxWrite = 1 << 20
+
+// Mount mounts o.Dir and returns when the mount answers. The caller goes on
+// with [Server.Wait] and [Server.Shutdown].
+func Mount(o Options) (_ *Server, err error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	o.setDefaults()
+	s := &Server{done: make(chan struct{})}
+	var undo []func()
+	defer func() {
+		if err != nil {
+			for i := len(undo) - 1; i >= 0; i-- {
+				undo[i]()
+			}
+		}
+	}()
+
+	root, err := openBacking(o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	undo = append(undo, func() { unix.Close(root) })
+	if s.mountpoint, err = checkMountpoint(&o); err != nil {
+		return nil, err
+	}
+	if err := s.openStore(&o, root); err != nil {
+		return nil, err
+	}
+	undo = append(undo, func() { s.store.Close() })
+
+	ways, err := waysUnder(root, o.Dir)
+	if err != nil {
+		s.warn("cannot look for ways under the mount: %v", err)
+	}
+	if len(ways) > 0 && o.Strict {
+		return nil, fmt.Errorf("%s: %w: %s", o.Dir, ErrStrict, strings.Join(ways, "; "))
+	}
+	for _, w := range ways {
+		s.warn("what is done through this is not seen: %s", w)
+	}
+
+	unix.Umask(0) // modes come from the callers, with their umask applied
+	procs, err := procid.NewResolver(procid.Options{Compat: o.Compat})
+	if err != nil {
+		return nil, err
+	}
+	undo = append(undo, func() { procs.Close() })
+	table := lockstate.New(lockstate.Options{
+		LastToken: s.store.Tokens(), Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked,
+	})
+	if s.fs, err = newFS(o, root, table, procs); err != nil {
+		return nil, err
+	}
+	if err := s.mount(&o); err != nil {
+		return nil, err
+	}
+	s.fs.orphans.scan(s.fs)
+	go s.serve()
+	return s, nil
+}
+
+func (s *Server) warn(format string, args ...any) {
+	s.warnings = append(s.warnings, fmt.Sprintf(format, args...))
+}
+
+// openStore takes the directory for this daemon (M1) and reads the state.
+func (s *Server) openStore(o *Options, root int) error {
+	var st unix.Statx_t
+	if err := statAt(root, "", &st); err != nil {
+		return err
+	}
+	dir := o.StateDir
+	if dir == "" {
+		var err error
+		if dir, err = filestore.DefaultDir(); err != nil {
+			return err
+		}
+	}
+	key := fmt.Sprintf("%x-%x-%x", st.Dev_major, st.Dev_minor, st.Ino)
+	store, err := filestore.Open(dir, key)
+	var held *filestore.HeldError
+	if errors.As(err, &held) {
+		return &ServedError{Dir: o.Dir, Pid: held.Pid}
+	}
+	if err != nil {
+		return err
+	}
+	s.store = store
+	s.warnings = append(s.warnings, store.Warnings()...)
+	return nil
+}
+
+// mount attaches the file system to the mountpoint.
+func (s *Server) mount(o *Options) error {
+	opts := &fuse.MountOptions{
+		Name: "stagefs", FsName: o.Dir,
+		Options:                  []string{"default_permissions"},
+		MaxWrite:                 maxWrite,
+		MaxBackground:            64,
+		EnableAcl:                true,
+		ExplicitDataCacheControl: true,
+		EnableSymlinkCaching:     true,
+		// The umask is the caller's and comes with the request.
+		ExtraCapabilities:    fuse.CAP_DONT_MASK | fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_READDIRPLUS_AUTO,
+		DisabledCapabilities: fuse.CAP_PASSTHROUGH,
+		Debug:                o.Debug,
+		Logger:               log.New(logWriter{o.Log}, "", 0),
+	}
+	at := s.mountpoint
+	if unix.Geteuid() == 0 {
+		fd, err := mountDirect(o, s.mountpoint, s.fs.back.root)
+		if err != nil {
+			return err
+		}
+		at = fmt.Sprintf("/dev/fd/%d", fd)
+	} else {
+		s.warn("not root: only your own processes can use the mount, unless /etc/fuse.conf has user_allow_other")
+		if userAllowOther() {
+			opts.AllowOther = true
+		}
+	}
+	var err error
+	if s.fuse, err = fuse.NewServer(s.fs, at, opts); err != nil {
+		if unix.Geteuid() == 0 {
+			unix.Unmount(s.mountpoint, unix.MNT_DETACH)
+		}
+		return fmt.Errorf("%s: %w: %v", s.mountpoint, ErrNoFuse, err)
+	}
+	return nil
+}
+
+// userAllowOther reports whether fusermount3 lets ordinary users open their
+// mounts to others.
+func userAllowOther() bool {
+	b, err := os.ReadFile("/etc/fuse.conf")
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(b)) {
+		if strings.TrimSpace(line) == "user_allow_other" {
+			return true
+		}
+	}
+	return false
+}
+
+// mountDirect mounts as root, without a helper, and returns the descriptor of
+// the connection. The mount behaves as the backing does: with its flags.
+func mountDirect(o *Options, mountpoint string, root int) (int, error) {
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("/dev/fuse: %w: %w", ErrNoFuse, err)
+	}
+	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read=%d", fd, maxWrite)
+	if err := unix.Mount(o.Dir, mountpoint, "fuse.stagefs", mountFlags(root), data); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("mount %s: %w", mountpoint, err)
+	}
+	return fd, nil
+}
+
+// mountFlags translates the backing's flags from statfs(2) to mount(2).
+func mountFlags(root int) uintptr {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(root, &st); err != nil {
+		return unix.MS_NOSUID | unix.MS_NODEV
+	}
+	var flags uintptr
+	for _, f := range []struct{ st, ms int }{
+		{unix.ST_NOSUID, unix.MS_NOSUID}, {unix.ST_NODEV, unix.MS_NODEV}, {unix.ST_NOEXEC, unix.MS_NOEXEC},
+		{unix.ST_NOATIME, unix.MS_NOATIME}, {unix.ST_NODIRATIME, unix.MS_NODIRATIME}, {unix.ST_RELATIME, unix.MS_RELATIME},
+	} {
+		if int(st.Flags)&f.st != 0 {
+			flags |= uintptr(f.ms)
+		}
+	}
+	return flags
+}
+
+// serve answers requests until the kernel lets go.
+func (s *Server) serve() {
+	s.fuse.Serve()
+	s.fs.orphans.close()
+	err := s.fs.procs.Close()
+	s.fs.close()
+	unix.Close(s.fs.back.root)
+	s.err = errors.Join(err, s.store.Close())
+	close(s.done)
+}
+
+// Mountpoint returns where the mount is.
+func (s *Server) Mountpoint() string { return s.mountpoint }
+
+// Warnings returns what was found under the mount (M5) and what an ordinary
+// user's mount lacks.
+func (s *Server) Warnings() []string { return s.warnings }
+
+// Wait returns when the mount is gone, by Shutdown or from outside.
+func (s *Server) Wait() error {
+	<-s.done
+	return s.err
+}
+
+// Shutdown ends the mount (M4): no lock is granted any more, and when nobody
+// uses the mount, or after the grace time, it is detached. In the latter case
+// it returns [ErrDetached] and the mount is served until its last file is
+// closed.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.fs.table.Freeze()
+	deadline := time.NewTimer(s.fs.opts.Grace)
+	defer deadline.Stop()
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	for {
+		err := Unmount(s.mountpoint, false)
+		if err == nil || errors.Is(err, ErrNoMount) {
+			return s.Wait()
+		}
+		if !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		select {
+		case <-again.C:
+			continue
+		case <-s.done:
+			return s.err
+		case <-ctx.Done():
+		case <-deadline.C:
+		}
+		if err := Unmount(s.mountpoint, true); err != nil {
+			return err
+		}
+		return fmt.Errorf("%s: %w", s.mountpoint, ErrDetached)
+	}
+}
+
+// absolute returns path as the kernel shows it in its list of mounts.
+func absolute(path string) (string, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	real, err := filepath.EvalSymlinks(abs)
+	if err != nil {
+		return abs, err
+	}
+	return real, nil
+}
+
+// logWriter passes go-fuse's lines on.
+type logWriter struct {
+	log interface{ Warn(string, ...any) }
+}
+
+func (w logWriter) Write(p []byte) (int, error) {
+	w.log.Warn("fuse", "msg", strings.TrimSpace(string(p)))
+	return len(p), nil
+}

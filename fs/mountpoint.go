@@ -1,0 +1,269 @@
+package fs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// openBacking opens the static directory. What is mounted over it later does
+// not concern this descriptor.
+func openBacking(dir string) (int, error) {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	switch {
+	case err == unix.ENOTDIR:
+		return -1, fmt.Errorf("%s: %w", dir, ErrNotDirectory)
+	case err == unix.ENOTCONN:
+		return -1, fmt.Errorf("%s: %w", dir, ErrStaleMount)
+	case err != nil:
+		return -1, &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(fd, &st); err != nil {
+		unix.Close(fd)
+		return -1, &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	switch {
+	case st.Type == unix.FUSE_SUPER_MAGIC:
+		err = onFuse(dir)
+	case st.Flags&unix.ST_RDONLY != 0:
+		err = fmt.Errorf("%s: %w", dir, ErrReadOnly)
+	default:
+		return fd, nil
+	}
+	unix.Close(fd)
+	return -1, err
+}
+
+// onFuse tells a directory that is served already from any other on FUSE.
+func onFuse(dir string) error {
+	mount, rel, err := FindMount(dir)
+	if err != nil {
+		return fmt.Errorf("%s: %w", dir, ErrOnFuse)
+	}
+	if rel != "." {
+		return fmt.Errorf("%s, beneath the stagefs mount %s: %w", dir, mount, ErrOnFuse)
+	}
+	e := &ServedError{Dir: dir}
+	if b, err := os.ReadFile(filepath.Join(mount, ControlDir, "version")); err == nil {
+		for line := range strings.Lines(string(b)) {
+			if pid, ok := strings.CutPrefix(line, "pid "); ok {
+				e.Pid, _ = strconv.Atoi(strings.TrimSpace(pid))
+			}
+		}
+	}
+	return e
+}
+
+// checkMountpoint returns where to mount, as an absolute path without
+// symlinks.
+func checkMountpoint(o *Options) (string, error) {
+	at := o.Mountpoint
+	if at == "" {
+		return absolute(o.Dir)
+	}
+	var st unix.Stat_t
+	switch err := unix.Stat(at, &st); {
+	case err == unix.ENOTCONN:
+		return "", fmt.Errorf("%s: %w", at, ErrStaleMount)
+	case err != nil:
+		return "", &os.PathError{Op: "stat", Path: at, Err: err}
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return "", fmt.Errorf("%s: %w", at, ErrNotDirectory)
+	}
+	at, err := absolute(at)
+	if err != nil {
+		return "", err
+	}
+	dir, err := absolute(o.Dir)
+	if err != nil {
+		return "", err
+	}
+	if at != dir {
+		mounts, err := readMounts()
+		if err != nil {
+			return "", err
+		}
+		for _, m := range mounts {
+			if m.point == at {
+				return "", fmt.Errorf("%s: %w", at, ErrMountpointBusy)
+			}
+		}
+		if strings.HasPrefix(at+"/", dir+"/") {
+			return "", fmt.Errorf("%s: is inside %s; mount elsewhere, or over the directory itself: %w", at, dir, ErrMountpointBusy)
+		}
+	}
+	return at, nil
+}
+
+// A mountLine is one line of /proc/self/mountinfo.
+type mountLine struct {
+	point, root, fstype, source string
+	dev                         string
+}
+
+func readMounts() ([]mountLine, error) {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	var all []mountLine
+	for line := range bytes.Lines(b) {
+		if m, ok := parseMount(string(line)); ok {
+			all = append(all, m)
+		}
+	}
+	return all, nil
+}
+
+// parseMount reads a line as proc_pid_mountinfo(5) describes it.
+func parseMount(line string) (mountLine, bool) {
+	left, right, ok := strings.Cut(line, " - ")
+	l, r := strings.Fields(left), strings.Fields(right)
+	if !ok || len(l) < 5 || len(r) < 2 {
+		return mountLine{}, false
+	}
+	return mountLine{
+		dev: l[2], root: unescape(l[3]), point: unescape(l[4]), fstype: r[0], source: unescape(r[1]),
+	}, true
+}
+
+// unescape undoes the octal escapes of the mount table.
+func unescape(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+// MountInfo is one stagefs mount.
+type MountInfo struct {
+	Mountpoint string
+	Source     string // the static directory
+}
+
+// Mounts returns the stagefs mounts, dead ones included.
+func Mounts() ([]MountInfo, error) {
+	lines, err := readMounts()
+	if err != nil {
+		return nil, err
+	}
+	var all []MountInfo
+	for _, m := range lines {
+		if m.fstype == "fuse.stagefs" {
+			all = append(all, MountInfo{Mountpoint: m.point, Source: m.source})
+		}
+	}
+	return all, nil
+}
+
+// FindMount returns the innermost stagefs mount at or above path, and path
+// relative to it. It returns [ErrNoMount] if there is none, or another mount
+// lies between.
+func FindMount(path string) (mountpoint, rel string, err error) {
+	abs, err := absoluteOf(path)
+	if err != nil {
+		return "", "", err
+	}
+	lines, err := readMounts()
+	if err != nil {
+		return "", "", err
+	}
+	var best mountLine
+	for _, m := range lines {
+		// Of mounts on the same point the later one is on top.
+		if within(abs, m.point) && len(m.point) >= len(best.point) {
+			best = m
+		}
+	}
+	if best.fstype != "fuse.stagefs" {
+		return "", "", fmt.Errorf("%s: %w", path, ErrNoMount)
+	}
+	if rel, err = filepath.Rel(best.point, abs); err != nil {
+		return "", "", err
+	}
+	return best.point, rel, nil
+}
+
+// absoluteOf resolves the directory of a path that need not exist, or that a
+// dead mount hides.
+func absoluteOf(path string) (string, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	if real, err := filepath.EvalSymlinks(abs); err == nil {
+		return real, nil
+	}
+	if real, err := filepath.EvalSymlinks(filepath.Dir(abs)); err == nil {
+		return filepath.Join(real, filepath.Base(abs)), nil
+	}
+	return abs, nil
+}
+
+func within(path, dir string) bool {
+	return path == dir || dir == "/" || strings.HasPrefix(path, dir+"/")
+}
+
+// Unmount unmounts a stagefs mount, a dead one too. lazy detaches one that is
+// busy. It returns an error that wraps EBUSY, EPERM or [ErrNoMount].
+func Unmount(mountpoint string, lazy bool) error {
+	at, err := absoluteOf(mountpoint)
+	if err != nil {
+		return err
+	}
+	mounts, err := Mounts()
+	if err != nil {
+		return err
+	}
+	found := false
+	for _, m := range mounts {
+		found = found || m.Mountpoint == at
+	}
+	if !found {
+		return fmt.Errorf("%s: %w", mountpoint, ErrNoMount)
+	}
+	if unix.Geteuid() == 0 {
+		flags := unix.UMOUNT_NOFOLLOW
+		if lazy {
+			flags |= unix.MNT_DETACH
+		}
+		if err := unix.Unmount(at, flags); err != nil {
+			return fmt.Errorf("umount %s: %w", at, err)
+		}
+		return nil
+	}
+	return fusermount(at, lazy)
+}
+
+func fusermount(at string, lazy bool) error {
+	args := []string{"-u"}
+	if lazy {
+		args = append(args, "-z")
+	}
+	out, err := exec.Command("fusermount3", append(args, "--", at)...).CombinedOutput()
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		return fmt.Errorf("umount %s: %w: fusermount3 is missing; install fuse3", at, ErrNoFuse)
+	case err == nil:
+		return nil
+	case bytes.Contains(out, []byte("busy")):
+		return fmt.Errorf("umount %s: %w", at, unix.EBUSY)
+	}
+	return fmt.Errorf("umount %s: %s", at, bytes.TrimSpace(out))
+}

@@ -1,0 +1,80 @@
+package fs
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// narrow carries out A12 after p has made the lock file of l: the implicit
+// lock that p got on the way, by making the directories above, ends if they
+// hold nothing but that way. The caller holds FS.ns.
+func (fs *FS) narrow(p *procid.Process, l lockstate.Lock) {
+	above, names, ok := fs.table.Chain(p, l.Dir)
+	if !ok {
+		return
+	}
+	fd, err := fs.openPath(above.Path)
+	if err != nil {
+		return
+	}
+	for _, name := range names {
+		if !holdsOnly(fd, name) {
+			unix.Close(fd)
+			return
+		}
+		next, err := openAt(fd, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		unix.Close(fd)
+		if err != nil {
+			return
+		}
+		fd = next
+	}
+	unix.Close(fd)
+	fs.table.End(above.Token, lockstate.Narrowed)
+}
+
+// holdsOnly reports whether an open directory has just one entry, called name.
+func holdsOnly(fd int, name string) bool {
+	n, found := 0, false
+	err := eachEntry(fd, func(e dirEntry) bool {
+		n++
+		found = e.name == name
+		return n < 2
+	})
+	return err == nil && n == 1 && found
+}
+
+// mayNarrow reports whether a stager who wants to make a directory in parent
+// is to be held back for a moment, because the lock in its way is about to
+// shrink to a directory beside it (A12). While it is held back, the kernel
+// keeps parent locked: so the lock's owner must have made its own next
+// directory there already, and nothing else.
+func (fs *FS) mayNarrow(parent *node, held *lockstate.HeldError) bool {
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	l, ok := fs.table.Governing(parent.dir)
+	if !ok || l.Token != held.Lock.Token {
+		return false
+	}
+	d, err := fs.back.dir(parent)
+	if err != nil {
+		return false
+	}
+	defer d.release()
+	fd, err := openAt(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	n, dirs := 0, 0
+	err = eachEntry(fd, func(e dirEntry) bool {
+		n++
+		if e.typ == unix.DT_DIR {
+			dirs++
+		}
+		return n < 2
+	})
+	return err == nil && n == 1 && dirs == 1
+}

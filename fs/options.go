@@ -1,0 +1,126 @@
+package fs
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path"
+	"strings"
+	"time"
+)
+
+// Options say what is mounted and how. Dir is required; the zero value of
+// everything else is the default.
+type Options struct {
+	Dir          string        // the static directory
+	Mountpoint   string        // "": over Dir itself (M1)
+	LockNames    []string      // names of lock files, as path.Match patterns; nil: DefaultLockNames
+	Candidates   []string      // added templates of candidates, as path.Match patterns (A9)
+	Depth        int           // directories nearer than this to the root are containers (C4); 0: 1
+	DenyUnlocked bool          // writing needs a lock (W4)
+	StateDir     string        // "": /var/lib/stagefs, for ordinary users below XDG_STATE_HOME (S1)
+	Strict       bool          // refuse to mount while there are ways under it (M5)
+	Compat       bool          // use only what Linux 5.10 offers
+	Grace        time.Duration // how long a busy mount is waited for at the end (M4); 0: 5 s
+	Version      string        // shown in the control directory
+	Debug        bool          // log each request
+	Log          *slog.Logger  // nil: no log
+}
+
+// DefaultLockNames are the names of lock files unless Options name others.
+var DefaultLockNames = []string{"devserver", "devserver.lock"}
+
+// An OptionError is an option that makes no sense.
+type OptionError struct {
+	Option, Value, Reason string
+}
+
+func (e *OptionError) Error() string {
+	return fmt.Sprintf("%s %q: %s", e.Option, e.Value, e.Reason)
+}
+
+// Errors of [Mount] and its companions. Each comes wrapped with the path it is
+// about.
+var (
+	ErrNotExist       = os.ErrNotExist
+	ErrNotDirectory   = errors.New("is not a directory")
+	ErrOnFuse         = errors.New("is on a FUSE file system, which cannot be a backing")
+	ErrReadOnly       = errors.New("is on a read-only file system")
+	ErrMountpointBusy = errors.New("is a mountpoint already")
+	ErrStaleMount     = errors.New("is a dead mount")
+	ErrNoFuse         = errors.New("FUSE is not available")
+	ErrStrict         = errors.New("there are ways under the mount")
+	ErrNoMount        = errors.New("no stagefs mount")
+	ErrDetached       = errors.New("the mount is busy: detached, and served until the last file is closed")
+)
+
+// A ServedError says that another daemon serves the directory (M1).
+type ServedError struct {
+	Dir string
+	Pid int // 0: unknown
+}
+
+func (e *ServedError) Error() string {
+	if e.Pid == 0 {
+		return fmt.Sprintf("%s is served by another stagefs already", e.Dir)
+	}
+	return fmt.Sprintf("%s is served by another stagefs already (pid %d)", e.Dir, e.Pid)
+}
+
+// Validate reports the first option that makes no sense, as an [*OptionError].
+func (o *Options) Validate() error {
+	if o.Dir == "" {
+		return &OptionError{"directory", "", "is empty"}
+	}
+	if o.Depth < 0 {
+		return &OptionError{"depth", fmt.Sprint(o.Depth), "is below zero"}
+	}
+	if o.Grace < 0 {
+		return &OptionError{"grace", o.Grace.String(), "is below zero"}
+	}
+	for _, l := range []struct {
+		option string
+		names  []string
+	}{{"lock name", o.LockNames}, {"candidate", o.Candidates}} {
+		for _, n := range l.names {
+			if reason := badPattern(n); reason != "" {
+				return &OptionError{l.option, n, reason}
+			}
+		}
+	}
+	return nil
+}
+
+func badPattern(n string) string {
+	switch _, err := path.Match(n, ""); {
+	case n == "":
+		return "is empty"
+	case strings.Contains(n, "/"):
+		return "holds a slash; give a name, not a path"
+	case strings.ContainsRune(n, 0) || len(n) > 255:
+		return "cannot be a file name"
+	case n == "." || n == ".." || n == ControlDir:
+		return "is a reserved name"
+	case err != nil:
+		return "is not a pattern: " + err.Error()
+	case strings.Trim(n, "*") == "":
+		return "matches every name"
+	}
+	return ""
+}
+
+func (o *Options) setDefaults() {
+	if o.LockNames == nil {
+		o.LockNames = DefaultLockNames
+	}
+	if o.Depth == 0 {
+		o.Depth = 1
+	}
+	if o.Grace == 0 {
+		o.Grace = 5 * time.Second
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+}

@@ -1,0 +1,137 @@
+package fs
+
+import (
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// orphanList remembers the lock files that were there before the mount: no
+// lock stands behind them (S3).
+type orphanList struct {
+	mu    sync.Mutex
+	paths map[orphanAt]struct{}
+	stop  chan struct{}
+	done  chan struct{}
+}
+
+// An orphanAt is a place by path: the directory may be unknown to the kernel.
+type orphanAt struct{ dir, name string }
+
+// scan looks for lock files in the backing until it has seen all or stop is
+// called.
+func (o *orphanList) scan(fs *FS) {
+	o.paths = make(map[orphanAt]struct{})
+	o.stop, o.done = make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(o.done)
+		o.walk(fs, ".")
+	}()
+}
+
+func (o *orphanList) close() {
+	if o.stop != nil {
+		close(o.stop)
+		<-o.done
+	}
+}
+
+func (o *orphanList) walk(fs *FS, dir string) {
+	select {
+	case <-o.stop:
+		return
+	default:
+	}
+	fs.ns.RLock()
+	fd, err := fs.openPath(dir)
+	fs.ns.RUnlock()
+	if err != nil {
+		return
+	}
+	var subdirs []string
+	eachEntry(fd, func(e dirEntry) bool {
+		switch {
+		case dir != "." && fs.matches(fs.opts.LockNames, e.name):
+			if fs.isOrphan(dir, e.name) {
+				o.add(orphanAt{dir, e.name})
+			}
+		case e.typ == unix.DT_DIR:
+			subdirs = append(subdirs, e.name)
+		}
+		return true
+	})
+	unix.Close(fd)
+	for _, s := range subdirs {
+		o.walk(fs, join(dir, s))
+	}
+}
+
+func (o *orphanList) add(at orphanAt) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.paths[at] = struct{}{}
+}
+
+// isOrphan reports whether no lock stands behind a lock file.
+func (fs *FS) isOrphan(dir, name string) bool {
+	d, ok := fs.table.Find(split(dir)...)
+	if !ok {
+		return true
+	}
+	defer fs.table.Forget(d)
+	for _, l := range fs.table.On(d) {
+		if slices.Contains(l.Files, name) {
+			return false
+		}
+	}
+	return true
+}
+
+// current returns the orphans that still are some, and forgets the others.
+func (o *orphanList) current(fs *FS) []orphanAt {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var all []orphanAt
+	for at := range o.paths {
+		if !fs.isOrphan(at.dir, at.name) || !fs.exists(at) {
+			delete(o.paths, at)
+			continue
+		}
+		all = append(all, at)
+	}
+	return all
+}
+
+func (fs *FS) exists(at orphanAt) bool {
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	fd, err := fs.openPath(at.dir)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	var st unix.Statx_t
+	return statAt(fd, at.name, &st) == nil
+}
+
+// list returns the paths of all orphans.
+func (o *orphanList) list(fs *FS) []string {
+	var all []string
+	for _, at := range o.current(fs) {
+		all = append(all, join(at.dir, at.name))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// in returns the names of the orphans in one directory.
+func (o *orphanList) in(fs *FS, dir string) []string {
+	var all []string
+	for _, at := range o.current(fs) {
+		if at.dir == dir {
+			all = append(all, at.name)
+		}
+	}
+	return all
+}

@@ -1,0 +1,135 @@
+package fs
+
+import (
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// victim is an entry that is about to lose its name.
+type victim struct {
+	st   unix.Statx_t
+	node *node // nil: the kernel does not know it
+	fd   int   // stands for the node afterwards, if it was its last name
+}
+
+// take looks at the entry called name below dir. If it is to lose its name, the
+// caller calls lost when that is gone, or spared when it is not.
+func (fs *FS) take(dir int, name string, lose bool) (*victim, error) {
+	v := &victim{fd: -1}
+	if err := statAt(dir, name, &v.st); err != nil {
+		return nil, err
+	}
+	if v.node = fs.nodes.find(identityOf(&v.st)); v.node == nil {
+		return v, nil
+	}
+	if lose && (v.st.Nlink <= 1 || v.node.isDir()) {
+		// Somebody may have it open, or be in it: the kernel goes on
+		// asking for it.
+		fd, err := openAt(dir, name, unix.O_PATH, 0)
+		if err != nil {
+			return nil, err
+		}
+		v.fd = fd
+	}
+	return v, nil
+}
+
+func (v *victim) spared() {
+	if v.fd >= 0 {
+		unix.Close(v.fd)
+	}
+}
+
+func (v *victim) lost(l link) {
+	if v.node == nil {
+		return
+	}
+	if v.fd >= 0 && !v.node.keep(v.fd) {
+		unix.Close(v.fd)
+	}
+	v.node.relink(l, link{})
+}
+
+// Unlink is unlink(2). Unlinking the lock file ends the lock (R1).
+func (fs *FS) Unlink(cancel <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
+	return fs.remove(cancel, h, name, "unlink", 0)
+}
+
+// Rmdir is rmdir(2). Removing a locked directory ends its lock (R3).
+func (fs *FS) Rmdir(cancel <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
+	return fs.remove(cancel, h, name, "rmdir", unix.AT_REMOVEDIR)
+}
+
+func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, flags int) fuse.Status {
+	parent := fs.nodes.get(h.NodeId)
+	if parent == nil || fs.reserved(parent, name) {
+		return frozen
+	}
+	if c := fs.cands.get(fs, h, parent, name); c != nil {
+		if flags != 0 {
+			return fuse.ENOTDIR
+		}
+		fs.cands.drop(c)
+		return fuse.OK
+	}
+	r := &request{cancel: cancel, header: h, op: op, parent: parent, name: name}
+	lockFile := fs.isLockName(parent, name)
+	return fs.attempt(r, false, func() error {
+		d, err := fs.back.dir(parent)
+		if err != nil {
+			return err
+		}
+		defer d.release()
+		c := lockstate.Change{
+			Dirs: []*lockstate.Dir{parent.dir}, Quiet: lockFile || fs.isCandidateName(name),
+		}
+		var child *lockstate.Dir
+		if flags == unix.AT_REMOVEDIR {
+			child = fs.table.Dir(parent.dir, name)
+			defer fs.table.Forget(child)
+			c.Trees = []*lockstate.Dir{child}
+		}
+		admitted, err := fs.admitRemoval(r, c)
+		if err != nil {
+			return err
+		}
+		defer admitted.End()
+		v, err := fs.take(d.fd, name, true)
+		if err != nil {
+			return err
+		}
+		if err := unix.Unlinkat(d.fd, name, flags); err != nil {
+			v.spared()
+			return err
+		}
+		v.lost(link{parent, name})
+		if child != nil {
+			fs.table.Remove(child)
+		}
+		if lockFile {
+			fs.released(parent.dir, name)
+		}
+		fs.cands.forget(parent, name)
+		return nil
+	})
+}
+
+// admitRemoval is admit, but for a candidate that its creator made while the
+// directory was free: the creator may remove it whoever holds the directory
+// now (A9).
+func (fs *FS) admitRemoval(r *request, c lockstate.Change) (*lockstate.Op, error) {
+	op, err := r.admit(c)
+	if err != nil && fs.cands.owned(r) {
+		return r.admit(lockstate.Change{Quiet: true, Free: true})
+	}
+	return op, err
+}
+
+// released carries out R1.
+func (fs *FS) released(d *lockstate.Dir, name string) {
+	if l, ok := fs.table.ReleaseFile(d, name); ok {
+		fs.log.Debug("released", "dir", l.Path, "why", lockstate.Unlinked, "pid", l.Owner.Pid, "token", l.Token)
+	}
+}

@@ -1,0 +1,206 @@
+package fs
+
+import (
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// renaming is one rename(2) on its way.
+type renaming struct {
+	r        *request
+	from, to link
+	flags    uint
+
+	src, dst       *victim        // dst is nil where there was nothing
+	srcDir, dstDir *lockstate.Dir // of directories
+}
+
+// Rename is renameat2(2), with every flag. It carries locks along (R3);
+// renaming a lock file away ends its lock (R1); renaming onto its name is an
+// acquisition (A3).
+func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
+	from, to := fs.nodes.get(in.NodeId), fs.nodes.get(in.Newdir)
+	if from == nil || to == nil || fs.reserved(from, oldName) || fs.reserved(to, newName) {
+		return frozen
+	}
+	m := &renaming{
+		r:    &request{cancel: cancel, header: &in.InHeader, op: "rename", parent: from, name: oldName},
+		from: link{from, oldName}, to: link{to, newName}, flags: uint(in.Flags),
+	}
+	if c := fs.cands.get(fs, &in.InHeader, from, oldName); c != nil {
+		return fs.renameCandidate(m, c)
+	}
+	// Everything beneath a directory changes its path, so that nothing else
+	// may be under way: an acquisition beneath, for instance (W3).
+	return fs.attempt(m.r, true, func() error { return fs.rename(m) })
+}
+
+func (fs *FS) rename(m *renaming) error {
+	fromDir, err := fs.back.dir(m.from.parent)
+	if err != nil {
+		return err
+	}
+	defer fromDir.release()
+	toDir, err := fs.back.dir(m.to.parent)
+	if err != nil {
+		return err
+	}
+	defer toDir.release()
+
+	if m.src, err = fs.take(fromDir.fd, m.from.name, false); err != nil {
+		return err
+	}
+	m.dst, err = fs.take(toDir.fd, m.to.name, m.flags&unix.RENAME_EXCHANGE == 0)
+	if err != nil && err != unix.ENOENT {
+		return err
+	}
+	var lost bool
+	if m.dst != nil {
+		defer func() {
+			if !lost {
+				m.dst.spared()
+			}
+		}()
+	}
+	defer fs.tableDirs(m)()
+
+	finish, err := fs.admitRename(m)
+	if err != nil {
+		return err
+	}
+	err = unix.Renameat2(fromDir.fd, m.from.name, toDir.fd, m.to.name, m.flags)
+	ok := finish(err == nil)
+	if err != nil {
+		return err
+	}
+	lost = m.flags&unix.RENAME_EXCHANGE == 0
+	fs.renamed(m)
+	if !ok {
+		return lockstate.ErrFrozen
+	}
+	return nil
+}
+
+// tableDirs finds what the table calls the directories that m moves.
+func (fs *FS) tableDirs(m *renaming) (forget func()) {
+	isDir := func(v *victim) bool { return v != nil && uint32(v.st.Mode)&unix.S_IFMT == unix.S_IFDIR }
+	if isDir(m.src) {
+		m.srcDir = fs.table.Dir(m.from.parent.dir, m.from.name)
+	}
+	if isDir(m.dst) {
+		m.dstDir = fs.table.Dir(m.to.parent.dir, m.to.name)
+	}
+	return func() {
+		for _, d := range []*lockstate.Dir{m.srcDir, m.dstDir} {
+			if d != nil {
+				fs.table.Forget(d)
+			}
+		}
+	}
+}
+
+// admitRename passes the gate for both sides of m.
+func (fs *FS) admitRename(m *renaming) (finish func(bool) bool, err error) {
+	r := m.r
+	onto := fs.isLockName(m.to.parent, m.to.name)
+	away := fs.isLockName(m.from.parent, m.from.name)
+	if onto {
+		r.errno = fuse.Status(unix.EEXIST) // A8
+	}
+	c := lockstate.Change{
+		Dirs:  []*lockstate.Dir{m.from.parent.dir, m.to.parent.dir},
+		Quiet: onto || away,
+		Into:  m.to.parent.dir,
+	}
+	if m.src.node != nil && m.srcDir == nil {
+		c.Files = m.src.node.handles()
+	}
+	if m.srcDir != nil {
+		c.EnteringTree = m.srcDir
+		c.Trees = []*lockstate.Dir{m.srcDir}
+	}
+	if onto && fs.cands.owned(r) {
+		c.Dirs, c.Into = nil, nil // its own candidate; the acquisition judges (A9)
+	}
+	ops := make([]*lockstate.Op, 0, 2)
+	end := func() {
+		for _, op := range ops {
+			op.End()
+		}
+	}
+	op, err := r.admit(c)
+	if err != nil {
+		return nil, err
+	}
+	ops = append(ops, op)
+	if m.dst != nil {
+		c := lockstate.Change{Dirs: c.Dirs, Quiet: c.Quiet}
+		if m.dstDir != nil {
+			c.Trees = []*lockstate.Dir{m.dstDir}
+		}
+		if m.flags&unix.RENAME_EXCHANGE != 0 {
+			c.Into, c.EnteringTree = m.from.parent.dir, m.dstDir
+			if m.dst.node != nil && m.dstDir == nil {
+				c.Files = m.dst.node.handles()
+			}
+		}
+		if op, err = r.admit(c); err != nil {
+			end()
+			return nil, err
+		}
+		ops = append(ops, op)
+	}
+	if !onto {
+		return func(bool) bool { end(); return true }, nil
+	}
+	// The operations of this very request must not hold the acquisition up.
+	end()
+	return fs.admitLock(r, lockstate.Request{
+		Dir: m.to.parent.dir, Kind: lockstate.Explicit, Protocol: "rename", File: m.to.name,
+	})
+}
+
+// renamed takes note of a rename that the backing has carried out.
+func (fs *FS) renamed(m *renaming) {
+	exchange := m.flags&unix.RENAME_EXCHANGE != 0
+	switch {
+	case exchange && m.srcDir != nil && m.dstDir != nil:
+		fs.table.Exchange(m.srcDir, m.dstDir)
+	case exchange && m.srcDir != nil:
+		fs.table.Move(m.srcDir, m.to.parent.dir, m.to.name)
+	case exchange && m.dstDir != nil:
+		fs.table.Move(m.dstDir, m.from.parent.dir, m.from.name)
+	case m.srcDir != nil:
+		if m.dstDir != nil && m.dstDir != m.srcDir {
+			fs.table.Remove(m.dstDir)
+		}
+		fs.table.Move(m.srcDir, m.to.parent.dir, m.to.name)
+	}
+	same := m.dst != nil && identityOf(&m.src.st) == identityOf(&m.dst.st)
+	switch {
+	case same && !exchange:
+		// Two names of one file: rename(2) does nothing.
+		m.dst.spared()
+		return
+	case exchange:
+		if m.src.node != nil {
+			m.src.node.relink(m.from, m.to)
+		}
+		if m.dst.node != nil {
+			m.dst.node.relink(m.to, m.from)
+		}
+	default:
+		if m.dst != nil {
+			m.dst.lost(m.to)
+		}
+		if m.src.node != nil {
+			m.src.node.relink(m.from, m.to)
+		}
+	}
+	if fs.isLockName(m.from.parent, m.from.name) {
+		fs.released(m.from.parent.dir, m.from.name)
+	}
+	fs.cands.forget(m.from.parent, m.from.name)
+}

@@ -1,0 +1,123 @@
+package fs
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"text/tabwriter"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// plain returns s as it may stand in a line of text: quoted if it could be
+// taken for more than one word, or could drive a terminal (§9).
+func plain(s string) string {
+	for _, r := range s {
+		if r == utf8.RuneError || r == '"' || r == '\\' || !unicode.IsPrint(r) || unicode.IsSpace(r) {
+			return strconv.QuoteToASCII(s)
+		}
+	}
+	if s == "" {
+		return `""`
+	}
+	return s
+}
+
+// text returns s for JSON, and its bytes where they are not valid UTF-8.
+func text(s string) (string, []byte) {
+	if utf8.ValidString(s) {
+		return s, nil
+	}
+	return s, []byte(s) // the encoder replaces what is not valid
+}
+
+// Listing returns what the locks files show.
+func (fs *FS) listing() lockstate.Listing {
+	l := lockstate.Listing{
+		Locks: []lockstate.Row{}, Waiters: []lockstate.Waiter{},
+		Orphans: []lockstate.Orphan{}, Blockers: []lockstate.Blocker{},
+	}
+	for _, s := range fs.table.Locks() {
+		row := lockstate.Row{
+			Kind: s.Kind.String(), Protocol: s.Protocol, Token: s.Token, Since: s.Since,
+			Pid: s.Owner.Pid, Start: s.Owner.Start, UID: s.UID, Cmd: fs.procs.Cmdline(s.Owner),
+			Blockers: fs.blockers(s.Blockers),
+		}
+		row.Dir, row.DirBytes = text(s.Path)
+		if len(s.Files) > 0 {
+			row.File = s.Files[0]
+		}
+		l.Locks = append(l.Locks, row)
+	}
+	l.Blockers = fs.blockers(fs.table.LeftOpen())
+	for _, o := range fs.orphans.list(fs) {
+		p, b := text(o)
+		l.Orphans = append(l.Orphans, lockstate.Orphan{Path: p, PathBytes: b})
+	}
+	return l
+}
+
+func (fs *FS) blockers(hs []lockstate.HandleState) []lockstate.Blocker {
+	all := make([]lockstate.Blocker, 0, len(hs))
+	for _, h := range hs {
+		b := lockstate.Blocker{Pid: h.Owner.Pid, Start: h.Owner.Start, Cmd: fs.procs.Cmdline(h.Owner)}
+		b.Path, b.PathBytes = text(h.Path)
+		all = append(all, b)
+	}
+	return all
+}
+
+func (fs *FS) showLocksJSON() []byte {
+	b, err := json.MarshalIndent(fs.listing(), "", "  ")
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return append(b, '\n')
+}
+
+func (fs *FS) showLocks() []byte {
+	var b bytes.Buffer
+	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	l := fs.listing()
+	fmt.Fprintln(w, "DIR\tKIND\tPROTOCOL\tTOKEN\tSINCE\tPID\tUID\tCOMMAND")
+	for _, r := range l.Locks {
+		dir := r.Dir
+		if r.DirBytes != nil {
+			dir = string(r.DirBytes)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%d\t%s\n", plain(dir), r.Kind, r.Protocol, r.Token,
+			r.Since.UTC().Format(time.RFC3339), r.Pid, r.UID, shorten(plain(r.Cmd)))
+		for _, k := range r.Blockers {
+			fmt.Fprintf(w, "  open: %s\t\t\t\t\t%d\t\t%s\n", plain(k.Path), k.Pid, shorten(plain(k.Cmd)))
+		}
+	}
+	for _, k := range l.Blockers {
+		fmt.Fprintf(w, "%s\tleft-open\t\t\t\t%d\t\t%s\n", plain(k.Path), k.Pid, shorten(plain(k.Cmd)))
+	}
+	for _, o := range l.Orphans {
+		path := o.Path
+		if o.PathBytes != nil {
+			path = string(o.PathBytes)
+		}
+		fmt.Fprintf(w, "%s\torphan\t\t\t\t\t\t\n", plain(path))
+	}
+	w.Flush()
+	return b.Bytes()
+}
+
+// shorten keeps a command line from filling a screen.
+func shorten(s string) string {
+	if len(s) > 120 {
+		return s[:117] + "..."
+	}
+	return s
+}
+
+func (fs *FS) showVersion() []byte {
+	return fmt.Appendf(nil, "stagefs %s\npid %d\nmounter %d\n", fs.opts.Version, os.Getpid(), fs.uid)
+}

@@ -1,0 +1,76 @@
+package fs
+
+import (
+	"os"
+	"strconv"
+	"strings"
+)
+
+// isCandidateName reports whether a name fits one of the templates by which
+// link(2) protocols name their temporary files (A9):
+//
+//	host-hex.pid…          Python lockfile: host, thread, pid, hash
+//	.lk12345hexhost        liblockfile: pid, time, host
+//	_xxx.xxxxxx.host       procmail: time and pid in its own digits, host
+func (fs *FS) isCandidateName(name string) bool {
+	return isPythonName(name) || isLiblockfileName(name) || isProcmailName(name) ||
+		len(fs.opts.Candidates) > 0 && fs.matches(fs.opts.Candidates, name)
+}
+
+// isPythonName: the host may hold dots and dashes itself, so the last dash is
+// looked for that hexadecimal digits, a dot and a digit follow.
+func isPythonName(name string) bool {
+	_, _, ok := cutPythonName(name)
+	return ok
+}
+
+func cutPythonName(name string) (host, pid string, ok bool) {
+	for i := len(name) - 1; i > 0; i-- {
+		if name[i] != '-' {
+			continue
+		}
+		thread, rest, found := strings.Cut(name[i+1:], ".")
+		if found && isHex(thread) && rest != "" && isNumber(rest) {
+			return name[:i], rest, true
+		}
+	}
+	return "", "", false
+}
+
+// isNumber accepts a pid with a hash behind it that may have a sign.
+func isNumber(s string) bool {
+	if s[0] < '0' || s[0] > '9' {
+		return false
+	}
+	return strings.Trim(s, "0123456789-") == "" && strings.Count(s, "-") <= 1
+}
+
+func isHex(s string) bool {
+	return s != "" && strings.Trim(s, "0123456789abcdef") == ""
+}
+
+func isLiblockfileName(name string) bool {
+	rest, ok := strings.CutPrefix(name, ".lk")
+	return ok && len(rest) > 6 && strings.Trim(rest[:5], "0123456789") == "" && isHex(rest[5:6])
+}
+
+func isProcmailName(name string) bool {
+	return len(name) > 12 && name[0] == '_' && strings.IndexByte(".,+", name[4]) >= 0 && name[11] == '.'
+}
+
+// ownCandidateName reports whether a candidate's name says that this very
+// process, on this host, made it.
+func ownCandidateName(name string, pid int) bool {
+	host, err := os.Hostname()
+	if err != nil {
+		return false
+	}
+	if h, digits, ok := cutPythonName(name); ok {
+		return h == host && strings.HasPrefix(digits, strconv.Itoa(pid))
+	}
+	if isLiblockfileName(name) {
+		n, err := strconv.Atoi(name[3:8])
+		return err == nil && n == pid%100000 && strings.HasSuffix(name, host)
+	}
+	return isProcmailName(name) && name[12:] == host
+}

@@ -1,0 +1,95 @@
+package fs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// waysUnder returns what reaches the backing past the mount that is about to
+// be made over it (M5): working directories, roots and descriptors of
+// processes, and other mounts of the same directory.
+func waysUnder(root int, dir string) ([]string, error) {
+	path, err := os.Readlink("/proc/self/fd/" + procName(root))
+	if err != nil {
+		return nil, err
+	}
+	pids, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var ways []string
+	for _, e := range pids {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		ways = append(ways, waysOf(pid, path)...)
+	}
+	mounts, err := mountsUnder(root, path)
+	return append(ways, mounts...), err
+}
+
+// waysOf looks at one process. What cannot be read belongs to somebody whose
+// processes the mount does not serve anyway, or is gone.
+func waysOf(pid int, path string) []string {
+	var ways []string
+	look := func(what, link string) {
+		target, err := os.Readlink(link)
+		if err == nil && within(target, path) {
+			ways = append(ways, fmt.Sprintf("pid %d (%s) has %s %s", pid, comm(pid), what, plain(target)))
+		}
+	}
+	proc := "/proc/" + strconv.Itoa(pid)
+	look("its working directory at", proc+"/cwd")
+	look("its root at", proc+"/root")
+	fds, err := os.ReadDir(proc + "/fd")
+	if err != nil {
+		return ways
+	}
+	for _, fd := range fds {
+		look("descriptor "+fd.Name()+" open on", filepath.Join(proc, "fd", fd.Name()))
+	}
+	return ways
+}
+
+func comm(pid int) string {
+	b, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+	return plain(strings.TrimSuffix(string(b), "\n"))
+}
+
+// mountsUnder looks for bind mounts of the backing, or of a directory in it.
+func mountsUnder(root int, path string) ([]string, error) {
+	var st unix.Statx_t
+	if err := statAt(root, "", &st); err != nil {
+		return nil, err
+	}
+	dev := fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor)
+	mounts, err := readMounts()
+	if err != nil {
+		return nil, err
+	}
+	// Where in its file system is the backing? At the path below the root of
+	// the mount that it is reached by.
+	var by mountLine
+	for _, m := range mounts {
+		if m.dev == dev && within(path, m.point) && len(m.point) >= len(by.point) {
+			by = m
+		}
+	}
+	if by.point == "" {
+		return nil, nil
+	}
+	inside := filepath.Join(by.root, strings.TrimPrefix(path, by.point))
+	var ways []string
+	for _, m := range mounts {
+		if m.dev == dev && m != by && within(m.root, inside) {
+			ways = append(ways, fmt.Sprintf("it is mounted at %s too", plain(m.point)))
+		}
+	}
+	return ways, nil
+}

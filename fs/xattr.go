@@ -1,0 +1,171 @@
+package fs
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// xattrPrefix is what the attributes begin with that tell of a path's
+// governing lock (§9).
+const xattrPrefix = "user.stagefs."
+
+// withPath calls f with a path by which system calls that know no descriptor
+// reach n.
+func (fs *FS) withPath(n *node, f func(path string) error) error {
+	p, err := fs.back.place(n)
+	if err != nil {
+		return err
+	}
+	defer p.done()
+	fd := p.fd
+	if p.name != "" {
+		if fd, err = openAt(p.fd, p.name, unix.O_PATH, 0); err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+	}
+	return f("/proc/self/fd/" + procName(fd))
+}
+
+// hasDefaultACL reports whether what is made in the directory gets its ACL.
+func (fs *FS) hasDefaultACL(dir int) bool {
+	n, err := unix.Getxattr("/proc/self/fd/"+strconv.Itoa(dir), "system.posix_acl_default", nil)
+	return err == nil && n > 0
+}
+
+// GetXAttr is getxattr(2).
+func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, dest []byte) (uint32, fuse.Status) {
+	n := fs.nodes.get(h.NodeId)
+	if n == nil || n.cand.private() {
+		return 0, fuse.ENODATA
+	}
+	if name, ok := strings.CutPrefix(attr, xattrPrefix); ok {
+		v, ok := fs.lockAttr(n, name)
+		if !ok {
+			return 0, fuse.ENODATA
+		}
+		if len(dest) < len(v) {
+			return uint32(len(v)), fuse.ERANGE
+		}
+		return uint32(copy(dest, v)), fuse.OK
+	}
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	var size int
+	err := fs.withPath(n, func(path string) (err error) {
+		size, err = unix.Getxattr(path, attr, dest)
+		if err == unix.ERANGE && len(dest) == 0 {
+			size, err = unix.Getxattr(path, attr, nil)
+		}
+		return err
+	})
+	if err == nil && size > len(dest) {
+		return uint32(size), fuse.ERANGE
+	}
+	return uint32(max(size, 0)), statusOf(err)
+}
+
+// lockAttr tells one thing of the lock that governs n.
+func (fs *FS) lockAttr(n *node, name string) (string, bool) {
+	dirs, _ := n.covering()
+	for _, d := range dirs {
+		l, ok := fs.table.Governing(d)
+		if !ok {
+			continue
+		}
+		switch name {
+		case "owner":
+			return fmt.Sprintf("%d %d", l.Owner.Pid, l.Owner.Start), true
+		case "since":
+			return l.Since.UTC().Format(time.RFC3339Nano), true
+		case "kind":
+			return l.Kind.String(), true
+		case "token":
+			return strconv.FormatUint(l.Token, 10), true
+		}
+	}
+	return "", false
+}
+
+// ListXAttr is listxattr(2). The attributes of locks are not listed, so that
+// no copy of a tree takes them along.
+func (fs *FS) ListXAttr(cancel <-chan struct{}, h *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
+	n := fs.nodes.get(h.NodeId)
+	if n == nil || n.cand.private() {
+		return 0, fuse.OK
+	}
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	var size int
+	err := fs.withPath(n, func(path string) (err error) {
+		size, err = unix.Listxattr(path, dest)
+		return err
+	})
+	if err == nil && size > len(dest) {
+		return uint32(size), fuse.ERANGE
+	}
+	return uint32(max(size, 0)), statusOf(err)
+}
+
+// SetXAttr is setxattr(2), and how an ACL is set.
+func (fs *FS) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
+	return fs.changeXAttr(cancel, &in.InHeader, "setxattr", attr, func(path string) error {
+		return unix.Setxattr(path, attr, data, int(in.Flags))
+	})
+}
+
+// RemoveXAttr is removexattr(2).
+func (fs *FS) RemoveXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string) fuse.Status {
+	return fs.changeXAttr(cancel, h, "removexattr", attr, func(path string) error {
+		return unix.Removexattr(path, attr)
+	})
+}
+
+func (fs *FS) changeXAttr(cancel <-chan struct{}, h *fuse.InHeader, name, attr string, f func(path string) error) fuse.Status {
+	n := fs.nodes.get(h.NodeId)
+	if n == nil || n.cand.private() || strings.HasPrefix(attr, xattrPrefix) {
+		return fuse.EPERM
+	}
+	r := &request{cancel: cancel, header: h, op: name, node: n}
+	return fs.attempt(r, false, func() error {
+		c, err := r.covering(n)
+		if err != nil {
+			return err
+		}
+		c.Quiet = n.isDir()
+		op, err := r.admit(c)
+		if err != nil {
+			return err
+		}
+		defer op.End()
+		return fs.withPath(n, f)
+	})
+}
+
+// readIoctls are the ioctls that tell and change nothing. All others are
+// refused as unknown: the daemon would carry them out as root.
+var readIoctls = map[uint32]bool{
+	unix.FS_IOC_GETFLAGS: true,
+	fsIocGetVersion:      true,
+	fsIocFSGetXattr:      true,
+}
+
+// From linux/fs.h.
+const (
+	fsIocGetVersion = 0x80087601
+	fsIocFSGetXattr = 0x801c581f
+)
+
+// Ioctl is ioctl(2).
+func (fs *FS) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, out *fuse.IoctlOut, outbuf []byte) fuse.Status {
+	h := fs.handles.get(in.Fh)
+	if h == nil || h.fd < 0 || !readIoctls[in.Cmd] || len(outbuf) == 0 {
+		return fuse.Status(unix.ENOTTY)
+	}
+	return ioctlRead(h.fd, in.Cmd, outbuf)
+}
