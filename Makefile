@@ -1,0 +1,70 @@
+# make run DIR=/srv/static   sets up, builds, and serves DIR in the foreground
+# make test                  sets up, and runs all tests
+
+DIR ?=
+ARGS ?=
+DURATION ?= 10m
+PREFIX ?= /usr/local
+BIN := bin/stagefs
+
+# The commit is recorded where git can tell it, and no build fails because it can't.
+VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
+
+# What the tests use as clients and tools, as Debian packages. gcc is for the
+# race detector.
+PACKAGES := acl attr bsdutils fuse3 gcc git libc6-dev liblockfile-bin lockfile-progs make ninja-build \
+	procmail procps python3 python3-filelock python3-lockfile rsync unzip util-linux zip
+
+.PHONY: build run setup test unit race blackbox soak install clean
+
+build:
+	CGO_ENABLED=0 go build -trimpath -buildvcs=$(VCS) -o $(BIN) ./cmd/stagefs
+
+# Root mounts without any helper; ordinary users need fusermount3.
+run: build
+	@test -n "$(DIR)" || { echo "which directory? make run DIR=/srv/static [ARGS='--depth 2']" >&2; exit 64; }
+	@if test "$$(id -u)" != 0 && ! command -v fusermount3 >/dev/null; then \
+		echo "ordinary users mount through fusermount3: apt-get install fuse3, as root" >&2; exit 69; fi
+	@test -e "$(DIR)" || mkdir -p "$(DIR)"
+	@exec $(BIN) mount $(ARGS) "$(DIR)"
+
+# Installs what is missing of PACKAGES if it may; says what will be skipped if not.
+setup:
+	@command -v dpkg-query >/dev/null || { echo "setup: no Debian system; tests skip what they miss: $(PACKAGES)"; exit 0; }; \
+	missing=; for p in $(PACKAGES); do \
+		dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$p"; done; \
+	if test -z "$$missing"; then exit 0; fi; \
+	if test "$$(id -u)" = 0; then \
+		echo "setup: installing$$missing"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		apt-get update -q && apt-get install -q -y --no-install-recommends $$missing; \
+	else \
+		echo "setup: not root, so not installed, and tests that need it are skipped:$$missing"; \
+	fi
+
+test: setup unit race blackbox
+
+unit:
+	go vet ./...
+	go test ./cmd/... ./fs/... ./lockstate/...
+
+race:
+	@if command -v gcc >/dev/null; then echo "go test -race ./lockstate/..."; CGO_ENABLED=1 go test -race ./lockstate/...; \
+	else echo "race: skipped, the race detector needs gcc"; fi
+
+# The real binary on real mounts; as an ordinary user, most of it is skipped.
+blackbox: build
+	STAGEFS_BIN=$(CURDIR)/$(BIN) go test -count=1 -timeout 20m ./tests/...
+
+# The stagers and rivals of the tests, for as long as one likes.
+soak: setup build
+	STAGEFS_BIN=$(CURDIR)/$(BIN) go test ./tests -count=1 -v -run TestSoak -soak=$(DURATION) -timeout 0
+
+install: build
+	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/stagefs
+	install -D -m 644 cmd/stagefs/share/stagefs.1 $(DESTDIR)$(PREFIX)/share/man/man1/stagefs.1
+	install -D -m 644 cmd/stagefs/share/stagefs.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/stagefs
+	install -D -m 644 cmd/stagefs/share/stagefs@.service $(DESTDIR)$(PREFIX)/lib/systemd/system/stagefs@.service
+
+clean:
+	rm -rf bin

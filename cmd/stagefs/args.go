@@ -1,0 +1,141 @@
+//go:build linux
+
+package main
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+)
+
+// normalize puts the arguments into the one order that the parser reads in
+// full: COMMAND, options, "--", the rest. Without it, the parser takes all that
+// follows the first argument for arguments, and `stagefs mount DIR --depth 2`
+// would serve with the default depth.
+func normalize(app *cli.App, args []string) ([]string, error) {
+	name := slices.IndexFunc(args, func(a string) bool { return !isOption(a) })
+	if name < 0 {
+		if slices.Contains(args, "--version") {
+			return []string{"version"}, nil
+		}
+		if len(args) > 0 && !slices.ContainsFunc(args, isHelp) {
+			return nil, usagef("unknown option %s; options follow a command, see stagefs --help", quote(args[0]))
+		}
+		if len(args) == 0 {
+			return nil, usagef("which command? One of %s; see stagefs --help", strings.Join(commandNames(app), ", "))
+		}
+		return []string{"--help"}, nil
+	}
+	if args[name] == "help" {
+		return slices.Concat([]string{"help"}, args[name+1:]), nil
+	}
+	cmd := app.Command(args[name])
+	if cmd == nil {
+		return nil, usagef("unknown command %s%s; see stagefs --help", quote(args[name]), didYouMean(args[name], commandNames(app)))
+	}
+	rest, err := reorder(cmd, slices.Concat(args[:name], args[name+1:]))
+	if err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(rest[:slices.Index(rest, "--")], isHelp) {
+		return []string{"help", cmd.Name}, nil // whatever else is said
+	}
+	return append([]string{cmd.Name}, rest...), nil
+}
+
+// reorder moves the options of cmd to the front, each as one --name=value.
+func reorder(cmd *cli.Command, args []string) ([]string, error) {
+	takesValue := map[string]bool{"help": false, "h": false}
+	var names []string
+	for _, flag := range cmd.Flags {
+		doc, ok := flag.(cli.DocGenerationFlag)
+		for _, name := range flag.Names() {
+			takesValue[name] = ok && doc.TakesValue()
+			if len(name) > 1 {
+				names = append(names, "--"+name)
+			}
+		}
+	}
+
+	var options, rest []string
+	for i := 0; i < len(args); i++ {
+		arg := args[i]
+		if arg == "--" {
+			rest = append(rest, args[i+1:]...)
+			break
+		}
+		if !isOption(arg) {
+			rest = append(rest, arg)
+			continue
+		}
+		name, value, hasValue := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		needs, known := takesValue[name]
+		switch {
+		case !known:
+			given, _, _ := strings.Cut(arg, "=")
+			return nil, usagef("%s: unknown option %s%s; see stagefs %s --help", cmd.Name, quote(given), didYouMean(given, names), cmd.Name)
+		case needs && !hasValue:
+			if i+1 == len(args) {
+				return nil, usagef("%s: option %s needs a value", cmd.Name, arg)
+			}
+			i++
+			value, hasValue = args[i], true
+		}
+		if hasValue {
+			options = append(options, "--"+name+"="+value)
+		} else {
+			options = append(options, "--"+name)
+		}
+	}
+	return append(append(options, "--"), rest...), nil
+}
+
+func isOption(arg string) bool { return len(arg) > 1 && arg[0] == '-' }
+
+func isHelp(arg string) bool {
+	return strings.TrimLeft(arg, "-") == "help" || strings.TrimLeft(arg, "-") == "h"
+}
+
+func commandNames(app *cli.App) []string {
+	var names []string
+	for _, cmd := range app.Commands {
+		names = append(names, cmd.Name)
+	}
+	return names
+}
+
+// didYouMean is a hint at the nearest of known, empty if none is near.
+func didYouMean(given string, known []string) string {
+	best, least := "", 3
+	for _, name := range known {
+		if d := distance(given, name); d < least {
+			best, least = name, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return " (did you mean " + best + "?)"
+}
+
+// distance is the number of bytes to insert, delete or replace to get from a to b.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replace := diagonal
+			if a[i] != b[j] {
+				replace++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replace, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,72 @@
+//go:build linux
+
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestNormalize(t *testing.T) {
+	app := (&command{}).app()
+	for _, tt := range []struct{ args, want string }{
+		{"mount DIR", "mount -- DIR"},
+		{"mount DIR --depth 2", "mount --depth=2 -- DIR"},
+		{"mount --depth 2 DIR MNT", "mount --depth=2 -- DIR MNT"},
+		{"mount DIR --depth=2 MNT -d", "mount --depth=2 --d -- DIR MNT"},
+		{"mount DIR --depth -1", "mount --depth=-1 -- DIR"},
+		{"mount --lock-name a DIR --lock-name b", "mount --lock-name=a --lock-name=b -- DIR"},
+		{"mount DIR --lock-name --", "mount --lock-name=-- -- DIR"},
+		{"mount DIR --log=a=b", "mount --log=a=b -- DIR"},
+		{"mount -- -d --depth", "mount -- -d --depth"},
+		{"mount -", "mount -- -"},
+		{"mount --strict DIR", "mount --strict -- DIR"},
+		{"-d mount DIR", "mount --d -- DIR"},
+		{"umount -l M", "umount --l -- M"},
+		{"unmount M", "umount -- M"},
+		{"break D --why the owner left", "break --why=the -- D owner left"},
+		{"help mount", "help mount"},
+		{"--version", "version"},
+	} {
+		got, err := normalize(app, strings.Fields(tt.args))
+		if err != nil || !slices.Equal(got, strings.Fields(tt.want)) {
+			t.Errorf("normalize(%s) = %q, %v, want %s", tt.args, got, err, tt.want)
+		}
+	}
+	for _, args := range []string{"", "--x", "mount --x", "mount -x D", "mount D --depth", "x"} {
+		if got, err := normalize(app, strings.Fields(args)); err == nil {
+			t.Errorf("normalize(%s) = %q, want an error", args, got)
+		}
+	}
+}
+
+func FuzzNormalize(f *testing.F) {
+	f.Add("mount DIR --depth 2 -- -x")
+	f.Add("break --why=x D -")
+	f.Fuzz(func(t *testing.T, line string) {
+		args := strings.Split(line, " ")
+		got, err := normalize((&command{}).app(), args)
+		if err != nil || len(got) == 0 || got[0] == "help" || got[0] == "--help" || got[0] == "version" {
+			return
+		}
+		// A second time nothing moves any more.
+		again, err := normalize((&command{}).app(), got)
+		if err != nil || !slices.Equal(again, got) {
+			t.Errorf("normalize(%q) = %q, and of that %q, %v", args, got, again, err)
+		}
+	})
+}
+
+func TestDidYouMean(t *testing.T) {
+	known := []string{"--depth", "--debug", "--daemon"}
+	for given, want := range map[string]string{
+		"--dept":  " (did you mean --depth?)",
+		"--debgu": " (did you mean --debug?)",
+		"--xyzzy": "",
+	} {
+		if got := didYouMean(given, known); got != want {
+			t.Errorf("didYouMean(%s) = %q, want %q", given, got, want)
+		}
+	}
+}

@@ -1,0 +1,157 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/fs"
+)
+
+// The test binary is also run as the program itself, with a mount that is a
+// fake: see serve_test.go and daemon_test.go.
+func TestMain(m *testing.M) {
+	if mode := os.Getenv(envFake); mode != "" {
+		os.Exit(fakeMain(mode))
+	}
+	os.Exit(m.Run())
+}
+
+// A fakeMount is a directory in which plain files stand for a mount's control
+// directory.
+type fakeMount struct {
+	dir      string
+	out, err bytes.Buffer
+}
+
+func newFakeMount(t *testing.T, control map[string]string) *fakeMount {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, fs.ControlDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range control {
+		if err := os.WriteFile(filepath.Join(dir, fs.ControlDir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &fakeMount{dir: dir}
+}
+
+// run runs a command line on a machine with this mount alone.
+func (m *fakeMount) run(t *testing.T, args ...string) (status int) {
+	t.Helper()
+	m.out.Reset()
+	m.err.Reset()
+	c := &command{
+		args: args, in: strings.NewReader(""), out: &m.out, err: &m.err,
+		mount:   func(fs.Options) (server, error) { return nil, errors.New("no mounting in this test") },
+		unmount: func(string, bool) error { return errors.New("no unmounting in this test") },
+		mounts: func() ([]fs.MountInfo, error) {
+			return []fs.MountInfo{{Mountpoint: m.dir, Source: "/src"}}, nil
+		},
+		find: func(path string) (string, string, error) {
+			if !below(path, m.dir) {
+				return "", "", fs.ErrNoMount
+			}
+			rel, err := filepath.Rel(m.dir, path)
+			return m.dir, rel, err
+		},
+	}
+	return c.run(context.Background())
+}
+
+// check runs a command line and compares status and output.
+func (m *fakeMount) check(t *testing.T, args []string, status int, out, errs string) {
+	t.Helper()
+	got := m.run(t, args...)
+	if got != status {
+		t.Errorf("stagefs %q = %d, want %d (stderr %q)", args, got, status, m.err.String())
+	}
+	if !strings.Contains(m.out.String(), out) || out == "" && m.out.Len() > 0 {
+		t.Errorf("stagefs %q prints %q, want %q in it", args, m.out.String(), out)
+	}
+	if !strings.Contains(m.err.String(), errs) || errs == "" && m.err.Len() > 0 {
+		t.Errorf("stagefs %q says %q, want %q in it", args, m.err.String(), errs)
+	}
+}
+
+func TestExitStatuses(t *testing.T) {
+	for _, tt := range []struct {
+		err    error
+		status int
+		text   string
+	}{
+		{usagef("no %s", "x"), 64, "no x"},
+		{&fs.OptionError{Option: "lock name", Value: "a/b\n", Reason: "has a slash"}, 64, `lock name "a/b\n": has a slash`},
+		{&fs.ServedError{Dir: "/d", Pid: 17}, 75, "by process 17"},
+		{&fs.ServedError{Dir: "/d"}, 75, "another process"},
+		{fs.ErrNotExist, 66, ""},
+		{fs.ErrNotDirectory, 66, ""},
+		{fs.ErrOnFuse, 66, ""},
+		{fs.ErrReadOnly, 66, "read-write"},
+		{fs.ErrMountpointBusy, 73, "another mountpoint"},
+		{fs.ErrStaleMount, 73, "stagefs umount"},
+		{fs.ErrNoFuse, 71, "stagefs doctor"},
+		{fs.ErrStrict, 75, "--strict"},
+		{fs.ErrNoMount, 69, "stagefs mount"},
+		{&os.PathError{Op: "open", Path: "x", Err: unix.EACCES}, 77, ""},
+		{unix.EIO, 74, ""},
+		{unix.EBUSY, 75, ""},
+		{unix.ENOTCONN, 69, ""},
+		{unix.ENOMEM, 71, ""},
+		{errors.New("bug\x1b[31m"), 70, `bug\x1b[31m`},
+	} {
+		status, text := explain(tt.err)
+		if status != tt.status || !strings.Contains(text, tt.text) || text == "" {
+			t.Errorf("explain(%v) = %d, %q, want %d with %q", tt.err, status, text, tt.status, tt.text)
+		}
+	}
+}
+
+func TestUsage(t *testing.T) {
+	m := newFakeMount(t, nil)
+	for _, tt := range []struct {
+		args      string
+		status    int
+		out, errs string
+	}{
+		{"", 64, "", "which command?"},
+		{"--help", 0, "COMMANDS", ""},
+		{"-h", 0, "COMMANDS", ""},
+		{"help locks", 0, "--watch", ""},
+		{"locks --help", 0, "--watch", ""},
+		{"locks x --help", 0, "--watch", ""},
+		{"version", 0, "stagefs ", ""},
+		{"--version", 0, "stagefs ", ""},
+		{"version x", 64, "", "too many arguments"},
+		{"lokcs", 64, "", "did you mean locks?"},
+		{"frobnicate", 64, "", "unknown command frobnicate;"},
+		{"--json", 64, "", "unknown option --json"},
+		{"locks --jsn", 64, "", "did you mean --json?"},
+		{"locks a b", 64, "", "too many arguments"},
+		{"why", 64, "", "missing argument"},
+		{"mount", 64, "", "missing argument"},
+		{"mount d --depth x", 64, "", `invalid value "x"`},
+		{"mount d --depth=-1", 64, "", "depth"},
+		{"mount d --depth -1", 64, "", "depth"},
+		{"mount d --depth", 64, "", "needs a value"},
+		{"mount d --unlocked maybe", 64, "", "want allow or deny"},
+		{"mount d --grace 0s", 64, "", "more than 0"},
+		{"mount d --strict=maybe", 64, "", "strict"},
+	} {
+		m.check(t, strings.Fields(tt.args), tt.status, tt.out, tt.errs)
+	}
+	m.check(t, []string{"why", ""}, 64, "", "empty")
+}

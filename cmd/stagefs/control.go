@@ -1,0 +1,127 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// readControl reads one file of a mount's control directory (§9).
+func readControl(mountpoint, name string) ([]byte, error) {
+	data, err := os.ReadFile(filepath.Join(mountpoint, fs.ControlDir, name))
+	return data, controlError(mountpoint, err)
+}
+
+func readListing(mountpoint string) (lockstate.Listing, error) {
+	var l lockstate.Listing
+	data, err := readControl(mountpoint, "locks.json")
+	if err != nil {
+		return l, err
+	}
+	if err := json.Unmarshal(data, &l); err != nil {
+		return l, exitf(exitSoftware, "%s: locks.json: %v", quote(mountpoint), err)
+	}
+	return l, nil
+}
+
+// controlError says what a failed access to the control directory means.
+func controlError(mountpoint string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED):
+		return exitf(exitUnavailable, "the daemon of %s is gone; clear the mount with: stagefs umount %s", quote(mountpoint), quote(mountpoint))
+	case errors.Is(err, os.ErrNotExist):
+		return exitf(exitUnavailable, "%s has no control directory; is it a stagefs mount?", quote(mountpoint))
+	case errors.Is(err, os.ErrPermission):
+		return exitf(exitNoPerm, "%s: not allowed; an ordinary user's mount is for that user alone", quote(mountpoint))
+	}
+	return err
+}
+
+// place finds the mount that path is on, and path relative to its root. Names
+// that do not exist (any more) are fine.
+func (c *command) place(path string) (mountpoint, rel string, err error) {
+	real, err := resolve(path)
+	if err != nil {
+		return "", "", err
+	}
+	mountpoint, rel, err = c.find(real)
+	if errors.Is(err, fs.ErrNoMount) {
+		return "", "", exitf(exitUnavailable, "%s is in no stagefs mount; mount one with: stagefs mount DIR", quote(path))
+	}
+	return mountpoint, rel, err
+}
+
+// resolve follows symlinks, in the last element too, as far as names exist.
+func resolve(path string) (string, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	rest := ""
+	for dir := abs; ; dir = filepath.Dir(dir) {
+		if real, err := filepath.EvalSymlinks(dir); err == nil {
+			return filepath.Join(real, rest), nil
+		}
+		if dir == "/" {
+			return abs, nil
+		}
+		rest = filepath.Join(filepath.Base(dir), rest)
+	}
+}
+
+// dirOf is the directory of a lock as the bytes it is.
+func dirOf(row lockstate.Row) string {
+	if len(row.DirBytes) > 0 {
+		return string(row.DirBytes)
+	}
+	return row.Dir
+}
+
+func pathOf(b lockstate.Blocker) string {
+	if len(b.PathBytes) > 0 {
+		return string(b.PathBytes)
+	}
+	return b.Path
+}
+
+// governing are the locks on the nearest locked directory at or above rel (C2),
+// the one in force last.
+func governing(rows []lockstate.Row, rel string) []lockstate.Row {
+	var nearest []lockstate.Row
+	for _, row := range rows {
+		dir := dirOf(row)
+		if !covers(dir, rel) {
+			continue
+		}
+		switch {
+		case len(nearest) == 0 || depth(dir) > depth(dirOf(nearest[0])):
+			nearest = []lockstate.Row{row}
+		case dir == dirOf(nearest[0]):
+			nearest = append(nearest, row)
+		}
+	}
+	return nearest
+}
+
+// covers reports whether the relative path rel is dir or beneath it.
+func covers(dir, rel string) bool {
+	return dir == "." || rel == dir || strings.HasPrefix(rel, dir+"/")
+}
+
+func depth(dir string) int {
+	if dir == "." {
+		return 0
+	}
+	return 1 + strings.Count(dir, "/")
+}

@@ -1,0 +1,90 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/fs"
+)
+
+func (c *command) releaseCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "release",
+		Usage:     "end a lock that this process or one of its ancestors holds",
+		ArgsUsage: "DIR",
+		Action: func(ctx *cli.Context) error {
+			if err := exactArgs(ctx, 1, 1); err != nil {
+				return err
+			}
+			return c.control(ctx.Args().First(), "release", "")
+		},
+	}
+}
+
+func (c *command) breakCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "break",
+		Usage:     "end somebody else's lock, or remove an orphaned lock file; for root and who mounted",
+		ArgsUsage: "--why TEXT DIR",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "why", Usage: "the reason, for the log: `TEXT`"},
+		},
+		Action: func(ctx *cli.Context) error {
+			if err := exactArgs(ctx, 1, 1); err != nil {
+				return err
+			}
+			why := ctx.String("why")
+			switch {
+			case why == "":
+				return usagef("break: say why: stagefs break --why TEXT DIR")
+			case !printable(why):
+				return usagef("break: the reason holds control characters: %s", quote(why))
+			}
+			return c.control(ctx.Args().First(), "break", why)
+		},
+	}
+}
+
+// control sends one command line to the daemon (§9), whose answer is the errno
+// of the write.
+func (c *command) control(dir, verb, why string) error {
+	mountpoint, rel, err := c.place(dir)
+	if err != nil {
+		return err
+	}
+	line := verb + " " + ctlWord(rel)
+	if why != "" {
+		line += " " + why
+	}
+	f, err := os.OpenFile(filepath.Join(mountpoint, fs.ControlDir, "ctl"), os.O_WRONLY, 0)
+	if err != nil {
+		return controlError(mountpoint, err)
+	}
+	_, err = f.Write([]byte(line + "\n"))
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ENOENT):
+		return exitf(exitNoInput, "%s: there is no lock on it", quote(rel))
+	case errors.Is(err, os.ErrPermission) && verb == "release":
+		return exitf(exitNoPerm, "%s: held by somebody else; only a holder can release (see: stagefs why %s)", quote(rel), quote(dir))
+	case errors.Is(err, os.ErrPermission):
+		return exitf(exitNoPerm, "%s: only root and who mounted may break a lock", quote(rel))
+	case errors.Is(err, unix.E2BIG):
+		return usagef("%s: the line is too long; shorten the reason", verb)
+	case errors.Is(err, unix.EINVAL):
+		return usagef("%s: the daemon does not understand %s", verb, quote(line))
+	case errors.Is(err, unix.EBUSY):
+		return exitf(exitHeld, "%s: in use just now; try again", quote(rel))
+	}
+	return controlError(mountpoint, err)
+}

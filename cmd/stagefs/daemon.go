@@ -1,0 +1,116 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// envReady tells a process that it is the daemon which `stagefs mount -d`
+// started, and which descriptor its starter waits at for one byte.
+const envReady = "STAGEFS_READY_FD"
+
+// startDaemon runs this same command line again in a session of its own, and
+// returns when that one's mount answers. Until then the daemon shares standard
+// error, so that it tells its warnings and errors itself.
+func (c *command) startDaemon() error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	self, err := os.Executable()
+	if err != nil {
+		self = "/proc/self/exe"
+	}
+	cmd := exec.Command(self, c.args...)
+	cmd.Args[0] = "stagefs"
+	cmd.Env = append(os.Environ(), envReady+"=3")
+	cmd.ExtraFiles = []*os.File{w}
+	cmd.Stderr = c.err
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		return exitf(exitOS, "starting the daemon: %v", err)
+	}
+	// The daemon looks for processes that are inside of what it will cover
+	// (M5). This one is about to end, and is no find.
+	_ = os.Chdir("/")
+
+	// In its session the daemon does not hear what the terminal sends.
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	answer := make(chan bool, 1)
+	go func() {
+		n, _ := r.Read(make([]byte, 1))
+		answer <- n == 1
+	}()
+	for {
+		select {
+		case sig := <-signals:
+			cmd.Process.Signal(sig)
+		case ready := <-answer:
+			if ready {
+				return cmd.Process.Release()
+			}
+			return daemonEnd(cmd.Wait())
+		}
+	}
+}
+
+// daemonEnd passes on the status of a daemon that ended before it was ready.
+func daemonEnd(err error) error {
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return &exitError{exitSoftware, "the daemon ended before the mount answered"}
+	case !errors.As(err, &exit):
+		return exitf(exitOS, "waiting for the daemon: %v", err)
+	case exit.ExitCode() < 0:
+		return exitf(exitSoftware, "the daemon ended before the mount answered: %v", exit)
+	}
+	return &exitError{exit.ExitCode(), ""} // it has said why
+}
+
+// readyPipe is the descriptor at which a starter waits, nil if there is none.
+// Programs that this process runs learn nothing of it.
+func readyPipe() *os.File {
+	if os.Getenv(envReady) != "3" {
+		return nil
+	}
+	os.Unsetenv(envReady)
+	unix.CloseOnExec(3)
+	return os.NewFile(3, "ready pipe")
+}
+
+// daemonReady lets go of the terminal and tells the starter that the mount
+// answers. An error means that nobody waits for it any more.
+func daemonReady(starter, log *os.File) error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	if log == nil {
+		log = null
+	}
+	for fd, file := range []*os.File{null, log, log} {
+		if err := unix.Dup3(int(file.Fd()), fd, 0); err != nil {
+			return fmt.Errorf("leaving the terminal: %w", err)
+		}
+	}
+	defer starter.Close()
+	if _, err := starter.Write([]byte{0}); err != nil {
+		return fmt.Errorf("whoever started this daemon is gone: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,84 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/urfave/cli/v2"
+)
+
+func (c *command) doctorCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "doctor",
+		Usage:     "tell what on this machine would stop or slow a mount, and the fix",
+		ArgsUsage: "[--json] [DIR]",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "json", Usage: "one JSON object"},
+			&cli.StringFlag{Name: "state-dir", Usage: "`DIR` that the mount would be given"},
+		},
+		Action: c.doctorAction,
+	}
+}
+
+// How much a finding matters.
+const (
+	statusOK   = "ok"
+	statusNote = "note" // worth knowing
+	statusWarn = "warn" // a mount works, but less well
+	statusFail = "fail" // no mount works
+)
+
+// A finding is what doctor has to say of one thing.
+type finding struct {
+	Name   string `json:"name"`
+	Status string `json:"status"`
+	Detail string `json:"detail"`
+	Fix    string `json:"fix,omitempty"`
+}
+
+func (c *command) doctorAction(ctx *cli.Context) error {
+	if err := exactArgs(ctx, 0, 1); err != nil {
+		return err
+	}
+	m := machine{euid: os.Geteuid()}
+	all := m.examine()
+	all = append(all, m.checkStateDir(ctx.String("state-dir")))
+	if dir := ctx.Args().First(); dir != "" {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return err
+		}
+		all = append(all, checkDirectory(abs)...)
+	}
+
+	failed := 0
+	for _, f := range all {
+		if f.Status == statusFail {
+			failed++
+		}
+	}
+	if ctx.Bool("json") {
+		err := json.NewEncoder(c.out).Encode(struct {
+			OK     bool      `json:"ok"`
+			Checks []finding `json:"checks"`
+		}{failed == 0, all})
+		if err != nil {
+			return err
+		}
+	} else {
+		for _, f := range all {
+			fmt.Fprintf(c.out, "%-5s %-14s %s\n", f.Status, f.Name, harmless(f.Detail))
+			if f.Fix != "" {
+				fmt.Fprintf(c.out, "%-20s fix: %s\n", "", harmless(f.Fix))
+			}
+		}
+	}
+	if failed > 0 {
+		return exitf(exitUnavailable, "%d of %d checks failed: no mount can work here", failed, len(all))
+	}
+	return nil
+}

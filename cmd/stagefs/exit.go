@@ -1,0 +1,103 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	stagefs "github.com/stagefs/stagefs/fs"
+)
+
+// Exit statuses, after sysexits.h. They are promised in the manual page.
+const (
+	exitOK          = 0
+	exitUsage       = 64 // the command line is wrong
+	exitNoInput     = 66 // the directory is missing, or no directory that can be served
+	exitUnavailable = 69 // there is no stagefs mount, or (doctor) there can be none
+	exitSoftware    = 70 // an error in stagefs
+	exitOS          = 71 // the machine lacks something
+	exitCantCreate  = 73 // the mountpoint can't be used
+	exitIO          = 74 // an input or output error
+	exitHeld        = 75 // somebody else has it; try again later
+	exitNoPerm      = 77 // not allowed
+	exitSignal      = 128
+)
+
+// An exitError ends the program with a status and a message for its user.
+type exitError struct {
+	status int
+	text   string // empty: all is said
+}
+
+func (e *exitError) Error() string { return e.text }
+
+func exitf(status int, format string, args ...any) error {
+	return &exitError{status, fmt.Sprintf(format, args...)}
+}
+
+func usagef(format string, args ...any) error { return exitf(exitUsage, format, args...) }
+
+// explain turns any error into an exit status, and a message that tells its
+// reader what to do.
+func explain(err error) (status int, text string) {
+	var exit *exitError
+	if errors.As(err, &exit) {
+		return exit.status, exit.text
+	}
+	var option *stagefs.OptionError
+	if errors.As(err, &option) {
+		return exitUsage, fmt.Sprintf("%s %s: %s", option.Option, quote(option.Value), option.Reason)
+	}
+	var served *stagefs.ServedError
+	if errors.As(err, &served) {
+		if served.Pid == 0 {
+			return exitHeld, fmt.Sprintf("%s is served already, by another process", quote(served.Dir))
+		}
+		return exitHeld, fmt.Sprintf("%s is served already, by process %d", quote(served.Dir), served.Pid)
+	}
+	for _, known := range []struct {
+		is     error
+		status int
+		advice string
+	}{
+		{stagefs.ErrNotDirectory, exitNoInput, "name the directory itself"},
+		{stagefs.ErrOnFuse, exitNoInput, "the static directory must be on a local filesystem, not on FUSE"},
+		{stagefs.ErrReadOnly, exitNoInput, "remount the filesystem read-write (mount -o remount,rw), or serve another directory"},
+		{stagefs.ErrStaleMount, exitCantCreate, "a dead mount is in the way; clear it with: stagefs umount MOUNTPOINT"},
+		{stagefs.ErrMountpointBusy, exitCantCreate, "something is mounted there; unmount it, or choose another mountpoint"},
+		{stagefs.ErrNoFuse, exitOS, "see: stagefs doctor"},
+		{stagefs.ErrStrict, exitHeld, "end what is named, or mount without --strict"},
+		{stagefs.ErrNoMount, exitUnavailable, "mount one with: stagefs mount DIR"},
+		{stagefs.ErrNotExist, exitNoInput, "make it first"},
+	} {
+		if errors.Is(err, known.is) {
+			return known.status, fmt.Sprintf("%s; %s", harmless(err.Error()), known.advice)
+		}
+	}
+	return errnoStatus(err), harmless(err.Error())
+}
+
+func errnoStatus(err error) int {
+	var errno syscall.Errno
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return exitNoPerm
+	case errors.Is(err, fs.ErrNotExist):
+		return exitNoInput
+	case errors.Is(err, unix.EIO), errors.Is(err, os.ErrDeadlineExceeded):
+		return exitIO
+	case errors.Is(err, unix.EBUSY):
+		return exitHeld
+	case errors.Is(err, unix.ENOTCONN):
+		return exitUnavailable
+	case errors.As(err, &errno):
+		return exitOS
+	}
+	return exitSoftware
+}

@@ -1,0 +1,110 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A mountUser is one thing that keeps a mount busy.
+type mountUser struct {
+	pid  int
+	comm string
+	what string // how it uses path: "its working directory is", "it has open", …
+	path string
+}
+
+func (u mountUser) String() string {
+	if u.pid == 0 {
+		return fmt.Sprintf("%s %s", u.what, quote(u.path))
+	}
+	return fmt.Sprintf("process %d (%s): %s %s", u.pid, quote(u.comm), u.what, quote(u.path))
+}
+
+// mountUsers looks through /proc for who is inside the mount: a process counts
+// once, with the first thing found. The mount itself is never touched, since it
+// may hang.
+//
+// A path does not tell whether something lies in the mount or in the backing
+// below it: over itself, both have the same. The id of the mount does.
+func mountUsers(mount *mountEntry) []mountUser {
+	var users []mountUser
+	mounts, _ := readMountinfo()
+	for _, m := range mounts {
+		if m.id != mount.id && m.path != mount.path && below(m.path, mount.path) {
+			users = append(users, mountUser{what: "another mount, at", path: m.path})
+		}
+	}
+	procs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, proc := range procs {
+		pid, err := strconv.Atoi(filepath.Base(proc))
+		if err != nil {
+			continue
+		}
+		what, path := useOf(proc, mount)
+		if what == "" {
+			continue
+		}
+		comm, _ := os.ReadFile(proc + "/comm")
+		users = append(users, mountUser{pid, strings.TrimSuffix(string(comm), "\n"), what, path})
+	}
+	return users
+}
+
+// useOf tells how the process below proc uses the mount, "" if it does not.
+func useOf(proc string, mount *mountEntry) (what, path string) {
+	for _, link := range []struct{ name, what string }{
+		{"/cwd", "its working directory is"},
+		{"/root", "its root directory is"},
+		{"/exe", "it runs"},
+	} {
+		if path, err := os.Readlink(proc + link.name); err == nil && below(path, mount.path) && linkMount(proc+link.name) == mount.id {
+			return link.what, path
+		}
+	}
+	fds, _ := os.ReadDir(proc + "/fd")
+	for _, fd := range fds {
+		path, err := os.Readlink(proc + "/fd/" + fd.Name())
+		if err == nil && below(path, mount.path) && fdinfoMount(proc+"/fdinfo/"+fd.Name()) == mount.id {
+			return "it has open", path
+		}
+	}
+	maps, _ := os.ReadFile(proc + "/maps")
+	for line := range strings.Lines(string(maps)) {
+		// The path is the sixth field and may hold blanks.
+		if i := strings.IndexByte(line, '/'); i >= 0 {
+			if path := strings.TrimSuffix(line[i:], "\n"); below(path, mount.path) && path != mount.path {
+				return "it has mapped", path
+			}
+		}
+	}
+	return "", ""
+}
+
+// linkMount is the id of the mount that a link of /proc leads to, 0 if it can't
+// be told. An O_PATH descriptor asks the file system nothing.
+func linkMount(link string) int {
+	fd, err := unix.Open(link, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0
+	}
+	defer unix.Close(fd)
+	return fdinfoMount("/proc/self/fdinfo/" + strconv.Itoa(fd))
+}
+
+func fdinfoMount(file string) int {
+	info, _ := os.ReadFile(file)
+	for line := range strings.Lines(string(info)) {
+		if value, ok := strings.CutPrefix(line, "mnt_id:"); ok {
+			id, _ := strconv.Atoi(strings.TrimSpace(value))
+			return id
+		}
+	}
+	return 0
+}

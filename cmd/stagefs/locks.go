@@ -1,0 +1,173 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+)
+
+func (c *command) locksCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "locks",
+		Usage:     "list who holds what",
+		ArgsUsage: "[--json] [--watch] [PATH]",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "json", Usage: "one JSON object a mount, on a line of its own"},
+			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "print again whenever it changes, until interrupted"},
+		},
+		Action: c.locksAction,
+	}
+}
+
+func (c *command) locksAction(ctx *cli.Context) error {
+	if err := exactArgs(ctx, 0, 1); err != nil {
+		return err
+	}
+	mounts, err := c.chosenMounts(ctx.Args().First())
+	if err != nil {
+		return err
+	}
+	if ctx.Bool("watch") {
+		return c.watchLocks(ctx.Context, mounts, ctx.Bool("json"))
+	}
+	return c.printLocks(mounts, ctx.Bool("json"))
+}
+
+// chosenMounts are the mounts to list: the one that path is in; without a path,
+// the one that the working directory is in; or else all.
+func (c *command) chosenMounts(path string) ([]string, error) {
+	if path != "" {
+		mountpoint, _, err := c.place(path)
+		return []string{mountpoint}, err
+	}
+	if wd, err := os.Getwd(); err == nil {
+		if mountpoint, _, err := c.find(wd); err == nil {
+			return []string{mountpoint}, nil
+		}
+	}
+	all, err := c.mounts()
+	if err != nil {
+		return nil, err
+	}
+	var mounts []string
+	for _, m := range all {
+		mounts = append(mounts, m.Mountpoint)
+	}
+	if len(mounts) == 0 {
+		return nil, exitf(exitUnavailable, "there is no stagefs mount; make one with: stagefs mount DIR")
+	}
+	return mounts, nil
+}
+
+// printLocks prints all mounts that can be read, also if one of them can't.
+func (c *command) printLocks(mounts []string, asJSON bool) error {
+	var failed error
+	for i, m := range mounts {
+		var err error
+		if asJSON {
+			err = c.printLocksJSON(m)
+		} else {
+			err = c.printLocksText(m, i, len(mounts) > 1)
+		}
+		if err != nil && failed != nil {
+			_, text := explain(err)
+			c.say("%s", text)
+		} else if err != nil {
+			failed = err
+		}
+	}
+	return failed
+}
+
+func (c *command) printLocksText(mountpoint string, i int, header bool) error {
+	text, err := readControl(mountpoint, "locks")
+	if err != nil {
+		return err
+	}
+	if header {
+		if i > 0 {
+			fmt.Fprintln(c.out)
+		}
+		fmt.Fprintf(c.out, "%s:\n", quote(mountpoint))
+	}
+	_, err = io.WriteString(c.out, harmless(string(text)))
+	return err
+}
+
+// printLocksJSON adds the mountpoint and leaves the rest of locks.json alone,
+// also what a newer daemon may have added.
+func (c *command) printLocksJSON(mountpoint string) error {
+	data, err := readControl(mountpoint, "locks.json")
+	if err != nil {
+		return err
+	}
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(data, &object); err != nil {
+		return exitf(exitSoftware, "%s: locks.json: %v", quote(mountpoint), err)
+	}
+	if object["mountpoint"], err = json.Marshal(mountpoint); err != nil {
+		return err
+	}
+	return json.NewEncoder(c.out).Encode(object)
+}
+
+// watchInterval is how often --watch looks.
+const watchInterval = time.Second
+
+// watchLocks prints the listing at each change until it is interrupted, or a
+// mount is gone.
+func (c *command) watchLocks(ctx context.Context, mounts []string, asJSON bool) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	ticks := time.NewTicker(watchInterval)
+	defer ticks.Stop()
+	var last []byte
+	for first := true; ; first = false {
+		var now []byte
+		for _, m := range mounts {
+			data, err := readControl(m, "locks.json")
+			if err != nil {
+				return err
+			}
+			now = append(now, data...)
+		}
+		if first || !bytes.Equal(now, last) {
+			switch {
+			case asJSON:
+			case isTerminal(c.out):
+				fmt.Fprint(c.out, "\x1b[H\x1b[2J") // home, clear
+			case !first:
+				fmt.Fprintln(c.out)
+			}
+			if err := c.printLocks(mounts, asJSON); err != nil {
+				return err
+			}
+			last = now
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks.C:
+		}
+	}
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}

@@ -1,0 +1,312 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/filestore"
+)
+
+// A machine is what doctor looks at.
+type machine struct {
+	root string // where its files are; "": at /
+	euid int
+}
+
+func (m machine) read(path string) string {
+	data, _ := os.ReadFile(m.root + path)
+	return strings.TrimSpace(string(data))
+}
+
+// examine makes all checks that need no directory.
+func (m machine) examine() []finding {
+	all := []finding{m.checkKernel(), m.checkFuse(), m.checkDevice(), m.checkUser()}
+	if m.euid != 0 {
+		all = append(all, m.checkFusermount(), m.checkAllowOther())
+	}
+	return append(all, m.checkPidNamespace(), m.checkPidfd(), m.checkUring(), m.checkPassthrough(),
+		checkOpenFiles(), checkMounts())
+}
+
+// kernel is the version as major, minor.
+func (m machine) kernel() (major, minor int, release string) {
+	release = m.read("/proc/sys/kernel/osrelease")
+	fmt.Sscanf(release, "%d.%d", &major, &minor)
+	return major, minor, release
+}
+
+func (m machine) atLeast(major, minor int) bool {
+	a, b, _ := m.kernel()
+	return a > major || a == major && b >= minor
+}
+
+func (m machine) checkKernel() finding {
+	_, _, release := m.kernel()
+	f := finding{"kernel", statusOK, "Linux " + release, ""}
+	if !m.atLeast(5, 10) {
+		f.Status, f.Detail = statusFail, f.Detail+"; stagefs needs 5.10 or newer"
+		f.Fix = "install a newer kernel"
+	}
+	return f
+}
+
+func (m machine) checkFuse() finding {
+	for line := range strings.Lines(m.read("/proc/filesystems") + "\n") {
+		if f := strings.Fields(line); len(f) > 0 && f[len(f)-1] == "fuse" {
+			return finding{"fuse", statusOK, "the kernel has the FUSE file system", ""}
+		}
+	}
+	return finding{"fuse", statusFail, "the kernel has no FUSE file system", "modprobe fuse, as root"}
+}
+
+func (m machine) checkDevice() finding {
+	f := finding{"/dev/fuse", statusOK, "can be opened", ""}
+	file, err := os.OpenFile(m.root+"/dev/fuse", os.O_RDWR, 0)
+	switch {
+	case err == nil:
+		file.Close()
+	case errors.Is(err, os.ErrNotExist):
+		f.Status, f.Detail = statusFail, "missing"
+		f.Fix = "modprobe fuse; in a container, give it the device: --device /dev/fuse --cap-add SYS_ADMIN"
+	case errors.Is(err, os.ErrPermission) && m.euid != 0:
+		// fusermount3 opens it on behalf of ordinary users, with root's rights.
+		f.Status, f.Detail = statusNote, "only root can open it; fusermount3 does"
+	default:
+		f.Status, f.Detail = statusFail, err.Error()
+		f.Fix = "chmod 666 /dev/fuse; in a container, allow the device"
+	}
+	return f
+}
+
+const capSysAdmin = 21
+
+func (m machine) checkUser() finding {
+	if m.euid != 0 {
+		return finding{"user", statusWarn, "an ordinary user's mount is for the processes of that user alone", "mount as root for full service"}
+	}
+	for line := range strings.Lines(m.read("/proc/self/status")) {
+		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			caps, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+			if err == nil && caps&(1<<capSysAdmin) == 0 {
+				return finding{"user", statusFail, "root without the right to mount (CAP_SYS_ADMIN)", "in a container: --cap-add SYS_ADMIN"}
+			}
+		}
+	}
+	return finding{"user", statusOK, "root", ""}
+}
+
+func (m machine) checkFusermount() finding {
+	path, err := exec.LookPath("fusermount3")
+	if err != nil {
+		return finding{"fusermount3", statusFail, "missing; ordinary users can't mount without it", "apt-get install fuse3"}
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode()&os.ModeSetuid == 0 {
+		return finding{"fusermount3", statusFail, path + " is not set-user-id root", "chmod u+s " + path + ", as root"}
+	}
+	return finding{"fusermount3", statusOK, path, ""}
+}
+
+func (m machine) checkAllowOther() finding {
+	for line := range strings.Lines(m.read("/etc/fuse.conf") + "\n") {
+		if strings.TrimSpace(line) == "user_allow_other" {
+			return finding{"allow_other", statusOK, "ordinary users may show their mounts to others", ""}
+		}
+	}
+	return finding{"allow_other", statusWarn, "other users, root included, can't see an ordinary user's mount", "put the line user_allow_other into /etc/fuse.conf"}
+}
+
+// initPidNamespace is the fixed inode number of the first PID namespace.
+const initPidNamespace = "pid:[4026531836]"
+
+func (m machine) checkPidNamespace() finding {
+	ns, err := os.Readlink(m.root + "/proc/self/ns/pid")
+	if err == nil && ns != initPidNamespace {
+		return finding{"pid namespace", statusWarn, "not the machine's first one: processes outside of it hold and change nothing", "run the daemon outside of the container"}
+	}
+	return finding{"pid namespace", statusOK, "the machine's first one: every process can be told", ""}
+}
+
+// checkPidfd tries the two calls that tell a process from a thread id quickly.
+func (m machine) checkPidfd() finding {
+	fd, err := unix.PidfdOpen(unix.Gettid(), unix.PIDFD_THREAD)
+	if err != nil {
+		return finding{"pidfd", statusWarn, "no PIDFD_THREAD: /proc is read instead, which is slower", "Linux 6.9 or newer"}
+	}
+	defer unix.Close(fd)
+	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_PID}
+	switch err := unix.IoctlPidfdInfo(fd, &info); {
+	case err != nil:
+		return finding{"pidfd", statusWarn, "no PIDFD_GET_INFO: /proc is read instead, which is slower", "Linux 6.13 or newer"}
+	case !m.atLeast(6, 15):
+		return finding{"pidfd", statusNote, "does not tell the exit status of a process that was reaped: hand-over to the parent may be missed", "Linux 6.15 or newer"}
+	}
+	return finding{"pidfd", statusOK, "tells threads, parents and exit statuses", ""}
+}
+
+func (m machine) checkUring() finding {
+	const name = "fuse io_uring"
+	switch m.read("/sys/module/fuse/parameters/enable_uring") {
+	case "Y":
+		return finding{name, statusOK, "enabled; this version does not use it yet", ""}
+	case "N":
+		return finding{name, statusNote, "disabled; this version does not use it yet", ""}
+	}
+	return finding{name, statusNote, "not in this kernel (Linux 6.14); this version does not use it yet", ""}
+}
+
+func (m machine) checkPassthrough() finding {
+	const name = "passthrough"
+	if m.atLeast(6, 9) {
+		return finding{name, statusNote, "in this kernel, if it was built with it; this version does not use it yet", ""}
+	}
+	return finding{name, statusNote, "not in this kernel (Linux 6.9); this version does not use it yet", ""}
+}
+
+// enoughFiles is a limit on descriptors with which no ordinary work fails: an
+// open file below the mount is one of the daemon's.
+const enoughFiles = 4096
+
+func checkOpenFiles() finding {
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		return finding{"open files", statusWarn, err.Error(), ""}
+	}
+	if lim.Max < enoughFiles {
+		return finding{"open files", statusWarn, fmt.Sprintf("at most %d can be open below the mount at a time, less some", lim.Max), fmt.Sprintf("ulimit -Hn %d or more; LimitNOFILE= in a systemd unit", enoughFiles)}
+	}
+	return finding{"open files", statusOK, fmt.Sprintf("up to %d", lim.Max), ""}
+}
+
+// checkMounts looks for mounts whose daemon is gone, or does not answer.
+func checkMounts() finding {
+	mounts, err := readMountinfo()
+	if err != nil {
+		return finding{"mounts", statusWarn, err.Error(), ""}
+	}
+	var live, bad, fixes []string
+	for _, e := range mounts {
+		if e.fstype != fsType {
+			continue
+		}
+		if state := mountState(e.path); state == "" {
+			live = append(live, quote(e.path))
+		} else {
+			bad = append(bad, quote(e.path)+" "+state)
+			fixes = append(fixes, "stagefs umount --lazy "+quote(e.path))
+		}
+	}
+	switch {
+	case len(bad) > 0:
+		return finding{"mounts", statusWarn, strings.Join(bad, "; "), strings.Join(fixes, "; ")}
+	case len(live) > 0:
+		return finding{"mounts", statusOK, "live: " + strings.Join(live, ", "), ""}
+	}
+	return finding{"mounts", statusOK, "no stagefs mount", ""}
+}
+
+// mountState is empty for a mount that answers. One that hangs keeps the
+// goroutine that asked: the program ends soon.
+func mountState(path string) string {
+	answer := make(chan error, 1)
+	go func() {
+		var st unix.Statfs_t
+		answer <- unix.Statfs(path, &st)
+	}()
+	select {
+	case err := <-answer:
+		if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
+			return "is dead"
+		}
+		return ""
+	case <-time.After(2 * time.Second):
+		return "does not answer"
+	}
+}
+
+// checkStateDir asks whether the daemon could make or write its state directory.
+func (m machine) checkStateDir(dir string) finding {
+	const name = "state"
+	fix := "name another one with --state-dir"
+	if dir == "" {
+		var err error
+		if dir, err = filestore.DefaultDir(); err != nil {
+			return finding{name, statusFail, err.Error(), fix}
+		}
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return finding{name, statusFail, err.Error(), fix}
+	}
+	for at := dir; ; at = filepath.Dir(at) {
+		info, err := os.Stat(at)
+		switch {
+		case errors.Is(err, os.ErrNotExist) && at != "/":
+			continue
+		case err != nil:
+			return finding{name, statusFail, err.Error(), fix}
+		case !info.IsDir():
+			return finding{name, statusFail, quote(at) + " is no directory", fix}
+		case unix.Access(at, unix.W_OK|unix.X_OK) != nil:
+			return finding{name, statusFail, quote(dir) + " can't be written", fix}
+		}
+		return finding{name, statusOK, quote(dir), ""}
+	}
+}
+
+// checkDirectory looks at a static directory that is to be served.
+func checkDirectory(dir string) []finding {
+	const name = "directory"
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return []finding{{name, statusFail, quote(dir) + " is missing", "mkdir -p " + quote(dir)}}
+	case errors.Is(err, unix.ENOTCONN):
+		return []finding{{name, statusFail, quote(dir) + " is covered by a dead mount", "stagefs umount " + quote(dir)}}
+	case err != nil:
+		return []finding{{name, statusFail, err.Error(), ""}}
+	case !info.IsDir():
+		return []finding{{name, statusFail, quote(dir) + " is no directory", "name the directory itself"}}
+	}
+	mounts, err := readMountinfo()
+	if err != nil {
+		return []finding{{name, statusWarn, err.Error(), ""}}
+	}
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return []finding{{name, statusFail, err.Error(), ""}}
+	}
+	fstype := "an unknown file system"
+	if on := covering(mounts, real); on != nil {
+		fstype = on.fstype
+	}
+	all := []finding{{name, statusOK, quote(dir) + " is on " + fstype, ""}}
+	var st unix.Statfs_t
+	if err := unix.Statfs(real, &st); err != nil {
+		return append(all, finding{name, statusFail, err.Error(), ""})
+	}
+	switch {
+	case fstype == fsType:
+		all[0] = finding{name, statusFail, quote(dir) + " is served already, or below a stagefs mount", "stagefs umount " + quote(real)}
+	case st.Type == unix.FUSE_SUPER_MAGIC:
+		all[0].Status, all[0].Detail, all[0].Fix = statusFail, all[0].Detail+", on FUSE", "serve a directory on a local file system"
+	}
+	if st.Flags&unix.ST_RDONLY != 0 {
+		all = append(all, finding{"writable", statusFail, "the file system is read-only", "mount -o remount,rw, as root"})
+	} else if unix.Access(real, unix.W_OK|unix.X_OK) != nil {
+		all = append(all, finding{"writable", statusWarn, "you can't write to it", "serve it as its owner, or as root"})
+	}
+	if _, err := unix.Lgetxattr(real, "user.stagefs.doctor", nil); errors.Is(err, unix.EOPNOTSUPP) {
+		all = append(all, finding{"attributes", statusNote, "the file system has no extended attributes; nor will the mount, but for its own", ""})
+	}
+	return all
+}

@@ -1,0 +1,147 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/stagefs/stagefs/fs"
+)
+
+func (c *command) mountCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "mount",
+		Usage:     "serve a static directory, over itself or at another mountpoint",
+		ArgsUsage: "[options] DIR [MOUNTPOINT]",
+		Flags: []cli.Flag{
+			&cli.StringSliceFlag{Name: "lock-name", Usage: "`NAME` or pattern of lock files, may be repeated (default: devserver, devserver.lock)"},
+			&cli.StringSliceFlag{Name: "candidate", Usage: "further `PATTERN` of the temporary files that lock by link(2), may be repeated"},
+			&cli.IntFlag{Name: "depth", Value: 1, Usage: "directories nearer than `N` levels to the root are containers"},
+			&cli.StringFlag{Name: "unlocked", Value: "allow", Usage: "`allow|deny`: whether paths without a lock may be written"},
+			&cli.StringFlag{Name: "state-dir", Usage: "`DIR` for what must outlive the daemon (default: /var/lib/stagefs, for ordinary users below XDG_STATE_HOME)"},
+			&cli.BoolFlag{Name: "strict", Usage: "refuse to start if someone can get under the mount already"},
+			&cli.DurationFlag{Name: "grace", Value: 5 * time.Second, Usage: "how long to wait for a busy mount at the end"},
+			&cli.BoolFlag{Name: "compat", Usage: "use only what Linux 5.10 offers"},
+			&cli.BoolFlag{Name: "debug", Usage: "log every decision"},
+			&cli.BoolFlag{Name: "daemon", Aliases: []string{"d"}, Usage: "return once the mount answers, and serve on in the background"},
+			&cli.StringFlag{Name: "log", Usage: "append the log to `FILE` (default: standard error; with -d: nowhere)"},
+		},
+		Action: c.mountAction,
+	}
+}
+
+func (c *command) mountAction(ctx *cli.Context) error {
+	if err := exactArgs(ctx, 1, 2); err != nil {
+		return err
+	}
+	o, err := mountOptions(ctx)
+	if err != nil {
+		return err
+	}
+	starter := readyPipe()
+	if ctx.Bool("daemon") && starter == nil {
+		return c.startDaemon()
+	}
+	log := io.Writer(c.err)
+	var logFile *os.File
+	if name := ctx.String("log"); name != "" {
+		logFile, err = os.OpenFile(name, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+		if err != nil {
+			return exitf(exitCantCreate, "log file: %v", err)
+		}
+		defer logFile.Close()
+		log = logFile
+	}
+	level := slog.LevelInfo
+	if o.Debug {
+		level = slog.LevelDebug
+	}
+	o.Log = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: level}))
+
+	return explainMount(o, c.serve(ctx.Context, o, func(s server) error {
+		for _, w := range s.Warnings() {
+			c.say("warning: %s", harmless(w))
+		}
+		if starter == nil {
+			c.say("serving %s (pid %d); Ctrl-C unmounts", quote(s.Mountpoint()), os.Getpid())
+			return nil
+		}
+		c.say("serving %s (pid %d); unmount with: stagefs umount %s", quote(s.Mountpoint()), os.Getpid(), quote(s.Mountpoint()))
+		return daemonReady(starter, logFile)
+	}))
+}
+
+// mountOptions turns the command line into options, with absolute paths: the
+// daemon leaves the directory that it was started in.
+func mountOptions(ctx *cli.Context) (fs.Options, error) {
+	o := fs.Options{
+		LockNames:  ctx.StringSlice("lock-name"),
+		Candidates: ctx.StringSlice("candidate"),
+		Depth:      ctx.Int("depth"),
+		Strict:     ctx.Bool("strict"),
+		Compat:     ctx.Bool("compat"),
+		Grace:      ctx.Duration("grace"),
+		Debug:      ctx.Bool("debug"),
+		Version:    versionText(),
+	}
+	switch v := ctx.String("unlocked"); v {
+	case "allow":
+	case "deny":
+		o.DenyUnlocked = true
+	default:
+		return o, usagef("option --unlocked %s: want allow or deny", quote(v))
+	}
+	if o.Grace <= 0 {
+		return o, usagef("option --grace %v: want more than 0", o.Grace)
+	}
+	for _, path := range []struct {
+		given string
+		to    *string
+	}{
+		{ctx.Args().Get(0), &o.Dir},
+		{ctx.Args().Get(1), &o.Mountpoint},
+		{ctx.String("state-dir"), &o.StateDir},
+	} {
+		if path.given == "" {
+			continue
+		}
+		abs, err := filepath.Abs(path.given)
+		if err != nil {
+			return o, fmt.Errorf("where is %s: %w", quote(path.given), err)
+		}
+		*path.to = abs
+	}
+	return o, o.Validate()
+}
+
+// explainMount adds to the errors of mounting what their reader may not know.
+func explainMount(o fs.Options, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fs.ErrNotExist) && !pathExists(o.Dir):
+		return exitf(exitNoInput, "%s: no such directory; make it first: mkdir -p %s", quote(o.Dir), quote(o.Dir))
+	case errors.Is(err, fs.ErrNotExist) && o.Mountpoint != "" && !pathExists(o.Mountpoint):
+		return exitf(exitNoInput, "mountpoint %s: no such directory; make it first: mkdir -p %s", quote(o.Mountpoint), quote(o.Mountpoint))
+	case errors.Is(err, fs.ErrStaleMount):
+		at := o.Mountpoint
+		if at == "" {
+			at = o.Dir
+		}
+		return exitf(exitCantCreate, "%s: a dead mount is in the way; clear it with: stagefs umount %s", quote(at), quote(at))
+	}
+	return err
+}
+
+func pathExists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, os.ErrNotExist)
+}

@@ -1,0 +1,84 @@
+//go:build linux
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+const mountTable = `22 1 0:21 / / rw,relatime - ext4 /dev/vda rw
+90 22 0:40 / /srv/static rw,nosuid - fuse.stagefs /srv/static rw,user_id=0
+91 22 0:41 / /srv/a\040b\012c ro shared:1 master:2 - tmpfs none rw
+92 90 0:42 / /srv/static rw - tmpfs over rw
+broken line
+`
+
+func TestParseMountinfo(t *testing.T) {
+	all := parseMountinfo(mountTable)
+	if len(all) != 4 {
+		t.Fatalf("parseMountinfo has %d entries, want 4: %+v", len(all), all)
+	}
+	if got := topMount(all, "/srv/static"); got == nil || got.id != 92 {
+		t.Errorf("topMount(/srv/static) = %+v, want the latest, 92", got)
+	}
+	if got := covering(all, "/srv/a b\nc/d"); got == nil || got.id != 91 || got.fstype != "tmpfs" {
+		t.Errorf("covering = %+v, want 91", got)
+	}
+	if got := covering(all, "/srv/statics"); got == nil || got.path != "/" {
+		t.Errorf("covering(/srv/statics) = %+v, want the root", got)
+	}
+	if got := topMount(all, "/srv"); got != nil {
+		t.Errorf("topMount(/srv) = %+v, want none", got)
+	}
+}
+
+// TestMountUsers looks for users of the mount that the temporary directory is
+// on, as if its mountpoint were that directory.
+func TestMountUsers(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry := &mountEntry{id: linkMount(dir), path: dir}
+	if entry.id == 0 {
+		t.Fatal("the mount's id can't be told")
+	}
+	if got := mountUsers(entry); len(got) != 0 {
+		t.Errorf("mountUsers = %v in an empty directory", got)
+	}
+	f, err := os.Create(filepath.Join(dir, "open\nfile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	cmd := exec.Command("sleep", "60")
+	cmd.Dir = dir
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cmd.Process.Kill(); cmd.Wait() }()
+
+	got := map[int]mountUser{}
+	for _, u := range mountUsers(entry) {
+		got[u.pid] = u
+	}
+	if u := got[os.Getpid()]; u.what != "it has open" || u.path != f.Name() {
+		t.Errorf("this process: %q, want the open file", u)
+	}
+	if u := got[cmd.Process.Pid]; u.what != "its working directory is" || u.comm != "sleep" {
+		t.Errorf("sleep: %q, want its working directory", u)
+	}
+	entry.id++
+	if got := mountUsers(entry); len(got) != 0 {
+		t.Errorf("mountUsers = %v for another mount at the same path", got)
+	}
+}
+
+func TestUmountNoMount(t *testing.T) {
+	m := newFakeMount(t, nil)
+	m.check(t, []string{"umount", m.dir}, 69, "", "no stagefs mount")
+	m.check(t, []string{"umount", "/"}, 69, "", "no stagefs mount")
+}

@@ -1,0 +1,55 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// quote makes a name safe for a terminal: one that could move the cursor, forge
+// a line or hide what it says is shown as a Go string literal, others as they are.
+func quote(name string) string {
+	if name == "" || !printable(name) || strings.HasPrefix(name, `"`) {
+		return strconv.Quote(name)
+	}
+	return name
+}
+
+// printable tells whether s shows exactly what it holds. Beside control
+// characters and bytes that are no UTF-8, that excludes the invisible
+// characters that change the direction of text.
+func printable(s string) bool {
+	return utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
+}
+
+// ctlWord is name as one word of a control line (§9). The quotes are needed for
+// a blank too, which ends a word.
+func ctlWord(name string) string {
+	if quoted := quote(name); quoted != name || !strings.ContainsAny(name, " \\'\"") {
+		return quoted
+	}
+	return strconv.Quote(name)
+}
+
+// harmless replaces in text of many lines what only a line break may do. The
+// daemon has quoted all names; this holds whatever it is that serves the mount.
+func harmless(text string) string {
+	lines := strings.SplitAfter(text, "\n")
+	for i, line := range lines {
+		body := strings.TrimSuffix(line, "\n")
+		if !printable(strings.ReplaceAll(body, "\t", "")) {
+			quoted := strconv.Quote(body)
+			lines[i] = quoted[1:len(quoted)-1] + line[len(body):]
+		}
+	}
+	return strings.Join(lines, "")
+}
+
+// say prints one line to standard error.
+func (c *command) say(format string, args ...any) {
+	fmt.Fprintf(c.err, "stagefs: "+format+"\n", args...)
+}

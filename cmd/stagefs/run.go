@@ -1,0 +1,141 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/stagefs/stagefs/fs"
+)
+
+// A command is one run of the program: its streams, and what it uses of the
+// machine, which tests replace.
+type command struct {
+	args     []string // without the program's name
+	in       io.Reader
+	out, err io.Writer
+	mount    func(fs.Options) (server, error)
+	unmount  func(mountpoint string, lazy bool) error
+	mounts   func() ([]fs.MountInfo, error)
+	find     func(path string) (mountpoint, rel string, err error)
+}
+
+// A server is what the commands need of an [fs.Server].
+type server interface {
+	Mountpoint() string
+	Warnings() []string
+	Wait() error
+	Shutdown(context.Context) error
+}
+
+// run is the whole program. It returns the exit status.
+func run(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) int {
+	c := &command{
+		in: in, out: out, err: errs,
+		mount: func(o fs.Options) (server, error) {
+			// The daemon must not sit in what it covers, nor keep another
+			// file system busy. All paths are absolute by now.
+			if err := os.Chdir("/"); err != nil {
+				return nil, err
+			}
+			s, err := fs.Mount(o)
+			if err != nil {
+				return nil, err
+			}
+			return s, nil
+		},
+		unmount: fs.Unmount,
+		mounts:  fs.Mounts,
+		find:    fs.FindMount,
+	}
+	if len(args) > 0 {
+		c.args = args[1:]
+	}
+	return c.run(ctx)
+}
+
+func (c *command) run(ctx context.Context) int {
+	app := c.app()
+	args, err := normalize(app, c.args)
+	if err == nil {
+		err = app.RunContext(ctx, append([]string{app.Name}, args...))
+	}
+	if err == nil {
+		return exitOK
+	}
+	status, text := explain(err)
+	if text != "" {
+		c.say("%s", text)
+	}
+	return status
+}
+
+func (c *command) app() *cli.App {
+	app := &cli.App{
+		Name:      "stagefs",
+		HelpName:  "stagefs",
+		Usage:     "make the locks of build tools binding in a static directory",
+		UsageText: "stagefs COMMAND [options] [arguments]",
+		Description: "Mounts over a directory, in which each staging directory belongs to the process that made it\n" +
+			"or its lock file; nobody else can change it until it is released. See also: man stagefs.",
+		Commands: []*cli.Command{
+			c.mountCommand(), c.umountCommand(), c.locksCommand(), c.whyCommand(),
+			c.releaseCommand(), c.breakCommand(), c.doctorCommand(), c.versionCommand(),
+		},
+		HideVersion:               true,
+		DisableSliceFlagSeparator: true, // a lock name may hold a comma
+		Reader:                    c.in,
+		Writer:                    c.out,
+		ErrWriter:                 c.err,
+		// Errors are told, and turned into a status, in one place: run.
+		ExitErrHandler: func(*cli.Context, error) {},
+		OnUsageError:   usageError,
+		Action: func(ctx *cli.Context) error {
+			cli.ShowAppHelp(ctx)
+			return nil
+		},
+	}
+	for _, cmd := range app.Commands {
+		cmd.OnUsageError = usageError
+		// Otherwise a directory called "help" could not be named.
+		cmd.HideHelpCommand = true
+		cmd.UsageText = strings.TrimSpace("stagefs " + cmd.Name + " " + cmd.ArgsUsage)
+		for _, flag := range cmd.Flags {
+			if b, ok := flag.(*cli.BoolFlag); ok {
+				b.DisableDefaultText = true // always false
+			}
+		}
+	}
+	return app
+}
+
+// usageError takes what the flag parser says. It has no type of its own.
+func usageError(_ *cli.Context, err error, _ bool) error {
+	var exit *exitError
+	if errors.As(err, &exit) {
+		return err
+	}
+	return &exitError{exitUsage, err.Error()}
+}
+
+// exactArgs checks the number of a command's arguments.
+func exactArgs(ctx *cli.Context, least, most int) error {
+	switch n := ctx.NArg(); {
+	case n < least:
+		return usagef("%s: missing argument; usage: stagefs %s %s", ctx.Command.Name, ctx.Command.Name, ctx.Command.ArgsUsage)
+	case n > most:
+		return usagef("%s: too many arguments; usage: stagefs %s %s", ctx.Command.Name, ctx.Command.Name, ctx.Command.ArgsUsage)
+	}
+	for _, arg := range ctx.Args().Slice() {
+		if arg == "" {
+			return usagef("%s: an argument is empty", ctx.Command.Name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,105 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/stagefs/stagefs/fs"
+)
+
+// serve mounts, calls ready, and serves until the mount is gone. The first
+// SIGTERM, SIGINT or SIGHUP unmounts; a second one ends at once (M4), with the
+// status that a shell shows for it.
+func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) error) error {
+	signals := make(chan os.Signal, 4)
+	for _, s := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
+		// nohup, and a shell that starts something in the background, ask for
+		// some of them to be ignored.
+		if !signal.Ignored(s) {
+			signal.Notify(signals, s)
+		}
+	}
+	defer signal.Stop(signals)
+
+	var (
+		s        server
+		mounted  = make(chan error, 1)
+		stopping = make(chan error, 1) // what Shutdown returned
+		gone     = make(chan error, 1)
+		stopped  bool
+	)
+	stop := func() {
+		go func() { stopping <- s.Shutdown(context.WithoutCancel(ctx)) }()
+	}
+	go func() {
+		var err error
+		s, err = c.mount(o)
+		mounted <- err
+	}()
+
+	done := ctx.Done()
+	for {
+		select {
+		case err := <-mounted:
+			if err != nil {
+				return err
+			}
+			go func() { gone <- s.Wait() }()
+			if !stopped {
+				if err := ready(s); err != nil {
+					c.say("%v", err)
+					stopped = true
+				}
+			}
+			mounted = nil
+			if stopped {
+				stop()
+			}
+
+		case <-done: // who runs this command in its own process wants it to end
+			done = nil
+			if !stopped && mounted == nil {
+				stop()
+			}
+			stopped = true
+
+		case sig := <-signals:
+			if stopped {
+				c.say("%v again: ending at once; what is left of the mount is cleared by: stagefs umount %s", sig, quote(target(o)))
+				return &exitError{exitSignal + int(sig.(syscall.Signal)), ""}
+			}
+			c.say("%v: unmounting %s", sig, quote(target(o)))
+			stopped = true
+			if mounted == nil {
+				stop()
+			}
+
+		case err := <-stopping:
+			switch {
+			case errors.Is(err, fs.ErrDetached):
+				c.say("%s is still in use: detached, new paths lead past it; serving until the last user is gone (a second signal ends at once)", quote(target(o)))
+			case err != nil:
+				c.say("unmounting %s: %v; it is served on (a second signal ends at once)", quote(target(o)), err)
+			}
+
+		case err := <-gone:
+			if err == nil && !stopped {
+				c.say("%s was unmounted", quote(target(o)))
+			}
+			return err
+		}
+	}
+}
+
+// target is where o mounts.
+func target(o fs.Options) string {
+	if o.Mountpoint != "" {
+		return o.Mountpoint
+	}
+	return o.Dir
+}

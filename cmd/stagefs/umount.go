@@ -1,0 +1,99 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/fs"
+)
+
+func (c *command) umountCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "umount",
+		Aliases:   []string{"unmount"},
+		Usage:     "unmount, or clear what a killed daemon left",
+		ArgsUsage: "[--lazy] MOUNTPOINT",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "lazy", Aliases: []string{"l"}, Usage: "detach now also if someone is inside; they are served until they leave"},
+		},
+		Action: c.umountAction,
+	}
+}
+
+func (c *command) umountAction(ctx *cli.Context) error {
+	if err := exactArgs(ctx, 1, 1); err != nil {
+		return err
+	}
+	path, mount, err := findExact(ctx.Args().First())
+	if err != nil {
+		return err
+	}
+	err = c.unmount(path, ctx.Bool("lazy"))
+	switch {
+	case errors.Is(err, unix.EBUSY), errors.Is(err, fs.ErrMountpointBusy):
+		return exitf(exitHeld, "%s is in use%s\n  end that, or detach it with: stagefs umount --lazy %s", quote(path), whoIsInside(mount), quote(path))
+	case errors.Is(err, os.ErrPermission):
+		return exitf(exitNoPerm, "%s: only root and who mounted it may unmount it", quote(path))
+	}
+	return err
+}
+
+// findExact finds the stagefs mount at the given path, dead ones too.
+func findExact(given string) (string, *mountEntry, error) {
+	path, err := lexical(given)
+	if err != nil {
+		return "", nil, err
+	}
+	mounts, err := readMountinfo()
+	if err != nil {
+		return "", nil, err
+	}
+	mount := topMount(mounts, path)
+	if mount == nil {
+		// The last element may be a symlink to a mountpoint.
+		if target, err := os.Readlink(path); err == nil {
+			if !strings.HasPrefix(target, "/") {
+				target = path[:strings.LastIndexByte(path, '/')+1] + target
+			}
+			if target, err := lexical(target); err == nil {
+				if m := topMount(mounts, target); m != nil {
+					path, mount = target, m
+				}
+			}
+		}
+	}
+	if mount == nil || mount.fstype != fsType {
+		hint := ""
+		if over := covering(mounts, path); over != nil && over.fstype == fsType {
+			hint = "; it is inside the one at " + quote(over.path)
+		}
+		return "", nil, exitf(exitUnavailable, "%s is no stagefs mount%s", quote(path), hint)
+	}
+	return path, mount, nil
+}
+
+// whoIsInside describes what keeps a mount busy.
+func whoIsInside(mount *mountEntry) string {
+	const most = 10
+	users := mountUsers(mount)
+	if len(users) == 0 {
+		return ", by processes that only root can see"
+	}
+	var b strings.Builder
+	b.WriteString(" by:")
+	for i, u := range users {
+		if i == most {
+			fmt.Fprintf(&b, "\n  and %d more", len(users)-most)
+			break
+		}
+		fmt.Fprintf(&b, "\n  %s", u)
+	}
+	return b.String()
+}

@@ -1,0 +1,165 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// shownDenials is how many of the last refusals `why` shows.
+const shownDenials = 10
+
+func (c *command) whyCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "why",
+		Usage:     "tell who governs a path, and the last refusals there",
+		ArgsUsage: "PATH",
+		Action:    c.whyAction,
+	}
+}
+
+func (c *command) whyAction(ctx *cli.Context) error {
+	if err := exactArgs(ctx, 1, 1); err != nil {
+		return err
+	}
+	path := ctx.Args().First()
+	mountpoint, rel, err := c.place(path)
+	if err != nil {
+		return err
+	}
+	listing, err := readListing(mountpoint)
+	if err != nil {
+		return err
+	}
+	denials, err := readControl(mountpoint, "denials")
+	if err != nil {
+		return err
+	}
+	c.printWhy(rel, locksOf(listing, filepath.Join(mountpoint, rel), rel), listing, lastDenials(denials, rel))
+	return nil
+}
+
+// locksOf are the locks that govern a path, the one in force last. The daemon's
+// own answer, an extended attribute, comes first: it knows hard links and the
+// names that symlinks lead to. Paths that are missing, or can't be read, are
+// judged by their names.
+func locksOf(l lockstate.Listing, path, rel string) []lockstate.Row {
+	value := make([]byte, 32)
+	if n, err := unix.Lgetxattr(path, "user.stagefs.token", value); err == nil {
+		token, _ := strconv.ParseUint(string(value[:n]), 10, 64)
+		for _, row := range l.Locks {
+			if row.Token == token {
+				return governing(l.Locks, dirOf(row))
+			}
+		}
+	}
+	return governing(l.Locks, rel)
+}
+
+func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing, denials []lockstate.Denial) {
+	if len(rows) == 0 {
+		fmt.Fprintf(c.out, "%s: free\n", quote(rel))
+	}
+	for i := len(rows) - 1; i >= 0; i-- {
+		row := rows[i]
+		if i == len(rows)-1 {
+			fmt.Fprintf(c.out, "%s: held by process %d (%s), uid %d\n", quote(rel), row.Pid, quote(row.Cmd), row.UID)
+		} else {
+			fmt.Fprintf(c.out, "  then by process %d (%s), uid %d\n", row.Pid, quote(row.Cmd), row.UID)
+		}
+		fmt.Fprintf(c.out, "  lock on %s: %s (%s), token %d, since %s\n", quote(dirOf(row)), row.Kind, quote(row.Protocol), row.Token, clock(row.Since))
+		if row.File != "" {
+			fmt.Fprintf(c.out, "  lock file: %s\n", quote(row.File))
+		}
+		if row.Client != "" {
+			fmt.Fprintf(c.out, "  client: %s\n", quote(row.Client))
+		}
+		c.printBlockers("open for writing all the same:", row.Blockers)
+	}
+
+	// What stands in the way of whoever wants to lock here (C3).
+	var beneath []lockstate.Row
+	for _, row := range l.Locks {
+		if dir := dirOf(row); dir != rel && covers(rel, dir) {
+			beneath = append(beneath, row)
+		}
+	}
+	if len(beneath) > 0 {
+		fmt.Fprintln(c.out, "locks beneath:")
+		for _, row := range beneath {
+			fmt.Fprintf(c.out, "  %s: process %d (%s)\n", quote(dirOf(row)), row.Pid, quote(row.Cmd))
+		}
+	}
+	var open []lockstate.Blocker
+	for _, b := range l.Blockers {
+		if path := pathOf(b); covers(rel, path) || covers(path, rel) {
+			open = append(open, b)
+		}
+	}
+	c.printBlockers("left open for writing, in the way of the next lock:", open)
+	for _, o := range l.Orphans {
+		path := o.Path
+		if len(o.PathBytes) > 0 {
+			path = string(o.PathBytes)
+		}
+		if covers(rel, path) || filepath.Dir(path) == rel {
+			fmt.Fprintf(c.out, "orphan: %s is a lock file without a lock; stagefs break removes it\n", quote(path))
+		}
+	}
+
+	if len(denials) > 0 {
+		fmt.Fprintln(c.out, "last refusals:")
+	}
+	for _, d := range denials {
+		fmt.Fprintf(c.out, "  %s process %d (%s), uid %d: %s %s: %s", clock(d.Time), d.Pid, quote(d.Cmd), d.UID, quote(d.Op), quote(d.Path), quote(d.Errno))
+		if d.Reason != "" {
+			fmt.Fprintf(c.out, ", %s", quote(d.Reason))
+		}
+		if d.LockPid != 0 {
+			fmt.Fprintf(c.out, " (lock on %s of process %d)", quote(d.Lock), d.LockPid)
+		}
+		fmt.Fprintln(c.out)
+	}
+}
+
+func (c *command) printBlockers(title string, blockers []lockstate.Blocker) {
+	if len(blockers) == 0 {
+		return
+	}
+	fmt.Fprintln(c.out, title)
+	for _, b := range blockers {
+		fmt.Fprintf(c.out, "  %s: process %d (%s)\n", quote(pathOf(b)), b.Pid, quote(b.Cmd))
+	}
+}
+
+// lastDenials are the latest refusals at rel, beneath it, or because of a lock
+// on it.
+func lastDenials(data []byte, rel string) []lockstate.Denial {
+	var last []lockstate.Denial
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var d lockstate.Denial
+		if json.Unmarshal(lines.Bytes(), &d) != nil {
+			continue
+		}
+		if covers(rel, strings.TrimPrefix(d.Path, "/")) || d.Lock == rel {
+			last = append(last, d)
+		}
+	}
+	return last[max(0, len(last)-shownDenials):]
+}
+
+func clock(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }
