@@ -33,10 +33,7 @@ func (r *request) unlockAliases() {
 // hold. The caller of it holds FS.ns, and what it found stays true until the
 // try is over.
 func (fs *FS) findAliases(r *request, n *node) error {
-	fs.nodes.mu.RLock()
-	several := !n.isDir() && n.nlink > 1
-	fs.nodes.mu.RUnlock()
-	if !several || fs.table.Len() == 0 {
+	if fs.table.Len() == 0 || !n.hasUnknownNames() {
 		return nil
 	}
 	r.lockAliases()
@@ -62,6 +59,14 @@ func (fs *FS) findAliases(r *request, n *node) error {
 	return nil
 }
 
+// hasUnknownNames reports whether the backing has names of n that the kernel
+// never looked up.
+func (n *node) hasUnknownNames() bool {
+	n.tab.mu.RLock()
+	defer n.tab.mu.RUnlock()
+	return !n.isDir() && n.nlink > 1 && len(n.links) < int(n.nlink)
+}
+
 // checkAliasWriters refuses an acquisition while another process has a file
 // open for writing through a name elsewhere that has a name beneath dir too.
 func (fs *FS) checkAliasWriters(r *request, dir *lockstate.Dir) error {
@@ -71,11 +76,7 @@ func (fs *FS) checkAliasWriters(r *request, dir *lockstate.Dir) error {
 	fs.aliasMu.Unlock() //nolint:staticcheck // the wait is the point
 	p := r.process()
 	for _, h := range fs.handles.writers() {
-		var st unix.Statx_t
-		if o := h.lock.Owner(); o.ID() == p.ID() || o.Descends(p.ID()) {
-			continue
-		}
-		if err := statAt(h.fd, "", &st); err != nil || st.Nlink < 2 {
+		if o := h.lock.Owner(); !h.node.hasUnknownNames() || o.ID() == p.ID() || o.Descends(p.ID()) {
 			continue
 		}
 		there, err := fs.hasInode(fs.table.Path(dir), h.node.key)

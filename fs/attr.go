@@ -95,13 +95,13 @@ func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out 
 	} else {
 		uncached = fs.isCandidateName(name)
 	}
-	fs.ns.RLock()
-	defer fs.ns.RUnlock()
 	if uncached {
 		if c := fs.cands.get(fs, h, parent, name); c != nil {
 			return c.entry(fs, out)
 		}
 	}
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
 	d, err := fs.back.dir(parent)
 	if err != nil {
 		return statusOf(err)
@@ -373,8 +373,19 @@ func (fs *FS) StatFs(cancel <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsO
 // Statx is statx(2) where the kernel asks for a birth time.
 func (fs *FS) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
 	n := fs.nodes.get(in.NodeId)
-	if n == nil || n.cand.private() {
-		return fuse.ENOSYS
+	if c := fs.control.node(in.NodeId); c != nil || n != nil && n.cand.private() {
+		// ENOSYS would end statx(2) for the whole mount.
+		var a fuse.AttrOut
+		if c != nil {
+			c.fillAttr(&a.Attr)
+		} else {
+			n.cand.attr(&a)
+		}
+		statxOf(&out.Statx, &a.Attr)
+		return fuse.OK
+	}
+	if n == nil {
+		return fuse.Status(unix.ESTALE)
 	}
 	var st unix.Statx_t
 	if err := fs.stat(n, nil, &st); err != nil {
@@ -395,4 +406,14 @@ func (fs *FS) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut
 	x.Mtime.Sec, x.Mtime.Nsec = a.Mtime, a.Mtimensec
 	x.RdevMajor, x.RdevMinor, x.DevMajor, x.DevMinor = st.Rdev_major, st.Rdev_minor, st.Dev_major, st.Dev_minor
 	return fuse.OK
+}
+
+// statxOf translates the attributes of a file that is not in the backing.
+func statxOf(x *fuse.Statx, a *fuse.Attr) {
+	x.Mask = unix.STATX_BASIC_STATS
+	x.Blksize, x.Nlink, x.Uid, x.Gid, x.Mode = a.Blksize, a.Nlink, a.Uid, a.Gid, uint16(a.Mode)
+	x.Ino, x.Size, x.Blocks = a.Ino, a.Size, a.Blocks
+	x.Atime.Sec, x.Atime.Nsec = a.Atime, a.Atimensec
+	x.Mtime.Sec, x.Mtime.Nsec = a.Mtime, a.Mtimensec
+	x.Ctime.Sec, x.Ctime.Nsec = a.Ctime, a.Ctimensec
 }

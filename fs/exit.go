@@ -71,6 +71,7 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		if err := fs.watch(h); err != nil {
 			fs.log.Warn("cannot watch a lock's new owner", "pid", h.Pid, "err", err)
 		}
+		fs.narrowOwned(h)
 	}
 	for _, l := range dead {
 		fs.cleanUp(l)
@@ -103,6 +104,7 @@ func (fs *FS) cleanUp(l lockstate.Lock) {
 func (fs *FS) discard(dir, name string) error {
 	parent, err := fs.discardEntry(dir, name)
 	fs.notifyAttr(parent)
+	fs.notifyEntry(parent, name)
 	return err
 }
 

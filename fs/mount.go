@@ -215,6 +215,7 @@ func mountFlags(root int) uintptr {
 func (s *Server) serve() {
 	s.fuse.Serve()
 	s.fs.orphans.close()
+	s.fs.notices.Wait()
 	err := s.fs.procs.Close()
 	s.fs.close()
 	unix.Close(s.fs.back.root)
@@ -246,7 +247,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	again := time.NewTicker(20 * time.Millisecond)
 	defer again.Stop()
 	for {
-		err := Unmount(s.mountpoint, false)
+		err := detach(s.mountpoint, false)
 		if err == nil || errors.Is(err, ErrNoMount) {
 			return s.Wait()
 		}
@@ -261,7 +262,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-deadline.C:
 		}
-		if err := Unmount(s.mountpoint, true); err != nil {
+		if err := detach(s.mountpoint, true); err != nil {
 			return err
 		}
 		return fmt.Errorf("%s: %w", s.mountpoint, ErrDetached)

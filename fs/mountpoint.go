@@ -238,12 +238,19 @@ func Unmount(mountpoint string, lazy bool) error {
 	if !found {
 		return fmt.Errorf("%s: %w", mountpoint, ErrNoMount)
 	}
+	return detach(at, lazy)
+}
+
+// detach unmounts what is at an absolute path without looking at it.
+func detach(at string, lazy bool) error {
 	if unix.Geteuid() == 0 {
 		flags := unix.UMOUNT_NOFOLLOW
 		if lazy {
 			flags |= unix.MNT_DETACH
 		}
-		if err := unix.Unmount(at, flags); err != nil {
+		if err := unix.Unmount(at, flags); err == unix.EINVAL {
+			return fmt.Errorf("%s: %w", at, ErrNoMount)
+		} else if err != nil {
 			return fmt.Errorf("umount %s: %w", at, err)
 		}
 		return nil

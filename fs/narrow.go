@@ -35,6 +35,22 @@ func (fs *FS) narrow(p *procid.Process, l lockstate.Lock) {
 	fs.table.End(above.Token, lockstate.Narrowed)
 }
 
+// narrowOwned narrows for a process that locks were handed over to: the
+// directories and the lock file may have been made by two of its children.
+func (fs *FS) narrowOwned(id procid.ID) {
+	p := fs.alive(id)
+	if p == nil {
+		return
+	}
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	for _, l := range fs.table.Owned(id) {
+		if l.Kind == lockstate.Explicit {
+			fs.narrow(p, l)
+		}
+	}
+}
+
 // holdsOnly reports whether an open directory has just one entry, called name.
 func holdsOnly(fd int, name string) bool {
 	n, found := 0, false

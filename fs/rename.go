@@ -70,7 +70,14 @@ func (fs *FS) rename(m *renaming) error {
 	if err != nil {
 		return err
 	}
-	err = unix.Renameat2(fromDir.fd, m.from.name, toDir.fd, m.to.name, m.flags)
+	move := func() error {
+		return unix.Renameat2(fromDir.fd, m.from.name, toDir.fd, m.to.name, m.flags)
+	}
+	if m.flags&unix.RENAME_WHITEOUT != 0 {
+		err = fs.asCaller(m.r.header, move) // the whiteout is new, and the caller's
+	} else {
+		err = move()
+	}
 	ok := finish(err == nil)
 	if err != nil {
 		return err
@@ -201,6 +208,11 @@ func (fs *FS) renamed(m *renaming) {
 	}
 	if fs.isLockName(m.from.parent, m.from.name) {
 		fs.released(m.from.parent.dir, m.from.name)
+	}
+	if fs.isLockName(m.to.parent, m.to.name) {
+		// The kernel has kept what it knew of the old name, whose entry it
+		// may cache; a lock file's it may not (A11).
+		fs.notifyEntry(m.to.parent, m.to.name)
 	}
 	fs.cands.forget(m.from.parent, m.from.name)
 }

@@ -412,6 +412,16 @@ func (m *model) EndOp(t *rapid.T) {
 	m.dropOp(o)
 }
 
+// Change begins and ends at once.
+func (m *model) Change(t *rapid.T) {
+	before := len(m.ops)
+	m.Begin(t)
+	if len(m.ops) > before {
+		m.ops[before].real.End()
+		m.dropOp(m.ops[before])
+	}
+}
+
 func (m *model) dropOp(o *modelOp) {
 	m.ops = slices.DeleteFunc(m.ops, func(e *modelOp) bool { return e == o })
 }
@@ -463,13 +473,33 @@ func (m *model) acquire(t *rapid.T, kind lockstate.Kind, file string) {
 
 func (m *model) pickGrant(t *rapid.T) *modelGrant {
 	g := pick(t, m.grants, "grant")
-	m.grants = slices.DeleteFunc(m.grants, func(e *modelGrant) bool { return e == g })
-	m.dropOp(g.covered)
+	m.dropGrant(g)
 	return g
 }
 
-func (m *model) Commit(t *rapid.T) {
-	g := m.pickGrant(t)
+func (m *model) dropGrant(g *modelGrant) {
+	m.grants = slices.DeleteFunc(m.grants, func(e *modelGrant) bool { return e == g })
+	m.dropOp(g.covered)
+}
+
+func (m *model) Commit(t *rapid.T) { m.commit(t, m.pickGrant(t)) }
+
+// Take acquires and commits at once.
+func (m *model) Take(t *rapid.T) {
+	before := len(m.grants)
+	if rapid.Bool().Draw(t, "explicit") {
+		m.AcquireExplicit(t)
+	} else {
+		m.AcquireImplicit(t)
+	}
+	if len(m.grants) > before {
+		g := m.grants[before]
+		m.dropGrant(g)
+		m.commit(t, g)
+	}
+}
+
+func (m *model) commit(t *rapid.T, g *modelGrant) {
 	lock, ok := g.real.Commit()
 	r := m.row(g.token)
 	if want := g.covered != nil || r != nil; ok != want || lock.Token != g.token {
@@ -810,30 +840,40 @@ func (m *model) drain(t *rapid.T) {
 	m.check(t) // nothing is known any more: nothing leaks
 }
 
-// TestModel drives the table and the reference with the same random steps.
+// TestModel drives the table and the reference with the same random steps. The
+// flags of rapid work; its default, one hundred short runs, would leave rare
+// meetings out.
 func TestModel(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		m := &model{
-			table: lockstate.New(lockstate.Options{}),
-			refs:  make(map[string]*lockstate.Dir),
-			paths: []string{".", "./a", "./a/a", "./a/b", "./b"},
-			live:  []*procid.Process{procid.FakeReaper(procid.ID{Pid: 1, Start: 1}, nil)},
-			start: 1,
-		}
-		for range 2 { // two families to begin with
-			m.start += 2
-			parent := newProc(10, m.start, m.live[0])
-			m.live = append(m.live, parent, newProc(11, m.start+1, parent))
-		}
-		m.start++
-		t.Repeat(map[string]func(*rapid.T){
-			"": m.check, "Spawn": m.Spawn, "Mkdir": m.Mkdir, "Begin": m.Begin, "EndOp": m.EndOp,
-			"AcquireImplicit": m.AcquireImplicit, "AcquireExplicit": m.AcquireExplicit,
-			"Commit": m.Commit, "Commit2": m.Commit, "Abort": m.Abort,
-			"Open": m.Open, "Close": m.Close, "Moved": m.Moved,
-			"ReleaseFile": m.ReleaseFile, "EndLock": m.EndLock, "Exit": m.Exit,
-			"Move": m.Move, "Exchange": m.Exchange, "Remove": m.Remove, "Forget": m.Forget,
-		})
-		m.drain(t)
-	})
+	for range 10 {
+		rapid.Check(t, testModel)
+	}
+}
+
+func testModel(t *rapid.T) {
+	m := &model{
+		table: lockstate.New(lockstate.Options{}),
+		refs:  make(map[string]*lockstate.Dir),
+		paths: []string{".", "./a", "./a/a", "./a/b", "./b"},
+		live:  []*procid.Process{procid.FakeReaper(procid.ID{Pid: 1, Start: 1}, nil)},
+		start: 1,
+	}
+	for range 2 { // two families to begin with
+		m.start += 2
+		parent := newProc(10, m.start, m.live[0])
+		m.live = append(m.live, parent, newProc(11, m.start+1, parent))
+	}
+	m.start++
+	steps := map[string]func(*rapid.T){
+		"": m.check, "Spawn": m.Spawn, "Mkdir": m.Mkdir, "Exit": m.Exit,
+		"Begin": m.Begin, "EndOp": m.EndOp, "EndOp2": m.EndOp, "Change": m.Change,
+		"AcquireImplicit": m.AcquireImplicit, "AcquireExplicit": m.AcquireExplicit,
+		"Commit": m.Commit, "Abort": m.Abort, "Take": m.Take, "Take2": m.Take, "Take3": m.Take,
+		"Open": m.Open, "Close": m.Close, "Moved": m.Moved,
+		"ReleaseFile": m.ReleaseFile, "EndLock": m.EndLock,
+		"Move": m.Move, "Exchange": m.Exchange, "Remove": m.Remove, "Forget": m.Forget,
+	}
+	for range 2 {
+		t.Repeat(steps)
+	}
+	m.drain(t)
 }

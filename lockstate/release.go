@@ -88,6 +88,19 @@ func (t *Table) Owns(id procid.ID) bool {
 	return len(t.owners[id]) > 0
 }
 
+// Owned returns the locks of a process.
+func (t *Table) Owned(id procid.ID) []Lock {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []Lock
+	for r := range t.owners[id] {
+		if !r.pending {
+			all = append(all, r.lock())
+		}
+	}
+	return all
+}
+
 // Exit carries out what becomes of the locks of a process that has died (R4,
 // R5). A lock under which nothing was changed passes to the parent if the
 // owner succeeded and resolve finds the parent alive; heirs are those parents.

@@ -81,6 +81,12 @@ func TestMayAcquire(t *testing.T) {
 			f.open(newProc(150, 15, f.parent), "a/d")
 			return 0
 		}, child, explicit, nil},
+		{"C3d handle of one who delegated to the holder", func(f *fixture) uint64 {
+			f.open(f.parent, "a/d/x")
+			f.take(f.parent, "a", explicit)
+			f.take(f.child, "a/d", explicit) // this is the lock that governs a/d now
+			return 0
+		}, grandchild, explicit, lockstate.ErrOpen},
 		{"C3d handle left open by a former owner", func(f *fixture) uint64 {
 			l := f.take(f.stranger, "a/d", explicit)
 			f.open(f.stranger, "a/d/x")
@@ -247,11 +253,14 @@ func TestStackedRows(t *testing.T) {
 	}
 	f.mayNotChange(f.parent, "d", c.Token)
 	f.mayNotChange(f.child, "d", c.Token)
-	f.end(b.Token) // from the middle
-	f.mayNotChange(f.child, "d", c.Token)
 	if l, ok := f.ReleaseFile(f.dir("d"), "devserver"); !ok || l.Token != c.Token {
 		t.Errorf("ReleaseFile = token %d, want the one in front, %d", l.Token, c.Token)
 	}
+	f.mayChange(f.child, "d")
+	c = f.take(f.grandchild, "d", explicit)
+	f.end(b.Token) // from the middle
+	f.mayNotChange(f.child, "d", c.Token)
+	f.end(c.Token)
 	f.governs("d", a.Token)
 	f.mayChange(f.parent, "d")
 	f.mayChange(f.child, "d")
@@ -443,6 +452,18 @@ func TestReparentedDescendants(t *testing.T) {
 	f.mayNotChange(newProc(161, 17, f.init), "d", l.Token)
 	reused := newProc(f.grandchild.ID().Pid, 1234, f.init)
 	f.mayNotChange(reused, "d", l.Token) // H1
+}
+
+// C3b: every lock above counts, not only the nearest. The re-parented process
+// holds that one only.
+func TestEveryLockAboveCounts(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	f.take(f.child, "d/sub", explicit)
+	f.mayChange(f.grandchild, "d/sub")
+	upper := f.take(f.parent, "d", explicit)
+	orphan := newProc(f.grandchild.ID().Pid, f.grandchild.ID().Start, f.init)
+	f.mayChange(orphan, "d/sub/x")
+	f.refused(orphan, "d/sub/x", explicit, lockstate.ErrHeld, upper.Token)
 }
 
 // W3: nothing enters a locked directory that a process which does not hold it

@@ -84,6 +84,21 @@ func TestAcquireWaitsForOperationsInFlight(t *testing.T) {
 	})
 }
 
+// Ending an operation twice does not end another one.
+func TestEndTwice(t *testing.T) {
+	bubble(t, lockstate.Options{}, func(f *fixture) {
+		c := lockstate.Change{Process: f.stranger, Dirs: []*lockstate.Dir{f.dir("d")}}
+		first, second := f.begin(c), f.begin(c)
+		first.End()
+		first.End()
+		a := f.start(f.request(f.parent, "d", lockstate.Explicit))
+		f.waits(a, true, "the second operation is in flight")
+		second.End()
+		f.waits(a, false, "both are over")
+		a.grant.Abort()
+	})
+}
+
 // C1, W3: the name of a directory is covered too, so an acquisition waits for
 // whoever is about to move or remove what it is in.
 func TestAcquireWaitsForRenameAbove(t *testing.T) {
