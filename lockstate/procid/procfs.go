@@ -76,8 +76,19 @@ func openProc(path string) (int, error) {
 }
 
 func readStat(pid int) (stat, error) {
+	return readStatFile(pid, "stat")
+}
+
+// readLeaderStat is readStat for those who need no exit status. The kernel adds
+// up all threads of a process for its own file; the first thread's has the same
+// parent and start time.
+func readLeaderStat(pid int) (stat, error) {
+	return readStatFile(pid, "task/"+strconv.Itoa(pid)+"/stat")
+}
+
+func readStatFile(pid int, name string) (stat, error) {
 	var buf [1024]byte
-	b, err := readProc(pid, "stat", buf[:])
+	b, err := readProc(pid, name, buf[:])
 	if err != nil {
 		return stat{}, err
 	}

@@ -139,7 +139,7 @@ func (k kernel) open(tid int, s *sighting) (err error) {
 
 // read fills in the start time, the parent and the user.
 func (k kernel) read(s *sighting) error {
-	st, err := readStat(s.id.Pid)
+	st, err := readLeaderStat(s.id.Pid)
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (k kernel) parent(s *sighting) (int, error) {
 		in, err := info(s.group, 0)
 		return int(in.ppid), err
 	}
-	st, err := readStat(s.id.Pid)
+	st, err := readLeaderStat(s.id.Pid)
 	return st.ppid, err
 }
 

@@ -11,8 +11,8 @@ import (
 )
 
 // Watch has fn called once as soon as the process is dead, also when it is dead
-// already. fn runs on a goroutine of its own process's death, may take its time
-// and may call the resolver, but not Close. Any number of watches on a process
+// already. Each death has a goroutine of its own, so fn may take its time; it may
+// call the resolver, but not Close. Any number of watches on a process
 // share a descriptor.
 func (r *Resolver) Watch(id ID, fn func(ID, Exit)) error {
 	if id.Pid <= 0 {
