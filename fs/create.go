@@ -33,7 +33,7 @@ func (fs *FS) make(m *making, st *unix.Statx_t, n **node) error {
 		return err
 	}
 	defer d.release()
-	finish, err := fs.admitMaking(m, d.fd)
+	finish, err := fs.admitMaking(m)
 	if err != nil {
 		return err
 	}
@@ -54,25 +54,24 @@ func (fs *FS) make(m *making, st *unix.Statx_t, n **node) error {
 
 // admitMaking passes the gate for m. The caller calls finish when the entry is
 // made, or is not; it reports false when the lock was lost meanwhile.
-func (fs *FS) admitMaking(m *making, dir int) (finish func(made bool) bool, err error) {
-	r := m.r
-	if m.also != nil {
-		op, err := r.admit(*m.also)
-		if err != nil {
-			return nil, err
-		}
-		defer func() {
-			if err != nil {
-				op.End()
-				return
-			}
-			inner := finish
-			finish = func(made bool) bool {
-				defer op.End()
-				return inner(made)
-			}
-		}()
+func (fs *FS) admitMaking(m *making) (finish func(made bool) bool, err error) {
+	if finish, err = fs.admitEntry(m); err != nil || m.also == nil {
+		return finish, err
 	}
+	// In this order, since an acquisition waits for operations in flight.
+	op, err := m.r.admit(*m.also)
+	if err != nil {
+		finish(false)
+		return nil, err
+	}
+	return func(made bool) bool {
+		defer op.End()
+		return finish(made)
+	}, nil
+}
+
+func (fs *FS) admitEntry(m *making) (finish func(made bool) bool, err error) {
+	r := m.r
 	if !fs.isLockName(m.parent, m.name) {
 		op, err := r.admit(lockstate.Change{Dirs: []*lockstate.Dir{m.parent.dir}, Quiet: m.quiet})
 		if err != nil {
