@@ -55,18 +55,19 @@ func (fs *FS) make(m *making, st *unix.Statx_t, n **node) error {
 // admitMaking passes the gate for m. The caller calls finish when the entry is
 // made, or is not; it reports false when the lock was lost meanwhile.
 func (fs *FS) admitMaking(m *making) (finish func(made bool) bool, err error) {
-	if finish, err = fs.admitEntry(m); err != nil || m.also == nil {
-		return finish, err
+	entry, err := fs.admitEntry(m)
+	if err != nil || m.also == nil {
+		return entry, err
 	}
 	// In this order, since an acquisition waits for operations in flight.
-	op, err := m.r.admit(*m.also)
+	also, err := m.r.admit(*m.also)
 	if err != nil {
-		finish(false)
+		entry(false)
 		return nil, err
 	}
 	return func(made bool) bool {
-		defer op.End()
-		return finish(made)
+		defer also.End()
+		return entry(made)
 	}, nil
 }
 
