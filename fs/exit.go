@@ -63,6 +63,19 @@ func (fs *FS) reapOn(d *lockstate.Dir) {
 	}
 }
 
+// reapDead reaps the dead among the owners of some locks and reports whether
+// there were any.
+func (fs *FS) reapDead(locks []lockstate.LockState) bool {
+	found := false
+	for _, l := range locks {
+		if !fs.procs.Alive(l.Owner) {
+			fs.reap(l.Owner)
+			found = true
+		}
+	}
+	return found
+}
+
 // carryOut does what R4 and R5 say. The lock files go before the locks, so
 // that nobody finds a lock file without its lock.
 func (fs *FS) carryOut(id procid.ID, how procid.Exit) {

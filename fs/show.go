@@ -36,13 +36,21 @@ func text(s string) (string, []byte) {
 	return s, []byte(s) // the encoder replaces what is not valid
 }
 
-// Listing returns what the locks files show.
+// reapListed bounds for how many locks a listing makes sure that their owners
+// live. Beyond it, a death may show a moment later.
+const reapListed = 4096
+
+// listing returns what the locks files show.
 func (fs *FS) listing() lockstate.Listing {
 	l := lockstate.Listing{
 		Locks: []lockstate.Row{}, Waiters: []lockstate.Waiter{},
 		Orphans: []lockstate.Orphan{}, Blockers: []lockstate.Blocker{},
 	}
-	for _, s := range fs.table.Locks() {
+	locks := fs.table.Locks()
+	if len(locks) <= reapListed && fs.reapDead(locks) {
+		locks = fs.table.Locks()
+	}
+	for _, s := range locks {
 		row := lockstate.Row{
 			Kind: s.Kind.String(), Protocol: s.Protocol, Token: s.Token, Since: s.Since,
 			Pid: s.Owner.Pid, Start: s.Owner.Start, UID: s.UID, Cmd: fs.procs.Cmdline(s.Owner),
