@@ -1,6 +1,7 @@
 package lockstate
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/stagefs/stagefs/lockstate/procid"
@@ -27,7 +28,6 @@ type Grant struct {
 	made    bool // row is this grant's own, not one that was held before
 	file    string
 	op      *Op
-	seq     uint64
 	pending map[*Op]struct{}
 	drained chan struct{}
 }
@@ -83,16 +83,13 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	case t.token >= t.reserved:
 		return nil, nil, true
 	}
+	if r := d.governing(); r != nil && q.Kind == Implicit && r.holds(p) {
+		// A2: covered already. The operation counts like any other.
+		return &Grant{t: t, op: t.startLocked([]*Dir{d}, nil)}, nil, false
+	}
 	if err := t.admitGrantLocked(q, nil); err != nil {
 		t.stats.Refused++
 		return nil, err, false
-	}
-	if q.Kind == Implicit && d.governing() != nil {
-		// A2: covered already. The operation counts like any other.
-		t.seq++
-		op := &Op{t: t, dirs: []*Dir{d}, seq: t.seq, at: len(t.inflight)}
-		t.inflight = append(t.inflight, op)
-		return &Grant{t: t, op: op}, nil, false
 	}
 	if r := d.top(); r != nil && r.kind == Explicit && r.owner.ID() == p.ID() && !r.pending {
 		// The owner takes its lock a second time, by another lock file.
@@ -107,8 +104,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		r.files = []string{q.File}
 	}
 	t.insertLocked(r)
-	t.seq++
-	g = &Grant{t: t, row: r, made: true, seq: t.seq}
+	g = &Grant{t: t, row: r, made: true}
 	for _, op := range t.inflight {
 		if op.touches(d) {
 			if g.pending == nil {
@@ -159,7 +155,7 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 		if r == nil {
 			continue
 		}
-		if ok, _ := r.holds(p, true); !ok {
+		if !r.holds(p) {
 			return t.heldLocked(r)
 		}
 		if gov == nil {
@@ -180,21 +176,19 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 	}
 	// (d): write handles beneath are the caller's, a descendant's, or those
 	// of holders who delegate.
-	var blocking []HandleState
+	blocking := make(map[*Handle]HandleState)
 	d.walkHandles(func(h *Handle) bool {
 		if h.proc.ID() == p.ID() || h.proc.Descends(p.ID()) || q.Ignore != nil && q.Ignore(h) {
 			return true
 		}
-		if gov != nil {
-			if ok, _ := gov.holds(h.proc, true); ok {
-				return true
-			}
+		if gov != nil && gov.holds(h.proc) {
+			return true
 		}
-		blocking = append(blocking, h.stateLocked())
+		blocking[h] = h.stateLocked()
 		return len(blocking) < 16
 	})
-	if blocking != nil {
-		return &HeldError{Err: ErrOpen, Handles: blocking}
+	if len(blocking) > 0 {
+		return &HeldError{Err: ErrOpen, Handles: slices.Collect(maps.Values(blocking))}
 	}
 	return nil
 }

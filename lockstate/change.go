@@ -1,6 +1,7 @@
 package lockstate
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/stagefs/stagefs/lockstate/procid"
@@ -40,31 +41,50 @@ type Op struct {
 	t     *Table
 	dirs  []*Dir
 	trees []*Dir
-	seq   uint64
 	at    int // index in Table.inflight, protected by Table.mu
 }
+
+// errWho is the answer to a change that must name its process.
+var errWho = errors.New("who asks?")
 
 // Begin admits a change or refuses it with a [*HeldError]. The caller ends the
 // operation with [Op.End] when it has reached the backing.
 func (t *Table) Begin(c Change) (*Op, error) {
-	var op *Op
-	var err error
-	t.decideWho(&c, func(lineage bool) bool {
-		var unknown bool
-		if err, unknown = t.admitLocked(&c, lineage); unknown {
-			return false
+	for {
+		op, err := t.begin(&c)
+		if err != errWho {
+			return op, err
 		}
-		if err != nil {
-			t.stats.Refused++
-			return true
-		}
-		t.touchLocked(&c)
-		t.seq++
-		op = &Op{t: t, dirs: slices.Clone(c.Dirs), trees: slices.Clone(c.Trees), seq: t.seq, at: len(t.inflight)}
-		t.inflight = append(t.inflight, op)
-		return true
-	})
-	return op, err
+		c.Process, c.Who = c.Who(), nil // system calls: without t.mu
+	}
+}
+
+func (t *Table) begin(c *Change) (*Op, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.admitLocked(c); err != nil {
+		return nil, err
+	}
+	return t.startLocked(slices.Clone(c.Dirs), slices.Clone(c.Trees)), nil
+}
+
+func (t *Table) startLocked(dirs, trees []*Dir) *Op {
+	op := &Op{t: t, dirs: dirs, trees: trees, at: len(t.inflight)}
+	t.inflight = append(t.inflight, op)
+	return op
+}
+
+// admitLocked decides about c and takes note of it if it is admitted.
+func (t *Table) admitLocked(c *Change) error {
+	err := t.judgeLocked(c)
+	switch {
+	case err == errWho:
+	case err != nil:
+		t.stats.Refused++
+	default:
+		t.touchLocked(c)
+	}
+	return err
 }
 
 // touchLocked marks the locks that c changes something under.
@@ -81,75 +101,72 @@ func (t *Table) touchLocked(c *Change) {
 	}
 }
 
-// admitLocked decides about c.
-func (t *Table) admitLocked(c *Change, lineage bool) (err error, unknown bool) {
-	p := c.Process
+// judgeLocked decides about c.
+func (t *Table) judgeLocked(c *Change) error {
 	for _, d := range c.Dirs {
 		r := d.governing()
 		if r == nil {
 			if t.deny && !c.Free {
-				return &HeldError{Err: ErrUnlocked}, false
+				return &HeldError{Err: ErrUnlocked}
 			}
 			continue
 		}
-		if p == nil && c.Who != nil {
-			return nil, true
-		}
-		ok, unknown := r.holds(p, lineage)
-		if unknown {
-			return nil, true
-		}
-		if !ok {
-			return t.heldLocked(r), false
+		if err := t.judgeRowLocked(c, r); err != nil {
+			return err
 		}
 	}
 	for _, d := range c.Trees {
+		var err error
 		d.walkRows(func(r *row) bool {
 			// Of the rows on one directory the last is in force.
-			if r != r.dir.top() {
-				return true
+			if r == r.dir.top() {
+				err = t.judgeRowLocked(c, r)
 			}
-			ok, u := r.holds(p, lineage)
-			if u || p == nil && c.Who != nil {
-				ok, unknown = false, true
-			} else if !ok {
-				err = t.heldLocked(r)
-			}
-			return ok
+			return err == nil
 		})
-		if err != nil || unknown {
-			return err, unknown
+		if err != nil {
+			return err
 		}
 	}
-	return t.admitEntryLocked(c)
+	return t.judgeEntryLocked(c)
 }
 
-// admitEntryLocked refuses what enters a locked directory while a process that
+func (t *Table) judgeRowLocked(c *Change, r *row) error {
+	switch {
+	case c.Process == nil && c.Who != nil:
+		return errWho
+	case !r.holds(c.Process):
+		return t.heldLocked(r)
+	}
+	return nil
+}
+
+// judgeEntryLocked refuses what enters a locked directory while a process that
 // does not hold that directory can write to it.
-func (t *Table) admitEntryLocked(c *Change) (err error, unknown bool) {
+func (t *Table) judgeEntryLocked(c *Change) error {
 	if c.Into == nil {
-		return nil, false
+		return nil
 	}
 	r := c.Into.governing()
 	if r == nil {
-		return nil, false
+		return nil
 	}
-	foreign := func(h *Handle) bool {
-		ok, _ := r.holds(h.proc, true)
-		if !ok {
+	var err error
+	harmless := func(h *Handle) bool {
+		if !r.holds(h.proc) {
 			err = &HeldError{Err: ErrOpen, Handles: []HandleState{h.stateLocked()}}
 		}
-		return ok
+		return err == nil
 	}
 	for _, h := range c.Files {
-		if !foreign(h) {
-			return err, false
+		if !harmless(h) {
+			return err
 		}
 	}
 	if c.EnteringTree != nil {
-		c.EnteringTree.walkHandles(foreign)
+		c.EnteringTree.walkHandles(harmless)
 	}
-	return err, false
+	return err
 }
 
 // heldLocked builds the refusal that r causes.

@@ -82,6 +82,9 @@ func (c *checker) dir(d *Dir) (rows, handles int) {
 		if e.parent != d || e.name != name {
 			c.failf("I1: %q does not lead back to its parent", name)
 		}
+		if _, busy := d.busy[e]; busy != (e.rowsBelow+e.handlesBelow > 0) {
+			c.failf("I1: %q is marked busy: %t", name, busy)
+		}
 		r, h := c.dir(e)
 		rows, handles = rows+r, handles+h
 	}

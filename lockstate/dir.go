@@ -19,9 +19,11 @@ type Dir struct {
 	rows    []*row // the last one is in force (A13)
 	handles map[*Handle]struct{}
 
-	// What is at or below this directory.
+	// What is at or below this directory, and the children that have any:
+	// a walk visits no others, however many there are.
 	rowsBelow    int
 	handlesBelow int
+	busy         map[*Dir]struct{}
 }
 
 // path returns the directory's path relative to the root.
@@ -79,6 +81,22 @@ func (d *Dir) count(rows, handles int) {
 	for ; d != nil; d = d.parent {
 		d.rowsBelow += rows
 		d.handlesBelow += handles
+		d.markBusy()
+	}
+}
+
+// markBusy keeps the parent's set of busy children right.
+func (d *Dir) markBusy() {
+	p := d.parent
+	switch {
+	case p == nil:
+	case d.rowsBelow+d.handlesBelow == 0:
+		delete(p.busy, d)
+	default:
+		if p.busy == nil {
+			p.busy = make(map[*Dir]struct{})
+		}
+		p.busy[d] = struct{}{}
 	}
 }
 
@@ -92,7 +110,7 @@ func (d *Dir) walkRows(f func(*row) bool) bool {
 			return false
 		}
 	}
-	for _, c := range d.children {
+	for c := range d.busy {
 		if !c.walkRows(f) {
 			return false
 		}
@@ -111,7 +129,7 @@ func (d *Dir) walkHandles(f func(*Handle) bool) bool {
 			return false
 		}
 	}
-	for _, c := range d.children {
+	for c := range d.busy {
 		if !c.walkHandles(f) {
 			return false
 		}
@@ -229,6 +247,7 @@ func (t *Table) detachLocked(d *Dir) {
 	if d.parent == nil {
 		return
 	}
+	delete(d.parent.busy, d)
 	d.parent.count(-d.rowsBelow, -d.handlesBelow)
 	delete(d.parent.children, d.name)
 	d.parent = nil
@@ -243,6 +262,7 @@ func (t *Table) attachLocked(d, parent *Dir, name string) {
 		parent.children = make(map[string]*Dir)
 	}
 	parent.children[name] = d
+	d.markBusy()
 	parent.count(d.rowsBelow, d.handlesBelow)
 }
 

@@ -35,11 +35,12 @@
 //	I3  tokens are unique, not zero and not above the last one given out
 //	I4  a removed directory has no rows, no handles and no children
 //	I5  a handle is listed in exactly the directories it names
-//	I6  a grant waits only for operations at or beneath its directory
+//	I6  a grant waits only for operations at or beneath its directory, or that
+//	    rename or remove what it is in
 //	I7  the row beneath another one on the same directory has a lower token
 //
 // # Lock order
 //
-//	Table.refill      reserving tokens; may block on a store
+//	Table.refillMu    reserving tokens; may block on a store
 //	  Table.mu        the tree; never held over a system call
 package lockstate

@@ -40,33 +40,27 @@ func (h *Handle) stateLocked() HandleState {
 // that p can go on changing the file until [Handle.Close]. name is the file's
 // name in the first of c.Dirs.
 func (t *Table) OpenHandle(c Change, name string) (*Handle, error) {
-	if c.Process == nil {
-		c.Process = procid.Fake(procid.ID{}, nil)
+	if c.Process == nil && c.Who != nil {
+		c.Process, c.Who = c.Who(), nil
 	}
-	var h *Handle
-	var err error
-	t.decide(c.Process, func(lineage bool) bool {
-		var unknown bool
-		if err, unknown = t.admitLocked(&c, lineage); unknown {
-			return false
+	h := &Handle{t: t, proc: c.Process, name: name}
+	if h.proc == nil {
+		h.proc = new(procid.Process) // nobody (H4)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.admitLocked(&c); err != nil {
+		return nil, err
+	}
+	for _, d := range c.Dirs {
+		h.enterLocked(d)
+	}
+	if len(c.Dirs) > 0 {
+		if r := c.Dirs[0].governing(); r != nil {
+			h.under = r.token
 		}
-		if err != nil {
-			t.stats.Refused++
-			return true
-		}
-		t.touchLocked(&c)
-		h = &Handle{t: t, proc: c.Process, name: name}
-		for _, d := range c.Dirs {
-			h.enterLocked(d)
-		}
-		if len(c.Dirs) > 0 {
-			if r := c.Dirs[0].governing(); r != nil {
-				h.under = r.token
-			}
-		}
-		return true
-	})
-	return h, err
+	}
+	return h, nil
 }
 
 // Owner returns the process that opened the handle.

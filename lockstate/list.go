@@ -26,8 +26,10 @@ func (t *Table) Locks() []LockState {
 			continue
 		}
 		s := LockState{Lock: r.lock(), InForce: r == r.dir.top()}
+		seen := make(map[*Handle]bool)
 		r.dir.walkHandles(func(h *Handle) bool {
-			if ok, _ := r.holds(h.proc, true); !ok {
+			if !seen[h] && !r.holds(h.proc) {
+				seen[h] = true
 				s.Blockers = append(s.Blockers, h.stateLocked())
 			}
 			return len(s.Blockers) < 64
@@ -75,10 +77,8 @@ func (t *Table) LeftOpen() []HandleState {
 			return true
 		}
 		seen[h] = true
-		if r := h.dirs[0].governing(); r != nil {
-			if ok, _ := r.holds(h.proc, true); ok {
-				return true
-			}
+		if r := h.dirs[0].governing(); r != nil && r.holds(h.proc) {
+			return true
 		}
 		all = append(all, h.stateLocked())
 		return len(all) < 1024
@@ -93,17 +93,11 @@ func (t *Table) Foreign(p *procid.Process) []Lock {
 	if t.rows.Load() == 0 {
 		return nil
 	}
-	if p != nil {
-		p.Lineage() // system calls: without t.mu
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var all []Lock
 	for _, r := range t.tokens {
-		if r != r.dir.top() {
-			continue
-		}
-		if ok, _ := r.holds(p, true); !ok {
+		if r == r.dir.top() && !r.holds(p) {
 			all = append(all, r.lock())
 		}
 	}

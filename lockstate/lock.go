@@ -78,33 +78,29 @@ type row struct {
 // leads to the owner are found again.
 const maxMembers = 1 << 14
 
-// holds reports whether p may write under r. When it cannot tell without p's
-// lineage and that is not known to be loaded, it reports unknown.
-func (r *row) holds(p *procid.Process, lineage bool) (holder, unknown bool) {
+// holds reports whether p may write under r.
+func (r *row) holds(p *procid.Process) bool {
 	if p == nil {
-		return false, false
+		return false
 	}
 	id := p.ID()
 	if r.owner.ID() == id {
-		return true, false
+		return true
 	}
 	if _, ok := r.members[id]; ok {
-		return true, false
+		return true
 	}
-	if !lineage {
-		return false, true
-	}
-	for _, a := range p.Lineage() {
-		_, member := r.members[a.ID]
-		if member || a.ID == r.owner.ID() {
+	for _, a := range p.Ancestors() {
+		_, member := r.members[a]
+		if member || a == r.owner.ID() {
 			if r.members == nil || len(r.members) >= maxMembers {
 				r.members = make(map[procid.ID]struct{})
 			}
 			r.members[id] = struct{}{}
-			return true, false
+			return true
 		}
 	}
-	return false, false
+	return false
 }
 
 // lock returns r's state. The caller holds Table.mu.

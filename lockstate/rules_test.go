@@ -167,6 +167,52 @@ func TestMayChange(t *testing.T) {
 
 func stranger(f *fixture) *procid.Process { return f.stranger }
 
+// Who asks is found out only where a lock makes it matter, and once.
+func TestWho(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		dirs, trees string
+		who         func(*fixture) *procid.Process
+		asked       int
+		ok          bool
+	}{
+		{"free", "b", "", parent, 0, true},
+		{"above", "a", "", parent, 0, true},
+		{"free tree", ".", "b", parent, 0, true},
+		{"owner", "a/d", "", parent, 1, true},
+		{"descendant", "a/d/x", "", grandchild, 1, true},
+		{"stranger", "b a/d", "", stranger, 1, false},
+		{"nobody", "a/d", "", func(*fixture) *procid.Process { return nil }, 1, false},
+		{"tree, owner", ".", "a", parent, 1, true},
+		{"tree, descendant", ".", "a", grandchild, 1, true},
+		{"tree, stranger", ".", "a", stranger, 1, false},
+		{"tree, nobody", ".", "a", func(*fixture) *procid.Process { return nil }, 1, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFixture(t, lockstate.Options{})
+			l := f.take(f.parent, "a/d", explicit)
+			asked := 0
+			change := lockstate.Change{Who: func() *procid.Process { asked++; return c.who(f) }}
+			for path := range strings.FieldsSeq(c.dirs) {
+				change.Dirs = append(change.Dirs, f.dir(path))
+			}
+			for path := range strings.FieldsSeq(c.trees) {
+				change.Trees = append(change.Trees, f.dir(path))
+			}
+			op, err := f.Begin(change)
+			op.End()
+			if asked != c.asked {
+				t.Errorf("Who was called %d times, want %d", asked, c.asked)
+			}
+			if c.ok && err != nil {
+				t.Errorf("Begin = %v, want nil", err)
+			} else if !c.ok {
+				f.wantError("Begin", c.name, err, lockstate.ErrHeld, l.Token)
+			}
+		})
+	}
+}
+
 // C2: a holder's child may lock a part; then it is the child's, and the
 // parent's again when it ends.
 func TestNearestLockDecides(t *testing.T) {
@@ -430,6 +476,9 @@ func TestExitOfSeveralLocks(t *testing.T) {
 	changed := f.take(f.child, "changed", implicit)
 	f.mayChange(f.child, "changed")
 	other := f.take(f.stranger, "other", implicit)
+	if diff := cmp.Diff([]uint64{kept.Token, changed.Token}, tokensOf(f.Owned(f.child.ID()))); diff != "" {
+		t.Errorf("Owned (-want +got):\n%s", diff)
+	}
 	dead, heirs := f.Exit(f.child.ID(), succeeded, alive(f.parent))
 	if diff := cmp.Diff([]uint64{changed.Token}, tokensOf(dead)); diff != "" {
 		t.Errorf("dead locks (-want +got):\n%s", diff)

@@ -37,7 +37,6 @@ type Table struct {
 	tokens   map[uint64]*row
 	token    uint64 // the last one given out
 	reserved uint64 // the last one that may be given out
-	seq      uint64 // counts operations and grants
 	inflight []*Op
 	draining []*Grant
 	frozen   bool
@@ -105,55 +104,14 @@ func (t *Table) Governing(d *Dir) (Lock, bool) {
 
 // Holds reports whether p may write under the lock that governs d. It reports
 // true for a free directory.
-func (t *Table) Holds(p *procid.Process, d *Dir) (ok bool) {
+func (t *Table) Holds(p *procid.Process, d *Dir) bool {
 	if t.rows.Load() == 0 {
 		return true
 	}
-	t.decide(p, func(lineage bool) bool {
-		r := d.governing()
-		if r == nil {
-			ok = true
-			return true
-		}
-		var unknown bool
-		ok, unknown = r.holds(p, lineage)
-		return !unknown
-	})
-	return ok
-}
-
-// decide runs f with t.mu held. When f reports that it needs p's lineage,
-// that is read without t.mu, since it costs system calls, and f runs again.
-func (t *Table) decide(p *procid.Process, f func(lineage bool) bool) {
-	t.mu.Lock()
-	done := f(false)
-	t.mu.Unlock()
-	if done {
-		return
-	}
-	if p != nil {
-		p.Lineage()
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	f(true)
-}
-
-// decideWho is decide for a change whose process may not be known yet. That is
-// found out without t.mu too.
-func (t *Table) decideWho(c *Change, f func(lineage bool) bool) {
-	if c.Process != nil || c.Who == nil {
-		t.decide(c.Process, f)
-		return
-	}
-	t.mu.Lock()
-	done := f(false)
-	t.mu.Unlock()
-	if done {
-		return
-	}
-	c.Process, c.Who = c.Who(), nil
-	t.decide(c.Process, f)
+	r := d.governing()
+	return r == nil || r.holds(p)
 }
 
 // refill reserves more tokens.

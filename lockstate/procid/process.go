@@ -36,6 +36,10 @@ func (p *Process) Descends(id ID) bool {
 	return slices.Contains(p.chain, id)
 }
 
+// Ancestors returns the ancestors of p as recorded when it was first seen,
+// nearest first. It costs no system call. The caller must not change the slice.
+func (p *Process) Ancestors() []ID { return p.chain }
+
 // Lineage returns the ancestors of p, nearest first, up to pid 1, or to the
 // last one that the daemon's pid namespace shows. Who they are was recorded
 // when p was first seen; which of them are reapers is read at the first call,
