@@ -21,15 +21,19 @@ build:
 	CGO_ENABLED=0 go build -trimpath -buildvcs=$(VCS) -o $(BIN) ./cmd/stagefs
 
 # Root mounts without any helper; ordinary users need fusermount3.
-run: build
+run:
 	@test -n "$(DIR)" || { echo "which directory? make run DIR=/srv/static [ARGS='--depth 2']" >&2; exit 64; }
 	@if test "$$(id -u)" != 0 && ! command -v fusermount3 >/dev/null; then \
 		echo "ordinary users mount through fusermount3: apt-get install fuse3, as root" >&2; exit 69; fi
+	@$(MAKE) --no-print-directory build
 	@test -e "$(DIR)" || mkdir -p "$(DIR)"
-	@exec $(BIN) mount $(ARGS) "$(DIR)"
+	@exec $(BIN) mount $(ARGS) -- "$(DIR)"
 
 # Installs what is missing of PACKAGES if it may; says what will be skipped if not.
+# The mode of /dev/fuse is what udev sets: without it ordinary users can't mount.
 setup:
+	@if test "$$(id -u)" = 0 && test -c /dev/fuse && test "$$(stat -c %a /dev/fuse)" != 666; then \
+		echo "setup: chmod 666 /dev/fuse"; chmod 666 /dev/fuse; fi
 	@command -v dpkg-query >/dev/null || { echo "setup: no Debian system; tests skip what they miss: $(PACKAGES)"; exit 0; }; \
 	missing=; for p in $(PACKAGES); do \
 		dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$p"; done; \

@@ -16,13 +16,17 @@ import (
 	"github.com/stagefs/stagefs/fs"
 )
 
-// The test binary is also run as the program itself, with a mount that is a
-// fake: see serve_test.go and daemon_test.go.
+// The test binary is also run as the program itself: with a mount that is a
+// fake, see serve_test.go and daemon_test.go, or as it is, see real_test.go.
 func TestMain(m *testing.M) {
-	if mode := os.Getenv(envFake); mode != "" {
+	switch mode := os.Getenv(envFake); mode {
+	case "":
+		os.Exit(m.Run())
+	case "real":
+		main()
+	default:
 		os.Exit(fakeMain(mode))
 	}
-	os.Exit(m.Run())
 }
 
 // A fakeMount is a directory in which plain files stand for a mount's control
@@ -150,6 +154,10 @@ func TestUsage(t *testing.T) {
 		{"mount d --unlocked maybe", 64, "", "want allow or deny"},
 		{"mount d --grace 0s", 64, "", "more than 0"},
 		{"mount d --strict=maybe", 64, "", "strict"},
+		{"mount d --state-dir d/x", 64, "", "inside of"},
+		{"mount d --state-dir d", 64, "", "inside of"},
+		{"mount d --lock-name a/b", 64, "", "slash"},
+		{"mount d --lock-name=", 64, "", "empty"},
 	} {
 		m.check(t, strings.Fields(tt.args), tt.status, tt.out, tt.errs)
 	}

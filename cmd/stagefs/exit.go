@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -77,10 +78,15 @@ func explain(err error) (status int, text string) {
 		{stagefs.ErrNotExist, exitNoInput, "make it first"},
 	} {
 		if errors.Is(err, known.is) {
-			return known.status, fmt.Sprintf("%s; %s", harmless(err.Error()), known.advice)
+			return known.status, fmt.Sprintf("%s; %s", oneLine(err), known.advice)
 		}
 	}
-	return errnoStatus(err), harmless(err.Error())
+	return errnoStatus(err), oneLine(err)
+}
+
+// oneLine is the text of err, which may hold what a helper program said.
+func oneLine(err error) string {
+	return harmless(strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' }), " "))
 }
 
 func errnoStatus(err error) int {

@@ -119,7 +119,9 @@ func (c *command) printLocksJSON(mountpoint string) error {
 	if object["mountpoint"], err = json.Marshal(mountpoint); err != nil {
 		return err
 	}
-	return json.NewEncoder(c.out).Encode(object)
+	w := json.NewEncoder(c.out)
+	w.SetEscapeHTML(false)
+	return w.Encode(object)
 }
 
 // watchInterval is how often --watch looks.

@@ -78,12 +78,9 @@ func (m machine) checkDevice() finding {
 	case errors.Is(err, os.ErrNotExist):
 		f.Status, f.Detail = statusFail, "missing"
 		f.Fix = "modprobe fuse; in a container, give it the device: --device /dev/fuse --cap-add SYS_ADMIN"
-	case errors.Is(err, os.ErrPermission) && m.euid != 0:
-		// fusermount3 opens it on behalf of ordinary users, with root's rights.
-		f.Status, f.Detail = statusNote, "only root can open it; fusermount3 does"
 	default:
 		f.Status, f.Detail = statusFail, err.Error()
-		f.Fix = "chmod 666 /dev/fuse; in a container, allow the device"
+		f.Fix = "chmod 666 /dev/fuse, as root; in a container, allow the device"
 	}
 	return f
 }
@@ -291,10 +288,12 @@ func checkDirectory(dir string) []finding {
 	}
 	all := []finding{{name, statusOK, quote(dir) + " is on " + fstype, ""}}
 	var st unix.Statfs_t
-	if err := unix.Statfs(real, &st); err != nil {
+	if err := unix.Statfs(real, &st); err != nil && !errors.Is(err, unix.ENOTCONN) {
 		return append(all, finding{name, statusFail, err.Error(), ""})
 	}
 	switch {
+	case fstype == fsType && mountState(real) == "is dead":
+		all[0] = finding{name, statusFail, quote(dir) + " is covered by a dead mount", "stagefs umount " + quote(real)}
 	case fstype == fsType:
 		all[0] = finding{name, statusFail, quote(dir) + " is served already, or below a stagefs mount", "stagefs umount " + quote(real)}
 	case st.Type == unix.FUSE_SUPER_MAGIC:

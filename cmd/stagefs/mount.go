@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate/filestore"
 )
 
 func (c *command) mountCommand() *cli.Command {
@@ -119,7 +121,34 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 		}
 		*path.to = abs
 	}
-	return o, o.Validate()
+	if err := o.Validate(); err != nil {
+		return o, err
+	}
+	return o, checkOutside(o)
+}
+
+// checkOutside refuses a state directory that the mount would cover (S1): the
+// daemon would have to walk into its own mount (M4).
+func checkOutside(o fs.Options) error {
+	state := o.StateDir
+	if state == "" {
+		var err error
+		if state, err = filestore.DefaultDir(); err != nil {
+			return err
+		}
+	}
+	state, err := resolve(state)
+	if err != nil {
+		return err
+	}
+	dir, err := resolve(o.Dir)
+	if err != nil {
+		return err
+	}
+	if below(state, dir) {
+		return usagef("the state directory %s is inside of %s; name one elsewhere with --state-dir", quote(state), quote(dir))
+	}
+	return nil
 }
 
 // explainMount adds to the errors of mounting what their reader may not know.
@@ -132,11 +161,10 @@ func explainMount(o fs.Options, err error) error {
 	case errors.Is(err, fs.ErrNotExist) && o.Mountpoint != "" && !pathExists(o.Mountpoint):
 		return exitf(exitNoInput, "mountpoint %s: no such directory; make it first: mkdir -p %s", quote(o.Mountpoint), quote(o.Mountpoint))
 	case errors.Is(err, fs.ErrStaleMount):
-		at := o.Mountpoint
-		if at == "" {
-			at = o.Dir
-		}
-		return exitf(exitCantCreate, "%s: a dead mount is in the way; clear it with: stagefs umount %s", quote(at), quote(at))
+		return exitf(exitCantCreate, "%s: a dead mount is in the way; clear it with: stagefs umount %s", quote(target(o)), quote(target(o)))
+	case errors.Is(err, fs.ErrNoFuse) && os.Geteuid() != 0 && unix.Access(target(o), unix.W_OK) != nil:
+		// fusermount3 has said the same, but go-fuse does not pass it on.
+		return exitf(exitNoPerm, "%s: ordinary users can only mount over directories that they may write; mount as root", quote(target(o)))
 	}
 	return err
 }

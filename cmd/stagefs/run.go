@@ -50,9 +50,15 @@ func run(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) 
 			}
 			return s, nil
 		},
-		unmount: fs.Unmount,
-		mounts:  fs.Mounts,
-		find:    fs.FindMount,
+		unmount: func(mountpoint string, lazy bool) error {
+			// Called from inside, this process must not be what keeps it busy.
+			if err := os.Chdir("/"); err != nil {
+				return err
+			}
+			return fs.Unmount(mountpoint, lazy)
+		},
+		mounts: fs.Mounts,
+		find:   fs.FindMount,
 	}
 	if len(args) > 0 {
 		c.args = args[1:]

@@ -25,6 +25,7 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 		}
 	}
 	defer signal.Stop(signals)
+	keepServing()
 
 	var (
 		s        server
@@ -94,6 +95,13 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 			return err
 		}
 	}
+}
+
+// keepServing takes their default effect from signals that would leave everyone
+// who uses the mount hanging: a stop by the terminal, and the death by a reader
+// of standard error that is gone.
+func keepServing() {
+	signal.Ignore(syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGPIPE)
 }
 
 // target is where o mounts.

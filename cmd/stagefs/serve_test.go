@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"os"
@@ -134,6 +135,33 @@ func TestServeSignalWhileMounting(t *testing.T) {
 	}
 	if got := p.err.String(); strings.Contains(got, "serving") {
 		t.Errorf("says %q", got)
+	}
+}
+
+// Neither ^Z nor a reader that is gone stops a mount.
+func TestServeGoesOn(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0], "mount", t.TempDir())
+	cmd.Env = append(os.Environ(), envFake+"=ok")
+	cmd.Stderr = w
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	w.Close()
+	line, err := bufio.NewReaderSize(r, 16).ReadString('\n')
+	if err != nil {
+		t.Fatalf("first line %q, %v", line, err)
+	}
+	r.Close()
+	cmd.Process.Signal(syscall.SIGTSTP)
+	time.Sleep(50 * time.Millisecond)
+	cmd.Process.Signal(syscall.SIGTERM)
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("the server ends with %v, want status 0", err)
 	}
 }
 

@@ -75,9 +75,9 @@ func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing
 	for i := len(rows) - 1; i >= 0; i-- {
 		row := rows[i]
 		if i == len(rows)-1 {
-			fmt.Fprintf(c.out, "%s: held by process %d (%s), uid %d\n", quote(rel), row.Pid, quote(row.Cmd), row.UID)
+			fmt.Fprintf(c.out, "%s: held by process %d (%s), uid %d\n", quote(rel), row.Pid, brief(row.Cmd), row.UID)
 		} else {
-			fmt.Fprintf(c.out, "  then by process %d (%s), uid %d\n", row.Pid, quote(row.Cmd), row.UID)
+			fmt.Fprintf(c.out, "  then by process %d (%s), uid %d\n", row.Pid, brief(row.Cmd), row.UID)
 		}
 		fmt.Fprintf(c.out, "  lock on %s: %s (%s), token %d, since %s\n", quote(dirOf(row)), row.Kind, quote(row.Protocol), row.Token, clock(row.Since))
 		if row.File != "" {
@@ -99,7 +99,7 @@ func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing
 	if len(beneath) > 0 {
 		fmt.Fprintln(c.out, "locks beneath:")
 		for _, row := range beneath {
-			fmt.Fprintf(c.out, "  %s: process %d (%s)\n", quote(dirOf(row)), row.Pid, quote(row.Cmd))
+			fmt.Fprintf(c.out, "  %s: process %d (%s)\n", quote(dirOf(row)), row.Pid, brief(row.Cmd))
 		}
 	}
 	var open []lockstate.Blocker
@@ -123,14 +123,12 @@ func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing
 		fmt.Fprintln(c.out, "last refusals:")
 	}
 	for _, d := range denials {
-		fmt.Fprintf(c.out, "  %s process %d (%s), uid %d: %s %s: %s", clock(d.Time), d.Pid, quote(d.Cmd), d.UID, quote(d.Op), quote(d.Path), quote(d.Errno))
-		if d.Reason != "" {
-			fmt.Fprintf(c.out, ", %s", quote(d.Reason))
+		why := d.Reason
+		if why == "" {
+			why = fmt.Sprintf("lock on %s of process %d", quote(d.Lock), d.LockPid)
 		}
-		if d.LockPid != 0 {
-			fmt.Fprintf(c.out, " (lock on %s of process %d)", quote(d.Lock), d.LockPid)
-		}
-		fmt.Fprintln(c.out)
+		fmt.Fprintf(c.out, "  %s %s %s by process %d (%s), uid %d: %s, %s\n",
+			clock(d.Time), quote(d.Op), quote(d.Path), d.Pid, brief(d.Cmd), d.UID, quote(d.Errno), harmless(why))
 	}
 }
 
@@ -140,7 +138,7 @@ func (c *command) printBlockers(title string, blockers []lockstate.Blocker) {
 	}
 	fmt.Fprintln(c.out, title)
 	for _, b := range blockers {
-		fmt.Fprintf(c.out, "  %s: process %d (%s)\n", quote(pathOf(b)), b.Pid, quote(b.Cmd))
+		fmt.Fprintf(c.out, "  %s: process %d (%s)\n", quote(pathOf(b)), b.Pid, brief(b.Cmd))
 	}
 }
 
@@ -160,6 +158,15 @@ func lastDenials(data []byte, rel string) []lockstate.Denial {
 		}
 	}
 	return last[max(0, len(last)-shownDenials):]
+}
+
+// brief is a command line that leaves room for more on its own line.
+func brief(cmd string) string {
+	const most = 60
+	if r := []rune(cmd); len(r) > most {
+		cmd = string(r[:most-1]) + "…"
+	}
+	return quote(cmd)
 }
 
 func clock(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }

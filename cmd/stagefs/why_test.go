@@ -24,7 +24,7 @@ func TestWhy(t *testing.T) {
 		not  []string
 	}{
 		{"board/v1/image", []string{"board/v1/image: held by process 41 (tar xf x)", "token 7", "devserver.lock", "board/v1/log: process 50"}, []string{"rm", "free"}},
-		{"board/v1", []string{"held by process 41", `process 70 ("rm\x1b[2J")`, "rename board"}, []string{"other/y"}},
+		{"board/v1", []string{"held by process 41", `process 70 ("rm\x1b[2J"), uid 5: EBUSY, held`, "rename board by process 72 (mv), uid 5: EBUSY, lock on board/v1 of process 41"}, []string{"other/y"}},
 		{"board/v1x", []string{"board/v1x: free"}, []string{"held", "refusals"}},
 		{"board/v2", []string{"free", "orphan: board/v2/devserver", "board/v2/x: process 60"}, nil},
 		{"board", []string{"board: free", "locks beneath:\n  board/v1: process 41", "unlink board/v1/x"}, []string{"other/y"}},
