@@ -14,7 +14,8 @@ import (
 // directories are searched: for files with several links only, and only where
 // others hold locks.
 
-// lockAliases keeps acquisitions from completing until unlockAliases.
+// lockAliases keeps acquisitions from completing until unlockAliases. The
+// request must not wait for an acquisition in between.
 func (r *request) lockAliases() {
 	if !r.aliases {
 		r.aliases = true

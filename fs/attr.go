@@ -163,7 +163,7 @@ func (fs *FS) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 	}
 	var h *handle
 	if in.Flags()&fuse.FUSE_GETATTR_FH != 0 {
-		h = fs.handles.get(in.Fh())
+		h = fs.handles.get(in.Fh(), in.NodeId)
 	}
 	var st unix.Statx_t
 	if err := fs.stat(n, h, &st); err != nil {
@@ -190,10 +190,10 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 	}
 	var h *handle
 	if fh, ok := in.GetFh(); ok {
-		h = fs.handles.get(fh)
+		h = fs.handles.get(fh, in.NodeId)
 	}
 	var st unix.Statx_t
-	r := &request{cancel: cancel, header: &in.InHeader, op: setAttrName(in), node: n}
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: setAttrName(in), node: n}
 	status := fs.attempt(r, false, func() error {
 		// The right to truncate an open file was decided when it was opened.
 		onlySize := in.Valid&^(fuse.FATTR_SIZE|fuse.FATTR_FH|fuse.FATTR_LOCKOWNER) == 0

@@ -157,7 +157,7 @@ func (fs *FS) noteCandidate(r *request, h *handle) {
 	if !fs.cands.add(c) {
 		return
 	}
-	if err := fs.watch(p.ID()); err != nil {
+	if err := fs.watch(p); err != nil {
 		fs.cands.drop(c)
 		return
 	}
@@ -207,7 +207,7 @@ func (fs *FS) createCandidate(r *request, in *fuse.CreateIn, out *fuse.CreateOut
 		fs.nodes.forget(n.id, 1)
 		return false, 0
 	}
-	if err := fs.watch(p.ID()); err != nil {
+	if err := fs.watch(p); err != nil {
 		fs.cands.drop(c)
 		fs.nodes.forget(n.id, 1)
 		return true, statusOf(err)

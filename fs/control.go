@@ -33,11 +33,15 @@ type controlDir struct {
 	next uint64
 }
 
+// firstControlHandle keeps the numbers of the control files' handles apart from
+// all others.
+const firstControlHandle = 1 << 63
+
 // firstControl is the node number of the control directory.
 const firstControl = 2
 
 func (d *controlDir) init(fs *FS) {
-	d.fs, d.since, d.open, d.next = fs, time.Now(), make(map[uint64][]byte), 1
+	d.fs, d.since, d.open, d.next = fs, time.Now(), make(map[uint64][]byte), firstControlHandle
 	d.files = []*control{
 		{name: ControlDir, mode: unix.S_IFDIR | 0o555},
 		{name: "ctl", mode: unix.S_IFREG | 0o666, take: (*FS).command, show: func(*FS) []byte { return nil }},

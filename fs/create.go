@@ -22,7 +22,8 @@ type making struct {
 	// undo removes it again, when the lock was lost meanwhile.
 	undo int // flags of unlinkat
 
-	also *lockstate.Change // what else the operation touches: link's source
+	// also tells what else the operation touches: link's source.
+	also func() (lockstate.Change, error)
 }
 
 // make passes the gate and makes the entry. st receives its attributes, n its
@@ -60,7 +61,12 @@ func (fs *FS) admitMaking(m *making) (finish func(made bool) bool, err error) {
 		return entry, err
 	}
 	// In this order, since an acquisition waits for operations in flight.
-	also, err := m.r.admit(*m.also)
+	c, err := m.also()
+	if err != nil {
+		entry(false)
+		return nil, err
+	}
+	also, err := m.r.admit(c)
 	if err != nil {
 		entry(false)
 		return nil, err
@@ -155,7 +161,7 @@ func (fs *FS) modeOf(dir int, mode, umask uint32) uint32 {
 
 // Mknod is mknod(2).
 func (fs *FS) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
-	m := &making{r: &request{cancel: cancel, header: &in.InHeader, op: "mknod"}, name: name, protocol: "mknod"}
+	m := &making{r: &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "mknod"}, name: name, protocol: "mknod"}
 	m.do = func(dir int) error {
 		return fs.asCaller(&in.InHeader, func() error {
 			return unix.Mknodat(dir, name, fs.modeOf(dir, in.Mode, in.Umask), int(unix.Mkdev(in.Rdev>>8&0xfff, in.Rdev&0xff|in.Rdev>>12&0xfff00)))
@@ -166,7 +172,7 @@ func (fs *FS) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *
 
 // Symlink is symlink(2).
 func (fs *FS) Symlink(cancel <-chan struct{}, h *fuse.InHeader, target, name string, out *fuse.EntryOut) fuse.Status {
-	m := &making{r: &request{cancel: cancel, header: h, op: "symlink"}, name: name, protocol: "symlink"}
+	m := &making{r: &request{fs: fs, cancel: cancel, header: h, op: "symlink"}, name: name, protocol: "symlink"}
 	m.do = func(dir int) error {
 		return fs.asCaller(h, func() error { return unix.Symlinkat(target, dir, name) })
 	}
@@ -176,7 +182,7 @@ func (fs *FS) Symlink(cancel <-chan struct{}, h *fuse.InHeader, target, name str
 // Mkdir is mkdir(2): an acquisition (A1), unless the name is a lock file's
 // (A3) or the directory is a container (C4).
 func (fs *FS) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse.EntryOut) fuse.Status {
-	r := &request{cancel: cancel, header: &in.InHeader, op: "mkdir"}
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "mkdir"}
 	m := &making{r: r, name: name, protocol: "mkdir", quiet: true, undo: unix.AT_REMOVEDIR}
 	m.do = func(dir int) error {
 		return fs.asCaller(&in.InHeader, func() error {
@@ -255,7 +261,7 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 		}
 		return fuse.Status(unix.ESTALE)
 	}
-	r := &request{cancel: cancel, header: &in.InHeader, op: "link"}
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "link"}
 	m := &making{r: r, name: name, protocol: "link"}
 	if src.cand.private() {
 		return fs.linkCandidate(m, src, out)
@@ -280,13 +286,10 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	}
 	var st unix.Statx_t
 	var n *node
-	status := fs.attempt(r, false, func() error {
+	m.also = func() (lockstate.Change, error) {
 		// A new name outside would be a way around the lock of the
 		// source; and what enters a lock is nobody else's to write.
 		c, err := r.covering(src)
-		if err != nil {
-			return err
-		}
 		c.Quiet = true
 		c.Into, c.Files = m.parent.dir, src.handles()
 		if fs.isLockName(m.parent, name) {
@@ -295,9 +298,9 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 				c.Dirs = nil // a candidate of its own (A9)
 			}
 		}
-		m.also = &c
-		return fs.make(m, &st, &n)
-	})
+		return c, err
+	}
+	status := fs.attempt(r, false, func() error { return fs.make(m, &st, &n) })
 	if status != fuse.OK {
 		return status
 	}

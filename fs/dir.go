@@ -114,7 +114,7 @@ func (fs *FS) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.Dir
 		if parent == nil || e.name == "." || e.name == ".." || fs.isLockName(parent, e.name) || fs.isCandidateName(e.name) {
 			return true // no node: the kernel looks it up when it needs it
 		}
-		h := fs.handles.get(in.Fh)
+		h := fs.handles.get(in.Fh, in.NodeId)
 		var st unix.Statx_t
 		if err := statAt(h.fd, e.name, &st); err == nil {
 			fs.fillEntry(&in.InHeader, entry, fs.nodes.see(parent, e.name, &st), &st, false)
@@ -127,7 +127,7 @@ func (fs *FS) readDir(in *fuse.ReadIn, add func(*node, dirEntry) bool) fuse.Stat
 	if fs.control.node(in.NodeId) != nil {
 		return fs.control.readDir(in, func(e dirEntry) bool { return add(nil, e) })
 	}
-	h := fs.handles.get(in.Fh)
+	h := fs.handles.get(in.Fh, in.NodeId)
 	if h == nil || h.dir == nil {
 		return fuse.EBADF
 	}

@@ -46,7 +46,7 @@
 //	        nodeTable.mu
 //	          dirCache.mu
 //	          lockstate.Table
-//	FS.watchMu             taken without any of the above but candidate.mu
+//	FS.watchMu             beneath reapMu and candidate.mu, above lockstate.Table
 //
 // No lock is held while a request waits for somebody else's lock to end.
 package fs

@@ -8,24 +8,63 @@ import (
 )
 
 // watch makes sure that the death of a process is noticed (R4).
-func (fs *FS) watch(id procid.ID) error {
+func (fs *FS) watch(p *procid.Process) error {
 	fs.watchMu.Lock()
 	defer fs.watchMu.Unlock()
-	if _, ok := fs.watched[id]; ok {
+	return fs.watchLocked(p)
+}
+
+func (fs *FS) watchLocked(p *procid.Process) error {
+	if fs.watched[p.ID()] != nil {
 		return nil
 	}
-	if err := fs.procs.Watch(id, fs.exited); err != nil {
+	if err := fs.procs.Watch(p.ID(), fs.exited); err != nil {
 		return err
 	}
-	fs.watched[id] = struct{}{}
+	fs.watched[p.ID()] = p
 	return nil
+}
+
+// watchLine watches a process that is about to own a lock, and those that the
+// lock may pass to: so that it is known later whether they lived (R5).
+func (fs *FS) watchLine(p *procid.Process) error {
+	fs.watchMu.Lock()
+	defer fs.watchMu.Unlock()
+	if err := fs.watchLocked(p); err != nil {
+		return err
+	}
+	for _, a := range p.Lineage() {
+		if a.Reaper {
+			break
+		}
+		if fs.watched[a.ID] != nil {
+			continue
+		}
+		heir, err := fs.procs.ByPid(a.ID.Pid)
+		if err != nil || heir.ID() != a.ID || fs.watchLocked(heir) != nil {
+			break // dead already, or out of reach
+		}
+	}
+	return nil
+}
+
+// heir returns a process that a lock may pass to, or nil if its own death has
+// been carried out.
+func (fs *FS) heir(id procid.ID) *procid.Process {
+	fs.watchMu.Lock()
+	p := fs.watched[id]
+	fs.watchMu.Unlock()
+	if p == nil {
+		p = fs.alive(id)
+	}
+	return p
 }
 
 // unwatch stops watching a process that owns nothing any more.
 func (fs *FS) unwatch(id procid.ID) {
 	fs.watchMu.Lock()
 	defer fs.watchMu.Unlock()
-	if _, ok := fs.watched[id]; ok && !fs.table.Owns(id) && !fs.cands.has(id) {
+	if fs.watched[id] != nil && !fs.table.Owns(id) && len(fs.table.Before(id)) == 0 && !fs.cands.has(id) {
 		fs.procs.Unwatch(id)
 		delete(fs.watched, id)
 	}
@@ -33,12 +72,13 @@ func (fs *FS) unwatch(id procid.ID) {
 
 // exited is told of the death of a watched process.
 func (fs *FS) exited(id procid.ID, how procid.Exit) {
-	fs.watchMu.Lock()
-	delete(fs.watched, id)
-	fs.watchMu.Unlock()
 	fs.reapMu.Lock()
 	defer fs.reapMu.Unlock()
 	fs.carryOut(id, how)
+	// From here on no lock passes to it; still under reapMu.
+	fs.watchMu.Lock()
+	delete(fs.watched, id)
+	fs.watchMu.Unlock()
 }
 
 // reap carries out the death of a process that stands in somebody's way,
@@ -79,11 +119,13 @@ func (fs *FS) reapDead(locks []lockstate.LockState) bool {
 // carryOut does what R4 and R5 say. The lock files go before the locks, so
 // that nobody finds a lock file without its lock.
 func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
-	dead, heirs := fs.table.Exit(id, how, fs.alive)
-	for _, h := range heirs {
-		if err := fs.watch(h); err != nil {
-			fs.log.Warn("cannot watch a lock's new owner", "pid", h.Pid, "err", err)
+	for _, o := range fs.table.Before(id) {
+		if !fs.procs.Alive(o) {
+			fs.carryOut(o, fs.procs.ExitOf(o))
 		}
+	}
+	dead, heirs := fs.table.Exit(id, how, fs.heir)
+	for _, h := range heirs {
 		fs.narrowOwned(h)
 	}
 	for _, l := range dead {

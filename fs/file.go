@@ -40,14 +40,19 @@ func (t *handleTable) init() {
 	t.next = firstHandle
 }
 
-// firstHandle keeps 0 free, which go-fuse and the kernel use for none, and the
-// numbers of the control directory's handles.
+// firstHandle keeps 0 free, which go-fuse and the kernel use for none.
 const firstHandle = 1 << 10
 
-func (t *handleTable) get(id uint64) *handle {
+// get returns the handle with a number, if it is one of the given node: a
+// number that the kernel has from elsewhere, as from a control file, finds
+// nothing.
+func (t *handleTable) get(id, node uint64) *handle {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return t.byID[id]
+	if h := t.byID[id]; h != nil && h.node.id == node {
+		return h
+	}
+	return nil
 }
 
 func (t *handleTable) byLock(l *lockstate.Handle) *handle {
@@ -100,7 +105,7 @@ func (r *request) openForWrite(c lockstate.Change, name string) (*lockstate.Hand
 
 // Create is open(2) of a file that is not there.
 func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
-	r := &request{cancel: cancel, header: &in.InHeader, op: "create", name: name}
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "create", name: name}
 	if r.parent = fs.nodes.get(in.NodeId); r.parent == nil {
 		return frozen
 	}
@@ -202,7 +207,7 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	if n.cand.private() {
 		return n.cand.open(fs, in, out)
 	}
-	r := &request{cancel: cancel, header: &in.InHeader, op: "open", node: n}
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "open", node: n}
 	h := &handle{fd: -1}
 	status := fs.attempt(r, false, func() error {
 		var c lockstate.Change
@@ -249,7 +254,7 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	if parent == nil {
 		return frozen
 	}
-	r := &request{cancel: cancel, header: &in.InHeader, op: "tmpfile", node: parent}
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "tmpfile", node: parent}
 	var st unix.Statx_t
 	h := &handle{fd: -1}
 	keep := -1
@@ -296,7 +301,7 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 
 // Flush is close(2) of one of perhaps several descriptors.
 func (fs *FS) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
-	if h := fs.handles.get(in.Fh); h != nil {
+	if h := fs.handles.get(in.Fh, in.NodeId); h != nil {
 		h.flushed.Store(true)
 	}
 	return fuse.OK
@@ -326,7 +331,7 @@ func (fs *FS) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Re
 	if fs.control.node(in.NodeId) != nil {
 		return fs.control.read(in, buf)
 	}
-	h := fs.handles.get(in.Fh)
+	h := fs.handles.get(in.Fh, in.NodeId)
 	if h == nil {
 		return nil, fuse.EBADF
 	}
@@ -341,7 +346,7 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint
 	if fs.control.node(in.NodeId) != nil {
 		return fs.control.write(in, data)
 	}
-	h := fs.handles.get(in.Fh)
+	h := fs.handles.get(in.Fh, in.NodeId)
 	if h == nil {
 		return 0, fuse.EBADF
 	}
@@ -370,7 +375,7 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint
 
 // Fsync is fsync(2) and fdatasync(2).
 func (fs *FS) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	h := fs.handles.get(in.Fh)
+	h := fs.handles.get(in.Fh, in.NodeId)
 	if h == nil || h.fd < 0 {
 		return fuse.OK
 	}
@@ -384,7 +389,7 @@ func (fs *FS) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 
 // Lseek is lseek(2) with SEEK_DATA or SEEK_HOLE.
 func (fs *FS) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
-	h := fs.handles.get(in.Fh)
+	h := fs.handles.get(in.Fh, in.NodeId)
 	if h == nil || h.fd < 0 {
 		return fuse.EBADF
 	}
@@ -395,7 +400,7 @@ func (fs *FS) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut
 
 // Fallocate is fallocate(2).
 func (fs *FS) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
-	h := fs.handles.get(in.Fh)
+	h := fs.handles.get(in.Fh, in.NodeId)
 	if h == nil || h.lock == nil {
 		return fuse.EBADF
 	}
@@ -406,7 +411,7 @@ func (fs *FS) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Statu
 
 // CopyFileRange is copy_file_range(2) between two files of the mount.
 func (fs *FS) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
-	src, dst := fs.handles.get(in.FhIn), fs.handles.get(in.FhOut)
+	src, dst := fs.handles.get(in.FhIn, in.NodeId), fs.handles.get(in.FhOut, in.NodeIdOut)
 	if src == nil || dst == nil || src.fd < 0 || dst.lock == nil {
 		return 0, fuse.EBADF
 	}

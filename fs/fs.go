@@ -44,7 +44,7 @@ type FS struct {
 
 	reapMu  sync.Mutex // one exit is carried out at a time
 	watchMu sync.Mutex
-	watched map[procid.ID]struct{} // protected by watchMu
+	watched map[procid.ID]*procid.Process // protected by watchMu
 
 	serverMu sync.Mutex
 	server   *fuse.Server // for notifications
@@ -84,7 +84,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	}
 	fs.nodes.byID[fs.root.id] = fs.root
 	fs.nodes.byKey[fs.root.key] = fs.root
-	fs.watched = make(map[procid.ID]struct{})
+	fs.watched = make(map[procid.ID]*procid.Process)
 	fs.handles.init()
 	fs.cands.init()
 	fs.control.init(fs)

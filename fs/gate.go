@@ -57,7 +57,6 @@ func (r *request) process() *procid.Process {
 // nor by what a short wait may clear away. Names in the backing stand still
 // during a try; exclusive excludes all other tries.
 func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status {
-	r.fs = fs
 	var settle, closing time.Time
 	for {
 		err := fs.locked(exclusive, try)
@@ -158,9 +157,8 @@ func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The owner may not be watched twice; it is while it has locks.
 	if !g.Covered() {
-		if err := r.fs.watch(q.Process.ID()); err != nil {
+		if err := r.fs.watchLine(q.Process); err != nil {
 			g.Abort()
 			return nil, err
 		}

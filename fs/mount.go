@@ -7,6 +7,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -55,6 +56,9 @@ func Mount(o Options) (_ *Server, err error) {
 	}
 	undo = append(undo, func() { unix.Close(root) })
 	if s.mountpoint, err = checkMountpoint(&o); err != nil {
+		return nil, err
+	}
+	if err := claim(root, o.Dir); err != nil {
 		return nil, err
 	}
 	if err := s.openStore(&o, root); err != nil {
@@ -122,6 +126,37 @@ func (s *Server) openStore(o *Options, root int) error {
 	s.store = store
 	s.warnings = append(s.warnings, store.Warnings()...)
 	return nil
+}
+
+// claim takes the backing for this daemon (M1), wherever another one keeps its
+// state. The kernel drops the lock when the daemon dies.
+func claim(root int, dir string) error {
+	err := unix.Flock(root, unix.LOCK_EX|unix.LOCK_NB)
+	if err == unix.EWOULDBLOCK {
+		return &ServedError{Dir: dir, Pid: flockOwner(root)}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: flock: %w", dir, err)
+	}
+	return nil
+}
+
+// flockOwner returns the process that has the lock in the way of claim, as
+// proc_locks(5) shows it, or 0.
+func flockOwner(fd int) int {
+	var st unix.Statx_t
+	b, err := os.ReadFile("/proc/locks")
+	if err != nil || statAt(fd, "", &st) != nil {
+		return 0
+	}
+	file := fmt.Sprintf("%02x:%02x:%d", st.Dev_major, st.Dev_minor, st.Ino)
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 5 && f[1] == "FLOCK" && f[5] == file {
+			pid, _ := strconv.Atoi(f[4])
+			return pid
+		}
+	}
+	return 0
 }
 
 // mount attaches the file system to the mountpoint.

@@ -74,7 +74,7 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 		fs.cands.drop(c)
 		return fuse.OK
 	}
-	r := &request{cancel: cancel, header: h, op: op, parent: parent, name: name}
+	r := &request{fs: fs, cancel: cancel, header: h, op: op, parent: parent, name: name}
 	lockFile := fs.isLockName(parent, name)
 	return fs.attempt(r, false, func() error {
 		d, err := fs.back.dir(parent)

@@ -26,7 +26,7 @@ func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 		return frozen
 	}
 	m := &renaming{
-		r:    &request{cancel: cancel, header: &in.InHeader, op: "rename", parent: from, name: oldName},
+		r:    &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "rename", parent: from, name: oldName},
 		from: link{from, oldName}, to: link{to, newName}, flags: uint(in.Flags),
 	}
 	if c := fs.cands.get(fs, &in.InHeader, from, oldName); c != nil {

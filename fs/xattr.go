@@ -131,7 +131,7 @@ func (fs *FS) changeXAttr(cancel <-chan struct{}, h *fuse.InHeader, name, attr s
 	if n == nil || n.cand.private() || strings.HasPrefix(attr, xattrPrefix) {
 		return fuse.EPERM
 	}
-	r := &request{cancel: cancel, header: h, op: name, node: n}
+	r := &request{fs: fs, cancel: cancel, header: h, op: name, node: n}
 	return fs.attempt(r, false, func() error {
 		c, err := r.covering(n)
 		if err != nil {
@@ -163,7 +163,7 @@ const (
 
 // Ioctl is ioctl(2).
 func (fs *FS) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, out *fuse.IoctlOut, outbuf []byte) fuse.Status {
-	h := fs.handles.get(in.Fh)
+	h := fs.handles.get(in.Fh, in.NodeId)
 	if h == nil || h.fd < 0 || !readIoctls[in.Cmd] || len(outbuf) == 0 {
 		return fuse.Status(unix.ENOTTY)
 	}

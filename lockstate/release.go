@@ -101,9 +101,25 @@ func (t *Table) Owned(id procid.ID) []Lock {
 	return all
 }
 
+// Before returns the owners whose locks the given process is next in line for.
+// If one of them is dead, its death is to be carried out before that of the
+// process: it came first, in whatever order the two became known (R5).
+func (t *Table) Before(id procid.ID) []procid.ID {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []procid.ID
+	for r := range t.heirs[id] {
+		if o := r.owner.ID(); !slices.Contains(all, o) {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
 // Exit carries out what becomes of the locks of a process that has died (R4,
 // R5). A lock under which nothing was changed passes to the parent if the
-// owner succeeded and resolve finds the parent alive; heirs are those parents.
+// owner succeeded and resolve finds that the parent lived then; heirs are those
+// parents.
 // The other locks are returned as dead: they stay in force until the caller
 // has cleaned up after them and calls [Table.End].
 func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *procid.Process) (dead []Lock, heirs []procid.ID) {

@@ -34,6 +34,7 @@ type Table struct {
 	mu       sync.Mutex
 	root     *Dir
 	owners   map[procid.ID]map[*row]struct{}
+	heirs    map[procid.ID]map[*row]struct{} // by who is next in line (R5)
 	tokens   map[uint64]*row
 	token    uint64 // the last one given out
 	reserved uint64 // the last one that may be given out
@@ -62,6 +63,7 @@ func New(o Options) *Table {
 		now: o.Now, reserve: o.Reserve, deny: o.DenyUnlocked,
 		root:   &Dir{},
 		owners: make(map[procid.ID]map[*row]struct{}),
+		heirs:  make(map[procid.ID]map[*row]struct{}),
 		tokens: make(map[uint64]*row),
 		token:  o.LastToken, reserved: o.LastToken,
 		stats: Stats{Acquired: make(map[string]uint64), Ended: make(map[Reason]uint64)},
@@ -146,18 +148,30 @@ func (t *Table) insertLocked(r *row) {
 }
 
 func (t *Table) ownLocked(r *row) {
-	id := r.owner.ID()
-	if t.owners[id] == nil {
-		t.owners[id] = make(map[*row]struct{})
+	index(t.owners, r.owner.ID(), r)
+	if len(r.heirs) > 0 {
+		index(t.heirs, r.heirs[0].ID, r)
 	}
-	t.owners[id][r] = struct{}{}
 }
 
 func (t *Table) disownLocked(r *row) {
-	id := r.owner.ID()
-	delete(t.owners[id], r)
-	if len(t.owners[id]) == 0 {
-		delete(t.owners, id)
+	unindex(t.owners, r.owner.ID(), r)
+	if len(r.heirs) > 0 {
+		unindex(t.heirs, r.heirs[0].ID, r)
+	}
+}
+
+func index(m map[procid.ID]map[*row]struct{}, id procid.ID, r *row) {
+	if m[id] == nil {
+		m[id] = make(map[*row]struct{})
+	}
+	m[id][r] = struct{}{}
+}
+
+func unindex(m map[procid.ID]map[*row]struct{}, id procid.ID, r *row) {
+	delete(m[id], r)
+	if len(m[id]) == 0 {
+		delete(m, id)
 	}
 }
 
