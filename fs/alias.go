@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // A file with several links may have a name beneath a lock that the kernel has
@@ -14,50 +15,33 @@ import (
 // directories are searched: for files with several links only, and only where
 // others hold locks.
 
-// lockAliases keeps acquisitions from completing until unlockAliases. The
-// request must not wait for an acquisition in between.
-func (r *request) lockAliases() {
+// findAliases returns directories with names of n beneath locks that the caller
+// does not hold. It stays true until the try is over.
+func (fs *FS) findAliases(r *request, n *node) ([]*lockstate.Dir, error) {
+	if !n.hasUnknownNames() {
+		return nil, nil
+	}
 	if !r.aliases {
+		// From here on no acquisition completes; so the request must not
+		// wait for one.
 		r.aliases = true
-		r.fs.aliasMu.RLock()
+		fs.aliasMu.RLock()
 	}
-}
-
-func (r *request) unlockAliases() {
-	if r.aliases {
-		r.aliases = false
-		r.fs.aliasMu.RUnlock()
+	if fs.table.Len() == 0 {
+		return nil, nil
 	}
-}
-
-// findAliases finds the names of n beneath locks that the caller does not
-// hold. The caller of it holds FS.ns, and what it found stays true until the
-// try is over.
-func (fs *FS) findAliases(r *request, n *node) error {
-	if fs.table.Len() == 0 || !n.hasUnknownNames() {
-		return nil
-	}
-	r.lockAliases()
-	var found []*lockstate.Dir
 	for _, l := range fs.table.Foreign(r.process()) {
 		there, err := fs.hasInode(l.Path, n.key)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if there {
 			if d, ok := fs.table.Find(split(l.Path)...); ok {
-				found = append(found, d)
+				r.found = append(r.found, d)
 			}
 		}
 	}
-	fs.nodes.mu.Lock()
-	old := n.aliases
-	n.aliases = found
-	fs.nodes.mu.Unlock()
-	for _, d := range old {
-		fs.table.Forget(d)
-	}
-	return nil
+	return r.found, nil
 }
 
 // hasUnknownNames reports whether the backing has names of n that the kernel
@@ -76,17 +60,26 @@ func (fs *FS) checkAliasWriters(r *request, dir *lockstate.Dir) error {
 	fs.aliasMu.Lock()
 	fs.aliasMu.Unlock() //nolint:staticcheck // the wait is the point
 	p := r.process()
+	return fs.aliasWriter(fs.table.Path(dir), func(o *procid.Process) bool {
+		return o.ID() == p.ID() || o.Descends(p.ID()) || fs.table.Holds(o, dir)
+	})
+}
+
+// aliasWriter returns an error if a process that is not allowed has a file open
+// for writing that has a name beneath a directory which nobody looked up.
+func (fs *FS) aliasWriter(dir string, allowed func(*procid.Process) bool) error {
 	for _, h := range fs.handles.writers() {
-		if o := h.lock.Owner(); !h.node.hasUnknownNames() || o.ID() == p.ID() || o.Descends(p.ID()) {
+		o := h.lock.Owner()
+		if !h.node.hasUnknownNames() || allowed(o) {
 			continue
 		}
-		there, err := fs.hasInode(fs.table.Path(dir), h.node.key)
+		there, err := fs.hasInode(dir, h.node.key)
 		if err != nil {
 			return err
 		}
-		if there && !fs.table.Holds(h.lock.Owner(), dir) {
+		if there {
 			return &lockstate.HeldError{Err: lockstate.ErrOpen, Handles: []lockstate.HandleState{{
-				Handle: h.lock, Owner: h.lock.Owner().ID(), Path: h.path(fs),
+				Handle: h.lock, Owner: o.ID(), Path: h.path(fs),
 			}}}
 		}
 	}

@@ -108,14 +108,15 @@ func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out 
 	}
 	defer d.release()
 	var st unix.Statx_t
-	if err := statAt(d.fd, name, &st); err != nil {
+	n, err := fs.nodes.lookAt(d.fd, parent, name, &st)
+	if err != nil {
 		if err == unix.ENOENT && !uncached {
 			out.SetEntryTimeout(validFor) // node 0: the name is known not to be there
 			return fuse.OK
 		}
 		return statusOf(err)
 	}
-	fs.fillEntry(h, out, fs.nodes.see(parent, name, &st), &st, uncached)
+	fs.fillEntry(h, out, n, &st, uncached)
 	return fuse.OK
 }
 
@@ -124,7 +125,7 @@ func (fs *FS) Forget(id, lookups uint64) { fs.nodes.forget(id, lookups) }
 
 // stat returns the attributes of n, through the handle fh if it is valid.
 func (fs *FS) stat(n *node, h *handle, st *unix.Statx_t) error {
-	if h != nil {
+	if h != nil && h.fd >= 0 {
 		return statAt(h.fd, "", st)
 	}
 	fs.ns.RLock()
@@ -213,7 +214,7 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		if err := fs.setAttr(n, h, in); err != nil {
 			return err
 		}
-		if h != nil {
+		if h != nil && h.fd >= 0 {
 			return statAt(h.fd, "", &st)
 		}
 		return fs.statNode(n, &st)
@@ -243,7 +244,7 @@ func setAttrName(in *fuse.SetAttrIn) string {
 func (fs *FS) setAttr(n *node, h *handle, in *fuse.SetAttrIn) error {
 	p, err := fs.back.place(n)
 	if err != nil {
-		if h == nil {
+		if h == nil || h.fd < 0 {
 			return err
 		}
 		p = place{fd: h.fd}
@@ -318,13 +319,26 @@ func (fs *FS) onlyLockNames(n *node) bool {
 }
 
 // covering returns the change that touches n, with all directories whose locks
-// cover it.
+// cover it. Until the try is over, a file gets no other names.
 func (r *request) covering(n *node) (lockstate.Change, error) {
-	if err := r.fs.findAliases(r, n); err != nil {
-		return lockstate.Change{}, err
+	if !n.isDir() {
+		n.changing.RLock()
+		r.changing = n
 	}
+	return r.coveringNow(n)
+}
+
+// coveringAlone is covering for an operation that gives n another name.
+func (r *request) coveringAlone(n *node) (lockstate.Change, error) {
+	n.changing.Lock()
+	r.exclusive = n
+	return r.coveringNow(n)
+}
+
+func (r *request) coveringNow(n *node) (lockstate.Change, error) {
+	found, err := r.fs.findAliases(r, n)
 	dirs, _ := n.covering()
-	return lockstate.Change{Dirs: dirs}, nil
+	return lockstate.Change{Dirs: append(dirs, found...)}, err
 }
 
 // Readlink is readlink(2).

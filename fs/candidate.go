@@ -1,7 +1,9 @@
 package fs
 
 import (
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -21,11 +23,16 @@ type candidate struct {
 	parent *node // pinned while the candidate is registered
 	name   string
 	owner  *procid.Process
-	node   *node // nil for an ordinary file
+	node   *node    // pinned likewise; nil for an ordinary file
+	key    identity // of an ordinary file
+
+	won atomic.Bool // it is an ordinary file now, or was from the start
 
 	// Protected by mu, for private ones.
 	mu    sync.Mutex
-	won   bool // it is an ordinary file now
+	opens int               // handles
+	fd    int               // their file, if they were open when it won; else -1
+	lock  *lockstate.Handle // of fd
 	data  []byte
 	mode  uint32
 	uid   uint32
@@ -53,12 +60,7 @@ func (cs *candidates) init() {
 
 // private reports whether c stands for a file that is not in the backing.
 func (c *candidate) private() bool {
-	if c == nil {
-		return false
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return !c.won
+	return c != nil && !c.won.Load()
 }
 
 // add registers c and reports whether there is room.
@@ -72,6 +74,9 @@ func (cs *candidates) add(c *candidate) bool {
 	cs.all[at] = c
 	cs.each[id]++
 	c.parent.pin()
+	if c.node != nil {
+		c.node.pin()
+	}
 	return true
 }
 
@@ -89,6 +94,9 @@ func (cs *candidates) drop(c *candidate) {
 	}
 	cs.mu.Unlock()
 	c.parent.unpin()
+	if c.node != nil {
+		c.node.unpin()
+	}
 	c.fs.unwatch(id)
 }
 
@@ -138,22 +146,16 @@ func (cs *candidates) owned(r *request) bool {
 	return c != nil && c.node == nil
 }
 
-// isCandidateHandle reports whether a write handle is of a candidate: it
-// changes nothing that a lock protects, so it stands in no acquisition's way.
-func (fs *FS) isCandidateHandle(l *lockstate.Handle) bool {
-	h := fs.handles.byLock(l)
-	return h != nil && h.candidate.Load()
-}
-
-// noteCandidate registers a file that the caller made under a candidate's name in a
-// directory that it may write to. Only a name that carries the caller's own
-// pid or host is believed: the file will be removed when the caller dies.
-func (fs *FS) noteCandidate(r *request, h *handle) {
+// noteCandidate registers a file that the caller made under a candidate's name
+// in a directory that it may write to. Only a name that carries the caller's
+// own pid or host is believed: the file will be removed when the caller dies.
+func (fs *FS) noteCandidate(r *request, h *handle, key identity) {
 	p := r.process()
 	if p == nil || !ownCandidateName(r.name, p.ID().Pid) {
 		return
 	}
-	c := &candidate{fs: fs, parent: r.parent, name: r.name, owner: p, won: true}
+	c := &candidate{fs: fs, parent: r.parent, name: r.name, owner: p, key: key, fd: -1}
+	c.won.Store(true)
 	if !fs.cands.add(c) {
 		return
 	}
@@ -178,26 +180,49 @@ func (cs *candidates) reap(fs *FS, id procid.ID) {
 	cs.mu.Unlock()
 	for _, c := range gone {
 		if c.node == nil {
-			fs.discard(fs.table.Path(c.parent.dir), c.name)
+			err := fs.discard(c.name, func() (string, bool) { return c.place() })
+			if err != nil {
+				fs.log.Warn("cannot remove a dead process's candidate", "file", c.name, "err", err)
+			}
 		}
 		cs.drop(c)
 	}
 }
 
+// place says where an ordinary candidate is, if its name is still its own.
+func (c *candidate) place() (dir string, ok bool) {
+	n := c.fs.nodes.find(c.key)
+	dir = c.fs.table.Path(c.parent.dir)
+	if n != nil {
+		return dir, slices.Contains(n.names(), link{c.parent, c.name})
+	}
+	fd, err := c.fs.openPath(dir)
+	if err != nil {
+		return dir, false
+	}
+	defer unix.Close(fd)
+	var st unix.Statx_t
+	return dir, statAt(fd, c.name, &st) == nil && identityOf(&st) == c.key
+}
+
 // createCandidate serves the creation of a private candidate. It reports
 // whether it did.
 func (fs *FS) createCandidate(r *request, in *fuse.CreateIn, out *fuse.CreateOut) (done bool, status fuse.Status) {
-	if fs.table.Len() == 0 || fs.isLockName(r.parent, r.name) || !fs.isCandidateName(r.name) {
+	if fs.isLockName(r.parent, r.name) || !fs.isCandidateName(r.name) {
 		return false, 0
 	}
 	fs.reapGoverning(r.parent.dir)
-	p := fs.process(r.header)
-	if p == nil || fs.table.Holds(p, r.parent.dir) {
+	_, held := fs.table.Governing(r.parent.dir)
+	if !held && !fs.opts.DenyUnlocked {
+		return false, 0
+	}
+	p := r.process()
+	if p == nil || held && fs.table.Holds(p, r.parent.dir) {
 		return false, 0
 	}
 	now := time.Now()
 	c := &candidate{
-		fs: fs, parent: r.parent, name: r.name, owner: p,
+		fs: fs, parent: r.parent, name: r.name, owner: p, opens: 1, fd: -1,
 		mode: unix.S_IFREG | in.Mode&^in.Umask&07777, uid: in.Uid, gid: in.Gid, atime: now, mtime: now,
 	}
 	st := unix.Statx_t{Mode: uint16(c.mode), Nlink: 1}
@@ -216,7 +241,7 @@ func (fs *FS) createCandidate(r *request, in *fuse.CreateIn, out *fuse.CreateOut
 	c.mu.Lock()
 	c.fillLocked(&out.EntryOut.Attr)
 	c.mu.Unlock()
-	h := &handle{fd: -1, node: n}
+	h := &handle{fd: -1, node: n, cand: c}
 	out.OpenOut.Fh = fs.handles.add(h)
 	out.OpenOut.OpenFlags = fuse.FOPEN_DIRECT_IO
 	return true, fuse.OK
@@ -255,62 +280,81 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.won {
+	if c.won.Load() {
 		return fuse.Status(unix.ESTALE)
 	}
-	m.do = func(dir int) error { return c.writeOutLocked(r.header, dir, m.name, keep) }
-	var st unix.Statx_t
-	status := fs.attempt(r, false, func() error {
-		if err := fs.make(m, nil, nil); err != nil {
-			return err
-		}
-		d, err := fs.back.dir(m.parent)
-		if err != nil {
-			return err
-		}
-		defer d.release()
-		if err := statAt(d.fd, m.name, &st); err != nil {
+	m.do = func(dir int) error { return c.writeOutLocked(r, dir, m.name, keep) }
+	m.see = func(dir int) error {
+		if err := statAt(dir, m.name, &m.st); err != nil {
 			return err
 		}
 		links := []link{{m.parent, m.name}}
 		if keep {
 			links = append(links, link{m.parent, c.name})
 		}
-		fs.nodes.settle(c.node, &st, links)
+		fs.nodes.settle(c.node, &m.st, links)
+		if c.lock != nil {
+			c.node.addWriter(c.lock)
+		}
+		c.won.Store(true)
 		return nil
-	})
+	}
+	status := fs.attempt(r, false, func() error { return fs.make(m) })
 	if status != fuse.OK {
 		return status
 	}
-	c.won = true
-	fs.cands.drop(c)
 	if out != nil {
 		fs.nodes.again(c.node)
-		fs.fillEntry(r.header, out, c.node, &st, true)
+		fs.fillEntry(r.header, out, c.node, &m.st, true)
 	}
+	fs.cands.drop(c)
 	return fuse.OK
 }
 
-// writeOutLocked writes the candidate to the backing, as the caller's.
-func (c *candidate) writeOutLocked(h *fuse.InHeader, dir int, name string, keep bool) error {
+// writeOutLocked writes the candidate to the backing, as the caller's. Handles
+// that are open on it go on with the file there, as any write handle does.
+func (c *candidate) writeOutLocked(r *request, dir int, name string, keep bool) error {
 	first := name
 	if keep {
 		first = c.name
 	}
-	return c.fs.asCaller(h, func() error {
-		fd, err := openAt(dir, first, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, c.mode&07777)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		if _, err = unix.Write(fd, c.data); err == nil && keep {
-			err = unix.Linkat(dir, first, dir, name, 0)
-		}
-		if err != nil {
-			unix.Unlinkat(dir, first, 0)
-		}
+	fd := -1
+	err := c.fs.asCaller(r.header, func() (err error) {
+		fd, err = openAt(dir, first, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, c.mode&07777)
 		return err
 	})
+	if err != nil {
+		return err
+	}
+	if _, err = unix.Write(fd, c.data); err == nil && keep {
+		err = unix.Linkat(dir, first, dir, name, 0)
+	}
+	if err == nil && c.opens > 0 {
+		c.lock, err = r.openForWrite(lockstate.Change{Dirs: []*lockstate.Dir{c.parent.dir}, Quiet: true}, name)
+		if err == nil {
+			c.fd = fd
+			return nil
+		}
+		unix.Unlinkat(dir, name, 0)
+	}
+	unix.Close(fd)
+	if err != nil && first != name {
+		unix.Unlinkat(dir, first, 0)
+	}
+	return err
+}
+
+// closed takes note that a handle is gone.
+func (c *candidate) closed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.opens--; c.opens > 0 || c.fd < 0 {
+		return
+	}
+	unix.Close(c.fd)
+	c.node.removeWriter(c.lock)
+	c.lock.Close()
+	c.fd, c.lock = -1, nil
 }
 
 // settle gives a node that was private its place in the backing.
@@ -393,12 +437,16 @@ func (c *candidate) resizeLocked(size int) {
 }
 
 func (c *candidate) open(fs *FS, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if in.Flags&unix.O_TRUNC != 0 {
-		c.mu.Lock()
-		c.data = nil
-		c.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.won.Load() {
+		return fuse.Status(unix.ESTALE) // the kernel asks again
 	}
-	out.Fh = fs.handles.add(&handle{fd: -1, node: c.node})
+	if in.Flags&unix.O_TRUNC != 0 {
+		c.data = nil
+	}
+	c.opens++
+	out.Fh = fs.handles.add(&handle{fd: -1, node: c.node, cand: c})
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO
 	return fuse.OK
 }
@@ -406,6 +454,10 @@ func (c *candidate) open(fs *FS, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status
 func (c *candidate) read(in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.fd >= 0 {
+		n, err := unix.Pread(c.fd, buf, int64(in.Offset))
+		return fuse.ReadResultData(buf[:max(n, 0)]), statusOf(err)
+	}
 	if in.Offset >= uint64(len(c.data)) {
 		return fuse.ReadResultData(nil), fuse.OK
 	}
@@ -415,12 +467,13 @@ func (c *candidate) read(in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Sta
 func (c *candidate) write(in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	end := in.Offset + uint64(len(data))
-	if end > candidateSize {
-		return 0, fuse.Status(unix.EFBIG)
+	if c.fd >= 0 {
+		n, err := unix.Pwrite(c.fd, data, int64(in.Offset))
+		return uint32(max(n, 0)), statusOf(err)
 	}
-	if c.won {
-		return c.writeBackLocked(in, data)
+	end := in.Offset + uint64(len(data))
+	if end < in.Offset || end > candidateSize {
+		return 0, fuse.Status(unix.EFBIG)
 	}
 	if int(end) > len(c.data) {
 		c.resizeLocked(int(end))
@@ -428,22 +481,4 @@ func (c *candidate) write(in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	copy(c.data[in.Offset:], data)
 	c.mtime = time.Now()
 	return uint32(len(data)), fuse.OK
-}
-
-// writeBackLocked serves a handle that was opened before the candidate won.
-func (c *candidate) writeBackLocked(in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
-	c.fs.ns.RLock()
-	defer c.fs.ns.RUnlock()
-	p, err := c.fs.back.place(c.node)
-	if err != nil {
-		return 0, statusOf(err)
-	}
-	defer p.done()
-	fd, err := c.fs.back.open(p, unix.O_WRONLY|unix.O_NONBLOCK)
-	if err != nil {
-		return 0, statusOf(err)
-	}
-	defer unix.Close(fd)
-	n, err := unix.Pwrite(fd, data, int64(in.Offset))
-	return uint32(max(n, 0)), statusOf(err)
 }

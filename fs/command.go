@@ -123,7 +123,8 @@ func (fs *FS) breakDir(h *fuse.InHeader, dir, why string) fuse.Status {
 	for _, o := range fs.orphans.in(fs, dir) {
 		found = true
 		fs.log.Warn("orphaned lock file removed", "dir", dir, "file", o, "by", h.Uid, "why", why)
-		if err := fs.discard(dir, o); err != nil {
+		err := fs.discard(o, func() (string, bool) { return dir, fs.isOrphan(dir, o) })
+		if err != nil {
 			return statusOf(err)
 		}
 	}
@@ -134,10 +135,8 @@ func (fs *FS) breakDir(h *fuse.InHeader, dir, why string) fuse.Status {
 }
 
 func (fs *FS) endLock(l lockstate.Lock, why lockstate.Reason) fuse.Status {
-	for _, f := range l.Files {
-		if err := fs.discard(l.Path, f); err != nil && err != unix.ENOENT {
-			return statusOf(err)
-		}
+	if err := fs.cleanUp(l); err != nil {
+		return statusOf(err)
 	}
 	if _, err := fs.table.End(l.Token, why); err != nil {
 		return statusOf(err)

@@ -17,18 +17,23 @@ type making struct {
 	protocol string
 	quiet    bool
 
-	// do makes the entry below the open parent.
-	do func(dir int) error
-	// undo removes it again, when the lock was lost meanwhile.
-	undo int // flags of unlinkat
+	// before runs once the entry is admitted, if set; do makes it below the
+	// open parent; see takes note of it, or of its node if not set.
+	before func() error
+	do     func(dir int) error
+	see    func(dir int) error
+	undo   int // flags of unlinkat for taking it back
 
 	// also tells what else the operation touches: link's source.
 	also func() (lockstate.Change, error)
+
+	// Results.
+	st   unix.Statx_t
+	node *node
 }
 
-// make passes the gate and makes the entry. st receives its attributes, n its
-// node, unless nil.
-func (fs *FS) make(m *making, st *unix.Statx_t, n **node) error {
+// make passes the gate and makes the entry.
+func (fs *FS) make(m *making) error {
 	d, err := fs.back.dir(m.parent)
 	if err != nil {
 		return err
@@ -38,19 +43,47 @@ func (fs *FS) make(m *making, st *unix.Statx_t, n **node) error {
 	if err != nil {
 		return err
 	}
-	err = m.do(d.fd)
-	if ok := finish(err == nil); !ok && err == nil {
-		unix.Unlinkat(d.fd, m.name, m.undo)
-		return lockstate.ErrFrozen
+	return fs.carryOutMaking(m, d.fd, finish)
+}
+
+// carryOutMaking makes an entry that is admitted. The node knows its new name
+// before an acquisition that waits for this can go on (W3).
+func (fs *FS) carryOutMaking(m *making, dir int, finish func(made bool) bool) error {
+	err := m.makeAt(dir)
+	if err == nil {
+		if err = m.seeAt(fs, dir); err != nil {
+			unix.Unlinkat(dir, m.name, m.undo)
+		}
 	}
-	if err != nil || n == nil {
+	if ok := finish(err == nil); ok || err != nil {
 		return err
 	}
-	if err := statAt(d.fd, m.name, st); err != nil {
-		return err
+	// The lock was lost meanwhile: nothing was made.
+	unix.Unlinkat(dir, m.name, m.undo)
+	if m.node != nil {
+		m.node.relink(link{m.parent, m.name}, link{})
+		fs.nodes.forget(m.node.id, 1)
 	}
-	*n = fs.nodes.see(m.parent, m.name, st)
-	return nil
+	return lockstate.ErrFrozen
+}
+
+func (m *making) makeAt(dir int) error {
+	if m.before != nil {
+		if err := m.before(); err != nil {
+			return err
+		}
+	}
+	return m.do(dir)
+}
+
+func (m *making) seeAt(fs *FS, dir int) (err error) {
+	if m.see != nil {
+		return m.see(dir)
+	}
+	if m.node, err = fs.nodes.lookAt(dir, m.parent, m.name, &m.st); err == nil {
+		m.node.followHandles()
+	}
+	return err
 }
 
 // admitMaking passes the gate for m. The caller calls finish when the entry is
@@ -141,11 +174,9 @@ func (fs *FS) newEntry(m *making, out *fuse.EntryOut) fuse.Status {
 		return fuse.Status(unix.EEXIST)
 	}
 	m.quiet = m.quiet || fs.isCandidateName(m.name)
-	var st unix.Statx_t
-	var n *node
-	status := fs.attempt(r, false, func() error { return fs.make(m, &st, &n) })
+	status := fs.attempt(r, false, func() error { return fs.make(m) })
 	if status == fuse.OK {
-		fs.fillEntry(r.header, out, n, &st, fs.isLockName(m.parent, m.name))
+		fs.fillEntry(r.header, out, m.node, &m.st, fs.isLockName(m.parent, m.name))
 	}
 	return status
 }
@@ -196,16 +227,14 @@ func (fs *FS) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *
 	r.parent, r.name, m.parent = parent, name, parent
 	r.waitable = func(held *lockstate.HeldError) bool { return fs.mayNarrow(parent, held) }
 
-	var st unix.Statx_t
-	var n *node
-	status := fs.attempt(r, false, func() error { return fs.makeDir(m, &st, &n) })
+	status := fs.attempt(r, false, func() error { return fs.makeDir(m) })
 	if status == fuse.OK {
-		fs.fillEntry(&in.InHeader, out, n, &st, false)
+		fs.fillEntry(&in.InHeader, out, m.node, &m.st, false)
 	}
 	return status
 }
 
-func (fs *FS) makeDir(m *making, st *unix.Statx_t, n **node) error {
+func (fs *FS) makeDir(m *making) error {
 	d, err := fs.back.dir(m.parent)
 	if err != nil {
 		return err
@@ -237,19 +266,7 @@ func (fs *FS) makeDir(m *making, st *unix.Statx_t, n **node) error {
 			return ok
 		}
 	}
-	err = m.do(d.fd)
-	if ok := finish(err == nil); !ok && err == nil {
-		unix.Unlinkat(d.fd, m.name, unix.AT_REMOVEDIR)
-		return lockstate.ErrFrozen
-	}
-	if err != nil {
-		return err
-	}
-	if err := statAt(d.fd, m.name, st); err != nil {
-		return err
-	}
-	*n = fs.nodes.see(m.parent, m.name, st)
-	return nil
+	return fs.carryOutMaking(m, d.fd, finish)
 }
 
 // Link is link(2).
@@ -284,27 +301,17 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	if fs.reserved(m.parent, name) {
 		return fuse.Status(unix.EEXIST)
 	}
-	var st unix.Statx_t
-	var n *node
 	m.also = func() (lockstate.Change, error) {
 		// A new name outside would be a way around the lock of the
 		// source; and what enters a lock is nobody else's to write.
-		c, err := r.covering(src)
+		c, err := r.coveringAlone(src)
 		c.Quiet = true
 		c.Into, c.Files = m.parent.dir, src.handles()
-		if fs.isLockName(m.parent, name) {
-			c.Into = nil // judged by the acquisition
-			if fs.onlyLockNames(src) {
-				c.Dirs = nil // a candidate of its own (A9)
-			}
-		}
 		return c, err
 	}
-	status := fs.attempt(r, false, func() error { return fs.make(m, &st, &n) })
-	if status != fuse.OK {
-		return status
+	status := fs.attempt(r, false, func() error { return fs.make(m) })
+	if status == fuse.OK {
+		fs.fillEntry(&in.InHeader, out, m.node, &m.st, fs.isLockName(m.parent, name))
 	}
-	src.followHandles()
-	fs.fillEntry(&in.InHeader, out, n, &st, fs.isLockName(m.parent, name))
-	return fuse.OK
+	return status
 }

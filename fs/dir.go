@@ -116,8 +116,8 @@ func (fs *FS) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.Dir
 		}
 		h := fs.handles.get(in.Fh, in.NodeId)
 		var st unix.Statx_t
-		if err := statAt(h.fd, e.name, &st); err == nil {
-			fs.fillEntry(&in.InHeader, entry, fs.nodes.see(parent, e.name, &st), &st, false)
+		if n, err := fs.nodes.lookAt(h.fd, parent, e.name, &st); err == nil {
+			fs.fillEntry(&in.InHeader, entry, n, &st, false)
 		}
 		return true
 	})

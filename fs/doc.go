@@ -39,14 +39,15 @@
 //
 // # Lock order
 //
-//	FS.reapMu              one death at a time
-//	  FS.ns                names in the backing; exclusive: rename
-//	    FS.aliasMu         operations on files with several links
-//	      candidate.mu
-//	        nodeTable.mu
-//	          dirCache.mu
-//	          lockstate.Table
-//	FS.watchMu             beneath reapMu and candidate.mu, above lockstate.Table
+//	candidate.mu           never taken beneath FS.ns
+//	  FS.reapMu            one death at a time
+//	    FS.watchMu
+//	    FS.ns              names in the backing; exclusive: rename, discard
+//	      node.changing    a file and its names
+//	        FS.aliasMu     operations on files with several links
+//	          nodeTable.mu
+//	            dirCache.mu
+//	            lockstate.Table
 //
 // No lock is held while a request waits for somebody else's lock to end.
 package fs

@@ -1,6 +1,9 @@
 package fs
 
 import (
+	"fmt"
+	"slices"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
@@ -129,7 +132,9 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		fs.narrowOwned(h)
 	}
 	for _, l := range dead {
-		fs.cleanUp(l)
+		if err := fs.cleanUp(l); err != nil {
+			fs.log.Warn("cannot clean up after a dead process", "dir", l.Path, "err", err)
+		}
 		fs.table.End(l.Token, lockstate.Exited)
 		fs.log.Debug("released", "dir", l.Path, "why", lockstate.Exited, "pid", l.Owner.Pid, "token", l.Token)
 	}
@@ -145,27 +150,40 @@ func (fs *FS) alive(id procid.ID) *procid.Process {
 	return p
 }
 
-// cleanUp removes the lock files of a lock whose owner is dead.
-func (fs *FS) cleanUp(l lockstate.Lock) {
+// cleanUp removes the lock files of a lock that is about to end.
+func (fs *FS) cleanUp(l lockstate.Lock) error {
+	var first error
 	for _, name := range l.Files {
-		if err := fs.discard(l.Path, name); err != nil && err != unix.ENOENT {
-			fs.log.Warn("cannot remove a dead process's lock file", "dir", l.Path, "file", name, "err", err)
+		err := fs.discard(name, func() (string, bool) {
+			now, ok := fs.table.Lock(l.Token)
+			return now.Path, ok && slices.Contains(now.Files, name)
+		})
+		if err != nil && first == nil {
+			first = fmt.Errorf("lock file %s: %w", name, err)
 		}
 	}
+	return first
 }
 
 // discard removes an entry of the backing on the daemon's own account, and
-// tells the kernel.
-func (fs *FS) discard(dir, name string) error {
-	parent, err := fs.discardEntry(dir, name)
-	fs.notifyAttr(parent)
-	fs.notifyEntry(parent, name)
+// tells the kernel. place says where it is and whether it is still the one;
+// until the entry is gone, nobody else changes a name.
+func (fs *FS) discard(name string, place func() (dir string, ok bool)) error {
+	parent, err := fs.discardEntry(name, place)
+	if parent != nil {
+		fs.notifyAttr(parent)
+		fs.notifyEntry(parent, name)
+	}
 	return err
 }
 
-func (fs *FS) discardEntry(dir, name string) (*node, error) {
-	fs.ns.RLock()
-	defer fs.ns.RUnlock()
+func (fs *FS) discardEntry(name string, place func() (dir string, ok bool)) (*node, error) {
+	fs.ns.Lock()
+	defer fs.ns.Unlock()
+	dir, ok := place()
+	if !ok {
+		return nil, nil
+	}
 	fd, err := fs.openPath(dir)
 	if err != nil {
 		return nil, err
@@ -177,6 +195,9 @@ func (fs *FS) discardEntry(dir, name string) (*node, error) {
 	}
 	parent := fs.nodes.find(identityOf(&st))
 	v, err := fs.take(fd, name, true)
+	if err == unix.ENOENT {
+		return parent, nil
+	}
 	if err != nil {
 		return parent, err
 	}
@@ -185,7 +206,7 @@ func (fs *FS) discardEntry(dir, name string) (*node, error) {
 		v.spared()
 		return parent, err
 	}
-	v.lost(link{parent, name})
+	fs.lost(v, link{parent, name})
 	return parent, nil
 }
 

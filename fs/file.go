@@ -23,7 +23,8 @@ type handle struct {
 	// candidate is set for a file that a link(2) protocol will link (A9).
 	candidate atomic.Bool
 
-	dir *dirStream // for a directory
+	cand *candidate // for a private file, or one that was when it was opened
+	dir  *dirStream // for a directory
 }
 
 // handleTable holds the open handles.
@@ -115,55 +116,67 @@ func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	if done, status := fs.createCandidate(r, in, out); done {
 		return status
 	}
-	var st unix.Statx_t
-	var n *node
+	m := &making{r: r, parent: r.parent, name: name, protocol: "create"}
+	if in.Flags&unix.O_EXCL == 0 {
+		m.protocol = "open" // A6
+	}
 	h := &handle{fd: -1}
 	exists := false
 	status := fs.attempt(r, false, func() error {
-		err := fs.create(r, in, h, &st, &n)
+		err := fs.create(m, in, h)
 		exists = err == unix.EEXIST && in.Flags&unix.O_EXCL == 0
+		if err == nil {
+			fs.opened(m.node, h, &out.OpenOut)
+		}
 		return err
 	})
 	if exists {
 		// It is in the backing and the kernel did not know: an open.
 		return fs.createExisting(r, in, out)
 	}
-	if status != fuse.OK {
-		return status
+	if status == fuse.OK {
+		uncached := fs.isLockName(r.parent, name) || fs.isCandidateName(name)
+		fs.fillEntry(&in.InHeader, &out.EntryOut, m.node, &m.st, uncached)
 	}
-	fs.fillEntry(&in.InHeader, &out.EntryOut, n, &st, fs.isLockName(r.parent, name) || fs.isCandidateName(name))
-	fs.opened(n, h, &out.OpenOut)
-	return fuse.OK
+	return status
 }
 
-func (fs *FS) create(r *request, in *fuse.CreateIn, h *handle, st *unix.Statx_t, n **node) error {
-	flags := backingFlags(in.Flags)&^unix.O_TRUNC | unix.O_CREAT | unix.O_EXCL
-	m := &making{r: r, parent: r.parent, name: r.name, protocol: "create"}
-	if in.Flags&unix.O_EXCL == 0 {
-		m.protocol = "open" // A6
+func (fs *FS) create(m *making, in *fuse.CreateIn, h *handle) error {
+	r := m.r
+	candidate := !fs.isLockName(r.parent, r.name) && fs.isCandidateName(r.name)
+	m.quiet = candidate
+	m.before = func() (err error) {
+		if writes(in.Flags) {
+			h.lock, err = r.openForWrite(lockstate.Change{
+				Dirs: []*lockstate.Dir{r.parent.dir}, Quiet: candidate || fs.isLockName(r.parent, r.name),
+			}, r.name)
+		}
+		return err
 	}
-	lockFile := fs.isLockName(r.parent, r.name)
-	m.quiet = lockFile || fs.isCandidateName(r.name)
 	m.do = func(dir int) error {
 		return fs.asCaller(r.header, func() (err error) {
+			flags := backingFlags(in.Flags)&^unix.O_TRUNC | unix.O_CREAT | unix.O_EXCL
 			h.fd, err = openAt(dir, r.name, flags, fs.modeOf(dir, in.Mode, in.Umask))
 			return err
 		})
 	}
-	err := fs.make(m, st, n)
-	if err == nil && writes(in.Flags) {
-		h.lock, err = r.openForWrite(lockstate.Change{
-			Dirs: []*lockstate.Dir{r.parent.dir}, Quiet: m.quiet,
-		}, r.name)
+	if err := fs.make(m); err != nil {
+		h.drop()
+		return err
 	}
-	if err != nil && h.fd >= 0 {
+	if candidate {
+		fs.noteCandidate(r, h, identityOf(&m.st))
+	}
+	return nil
+}
+
+// drop closes a handle that the kernel was not told of.
+func (h *handle) drop() {
+	if h.fd >= 0 {
 		unix.Close(h.fd)
-		h.fd = -1
 	}
-	if err == nil && !lockFile && m.quiet {
-		fs.noteCandidate(r, h)
-	}
-	return err
+	h.lock.Close()
+	h.fd, h.lock = -1, nil
 }
 
 // createExisting opens a file that Create met in the backing.
@@ -209,7 +222,7 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "open", node: n}
 	h := &handle{fd: -1}
-	status := fs.attempt(r, false, func() error {
+	return fs.attempt(r, false, func() error {
 		var c lockstate.Change
 		if writes(in.Flags) {
 			var err error
@@ -223,19 +236,17 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 			}
 			n.addWriter(h.lock)
 		}
-		err := fs.openNode(n, h, backingFlags(in.Flags))
-		if err != nil && h.lock != nil {
-			n.removeWriter(h.lock)
-			h.lock.Close()
-			h.lock = nil
+		if err := fs.openNode(n, h, backingFlags(in.Flags)); err != nil {
+			if h.lock != nil {
+				n.removeWriter(h.lock)
+			}
+			h.drop()
+			return err
 		}
-		return err
+		// Within the try: from here on an acquisition finds the handle.
+		fs.opened(n, h, out)
+		return nil
 	})
-	if status != fuse.OK {
-		return status
-	}
-	fs.opened(n, h, out)
-	return fuse.OK
 }
 
 func (fs *FS) openNode(n *node, h *handle, flags int) error {
@@ -317,6 +328,9 @@ func (fs *FS) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	if h == nil {
 		return
 	}
+	if h.cand != nil {
+		h.cand.closed()
+	}
 	if h.fd >= 0 {
 		unix.Close(h.fd)
 	}
@@ -335,8 +349,8 @@ func (fs *FS) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Re
 	if h == nil {
 		return nil, fuse.EBADF
 	}
-	if h.fd < 0 {
-		return h.node.cand.read(in, buf)
+	if h.cand != nil {
+		return h.cand.read(in, buf)
 	}
 	return fuse.ReadResultFd(uintptr(h.fd), int64(in.Offset), int(in.Size)), fuse.OK
 }
@@ -350,8 +364,8 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint
 	if h == nil {
 		return 0, fuse.EBADF
 	}
-	if h.fd < 0 {
-		return h.node.cand.write(in, data)
+	if h.cand != nil {
+		return h.cand.write(in, data)
 	}
 	if h.lock == nil {
 		return 0, fuse.EBADF

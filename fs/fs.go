@@ -107,10 +107,7 @@ func (fs *FS) dropNode(n *node) {
 	if n.dir != nil {
 		fs.table.Forget(n.dir)
 	}
-	for _, d := range n.aliases {
-		fs.table.Forget(d)
-	}
-	if n.fd >= 0 && n.cand == nil {
+	if n.fd >= 0 {
 		unix.Close(n.fd)
 		n.fd = -1
 	}

@@ -33,8 +33,29 @@ type request struct {
 	waitable func(*lockstate.HeldError) bool
 
 	proc *procid.Process
-	// aliases is set while the request keeps FS.aliasMu.
-	aliases bool
+
+	// What a try keeps until it is over.
+	aliases   bool  // FS.aliasMu, shared
+	changing  *node // its mutex, shared,
+	exclusive *node // or alone
+	found     []*lockstate.Dir
+}
+
+// release gives back what a try kept.
+func (r *request) release() {
+	if r.aliases {
+		r.fs.aliasMu.RUnlock()
+	}
+	if r.changing != nil {
+		r.changing.changing.RUnlock()
+	}
+	if r.exclusive != nil {
+		r.exclusive.changing.Unlock()
+	}
+	for _, d := range r.found {
+		r.fs.table.Forget(d)
+	}
+	r.aliases, r.changing, r.exclusive, r.found = false, nil, nil, nil
 }
 
 const (
@@ -59,8 +80,10 @@ func (r *request) process() *procid.Process {
 func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status {
 	var settle, closing time.Time
 	for {
-		err := fs.locked(exclusive, try)
-		r.unlockAliases()
+		err := fs.locked(exclusive, func() error {
+			defer r.release()
+			return try()
+		})
 		if err == nil {
 			return fuse.OK
 		}
@@ -152,7 +175,6 @@ func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 	if q.Process == nil {
 		return nil, lockstate.ErrNobody
 	}
-	q.Ignore = r.fs.isCandidateHandle
 	g, err := r.fs.table.Acquire(r.cancel, q)
 	if err != nil {
 		return nil, err
@@ -177,11 +199,12 @@ func (fs *FS) deny(r *request, err error, held *lockstate.HeldError) fuse.Status
 }
 
 // closingSoon reports whether all handles in the way are about to be closed:
-// their opener is dead, or has closed a descriptor of them already.
+// their opener is dead, or has closed a descriptor of them already, or they are
+// of candidates, which are closed before they are linked.
 func (fs *FS) closingSoon(held *lockstate.HeldError) bool {
 	for _, s := range held.Handles {
 		h := fs.handles.byLock(s.Handle)
-		if h != nil && !h.flushed.Load() && fs.procs.Alive(s.Owner) {
+		if h != nil && !h.candidate.Load() && !h.flushed.Load() && fs.procs.Alive(s.Owner) {
 			return false
 		}
 	}

@@ -19,6 +19,11 @@ type node struct {
 	cached *dirFD         // protected by dirCache.mu
 	dir    *lockstate.Dir // for a directory; set once
 
+	// changing is held shared while a file is changed by its node, and
+	// exclusively while it gets another name: a change belongs to the names
+	// that the file had when it was admitted (W3).
+	changing sync.RWMutex
+
 	// Protected by tab.mu.
 	lookups uint64 // how often the kernel was told, less what it forgot
 	kids    int    // links that name this node as parent
@@ -28,7 +33,7 @@ type node struct {
 	pins    int    // uses by the daemon itself
 	writers map[*lockstate.Handle]struct{}
 
-	aliases []*lockstate.Dir // locked directories with further names (W3); see alias.go
+	removals uint64 // how many names in this directory have gone
 
 	cand *candidate // a private file (A9); set before the node is shared
 }
@@ -97,29 +102,59 @@ func (t *nodeTable) find(key identity) *node {
 	return t.byKey[key]
 }
 
+// removalsOf returns a number that changes when a name in parent goes. Whoever
+// looks at the backing takes it before.
+func (t *nodeTable) removalsOf(parent *node) uint64 {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return parent.removals
+}
+
+// removed takes note that a name in parent has gone that no node had.
+func (t *nodeTable) removed(parent *node) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	parent.removals++
+}
+
 // see returns the node of what the backing has at name in parent, which the
-// kernel is about to be told of. The caller holds FS.ns.
-func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t) *node {
+// kernel is about to be told of. It returns nil if a name in parent has gone
+// since the caller looked: it may have been this one. The caller holds FS.ns.
+func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t, removals uint64) *node {
 	key := identityOf(st)
 	t.mu.Lock()
+	defer t.mu.Unlock()
+	if parent.removals != removals {
+		return nil
+	}
 	n := t.byKey[key]
-	if n != nil && n.typ == uint32(st.Mode)&unix.S_IFMT {
-		n.lookups++
-		n.nlink = st.Nlink
-		n.linkLocked(parent, name)
-		t.mu.Unlock()
-		return n
+	if n == nil || n.typ != uint32(st.Mode)&unix.S_IFMT {
+		n = &node{tab: t, id: t.next, key: key, typ: uint32(st.Mode) & unix.S_IFMT, fd: -1}
+		t.next++
+		if n.isDir() {
+			n.dir = t.table.Dir(parent.dir, name)
+		}
+		t.byID[n.id] = n
+		t.byKey[key] = n
 	}
-	n = &node{tab: t, id: t.next, key: key, typ: uint32(st.Mode) & unix.S_IFMT, lookups: 1, nlink: st.Nlink, fd: -1}
-	t.next++
-	if n.isDir() {
-		n.dir = t.table.Dir(parent.dir, name)
-	}
+	n.lookups++
+	n.nlink = st.Nlink
 	n.linkLocked(parent, name)
-	t.byID[n.id] = n
-	t.byKey[key] = n
-	t.mu.Unlock()
 	return n
+}
+
+// lookAt looks at name below dir, the open parent, and returns its node. The
+// caller holds FS.ns.
+func (t *nodeTable) lookAt(dir int, parent *node, name string, st *unix.Statx_t) (*node, error) {
+	for {
+		removals := t.removalsOf(parent)
+		if err := statAt(dir, name, st); err != nil {
+			return nil, err
+		}
+		if n := t.see(parent, name, st, removals); n != nil {
+			return n, nil
+		}
+	}
 }
 
 // anonymous adds a node without a name: an O_TMPFILE file or a private one.
@@ -171,6 +206,7 @@ func (n *node) relink(old, now link) {
 		n.linkLocked(now.parent, now.name)
 	}
 	if old.parent != nil && old != now {
+		old.parent.removals++
 		n.unlinkLocked(old.parent, old.name)
 	}
 	n.tab.mu.Unlock()
@@ -210,7 +246,7 @@ func (n *node) covering() (dirs []*lockstate.Dir, name string) {
 			dirs = append(dirs, l.parent.dir)
 		}
 	}
-	return append(dirs, n.aliases...), name
+	return dirs, name
 }
 
 // handles returns the write handles open on n.

@@ -24,7 +24,7 @@ func (fs *FS) take(dir int, name string, lose bool) (*victim, error) {
 	if v.node = fs.nodes.find(identityOf(&v.st)); v.node == nil {
 		return v, nil
 	}
-	if lose && (v.st.Nlink <= 1 || v.node.isDir()) {
+	if lose && (v.st.Nlink <= 1 || v.node.isDir() || len(v.node.names()) <= 1) {
 		// Somebody may have it open, or be in it: the kernel goes on
 		// asking for it.
 		fd, err := openAt(dir, name, unix.O_PATH, 0)
@@ -42,14 +42,21 @@ func (v *victim) spared() {
 	}
 }
 
-func (v *victim) lost(l link) {
-	if v.node == nil {
+// lost takes note that the name at l is gone.
+func (fs *FS) lost(v *victim, l link) {
+	n := v.node
+	if n == nil {
+		// The kernel may have been told of it since.
+		n = fs.nodes.find(identityOf(&v.st))
+	}
+	if n == nil {
+		fs.nodes.removed(l.parent)
 		return
 	}
-	if v.fd >= 0 && !v.node.keep(v.fd) {
+	if v.fd >= 0 && !n.keep(v.fd) {
 		unix.Close(v.fd)
 	}
-	v.node.relink(l, link{})
+	n.relink(l, link{})
 }
 
 // Unlink is unlink(2). Unlinking the lock file ends the lock (R1).
@@ -104,7 +111,7 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 			v.spared()
 			return err
 		}
-		v.lost(link{parent, name})
+		fs.lost(v, link{parent, name})
 		if child != nil {
 			fs.table.Remove(child)
 		}

@@ -5,6 +5,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // renaming is one rename(2) on its way.
@@ -108,64 +109,77 @@ func (fs *FS) tableDirs(m *renaming) (forget func()) {
 	}
 }
 
-// admitRename passes the gate for both sides of m.
+// admitRename passes the gate for both sides of m. Onto the name of a lock file
+// it acquires first, since the other checks are about what that lock covers.
 func (fs *FS) admitRename(m *renaming) (finish func(bool) bool, err error) {
-	r := m.r
+	finish = func(bool) bool { return true }
 	onto := fs.isLockName(m.to.parent, m.to.name)
-	away := fs.isLockName(m.from.parent, m.from.name)
 	if onto {
-		r.errno = fuse.Status(unix.EEXIST) // A8
+		m.r.errno = fuse.Status(unix.EEXIST) // A8
+		finish, err = fs.admitLock(m.r, lockstate.Request{
+			Dir: m.to.parent.dir, Kind: lockstate.Explicit, Protocol: "rename", File: m.to.name,
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
-	c := lockstate.Change{
-		Dirs:  []*lockstate.Dir{m.from.parent.dir, m.to.parent.dir},
-		Quiet: onto || away,
-		Into:  m.to.parent.dir,
+	ops, err := fs.admitMoves(m, onto || fs.isLockName(m.from.parent, m.from.name))
+	if err != nil {
+		finish(false)
+		return nil, err
 	}
-	if m.src.node != nil && m.srcDir == nil {
-		c.Files = m.src.node.handles()
-	}
-	if m.srcDir != nil {
-		c.EnteringTree = m.srcDir
-		c.Trees = []*lockstate.Dir{m.srcDir}
-	}
-	if onto && fs.cands.owned(r) {
-		c.Dirs, c.Into = nil, nil // its own candidate; the acquisition judges (A9)
-	}
-	ops := make([]*lockstate.Op, 0, 2)
-	end := func() {
+	inner := finish
+	return func(made bool) bool {
 		for _, op := range ops {
 			op.End()
 		}
-	}
-	op, err := r.admit(c)
-	if err != nil {
+		return inner(made)
+	}, nil
+}
+
+// admitMoves passes the gate for what moves one way, and for what goes or moves
+// the other way.
+func (fs *FS) admitMoves(m *renaming, quiet bool) (ops []*lockstate.Op, err error) {
+	dirs := []*lockstate.Dir{m.from.parent.dir, m.to.parent.dir}
+	there := lockstate.Change{Dirs: dirs, Quiet: quiet, Into: m.to.parent.dir}
+	if err := fs.entering(m, &there, m.src, m.srcDir, m.from); err != nil {
 		return nil, err
 	}
-	ops = append(ops, op)
-	if m.dst != nil {
-		c := lockstate.Change{Dirs: c.Dirs, Quiet: c.Quiet}
-		if m.dstDir != nil {
-			c.Trees = []*lockstate.Dir{m.dstDir}
-		}
-		if m.flags&unix.RENAME_EXCHANGE != 0 {
-			c.Into, c.EnteringTree = m.from.parent.dir, m.dstDir
-			if m.dst.node != nil && m.dstDir == nil {
-				c.Files = m.dst.node.handles()
-			}
-		}
-		if op, err = r.admit(c); err != nil {
-			end()
-			return nil, err
-		}
-		ops = append(ops, op)
+	op, err := m.r.admit(there)
+	if err != nil || m.dst == nil {
+		return []*lockstate.Op{op}, err
 	}
-	if !onto {
-		return func(bool) bool { end(); return true }, nil
+	back := lockstate.Change{Dirs: dirs, Quiet: quiet}
+	if m.flags&unix.RENAME_EXCHANGE != 0 {
+		back.Into = m.from.parent.dir
 	}
-	// The operations of this very request must not hold the acquisition up.
-	end()
-	return fs.admitLock(r, lockstate.Request{
-		Dir: m.to.parent.dir, Kind: lockstate.Explicit, Protocol: "rename", File: m.to.name,
+	if err = fs.entering(m, &back, m.dst, m.dstDir, m.to); err == nil {
+		var other *lockstate.Op
+		if other, err = m.r.admit(back); err == nil {
+			return []*lockstate.Op{op, other}, nil
+		}
+	}
+	op.End()
+	return nil, err
+}
+
+// entering tells the table what moves, and what others can write of it.
+func (fs *FS) entering(m *renaming, c *lockstate.Change, v *victim, dir *lockstate.Dir, at link) error {
+	if dir == nil {
+		if v.node != nil {
+			c.Files = v.node.handles()
+		}
+		return nil
+	}
+	c.Trees, c.EnteringTree = []*lockstate.Dir{dir}, dir
+	if c.Into == nil {
+		return nil
+	}
+	if _, locked := fs.table.Governing(c.Into); !locked {
+		return nil
+	}
+	return fs.aliasWriter(join(fs.table.Path(at.parent.dir), at.name), func(p *procid.Process) bool {
+		return fs.table.Holds(p, c.Into)
 	})
 }
 
@@ -200,7 +214,7 @@ func (fs *FS) renamed(m *renaming) {
 		}
 	default:
 		if m.dst != nil {
-			m.dst.lost(m.to)
+			fs.lost(m.dst, m.to)
 		}
 		if m.src.node != nil {
 			m.src.node.relink(m.from, m.to)
@@ -215,4 +229,5 @@ func (fs *FS) renamed(m *renaming) {
 		fs.notifyEntry(m.to.parent, m.to.name)
 	}
 	fs.cands.forget(m.from.parent, m.from.name)
+	fs.cands.forget(m.to.parent, m.to.name)
 }

@@ -54,8 +54,23 @@ func isLiblockfileName(name string) bool {
 	return ok && len(rest) > 6 && strings.Trim(rest[:5], "0123456789") == "" && isHex(rest[5:6])
 }
 
+// isProcmailName: the pid takes one digit or more.
 func isProcmailName(name string) bool {
-	return len(name) > 12 && name[0] == '_' && strings.IndexByte(".,+", name[4]) >= 0 && name[11] == '.'
+	_, ok := cutProcmailName(name)
+	return ok
+}
+
+func cutProcmailName(name string) (host string, ok bool) {
+	rest, ok := strings.CutPrefix(name, "_")
+	if !ok {
+		return "", false
+	}
+	for pid := 1; pid <= 6 && len(rest) > pid+8; pid++ {
+		if strings.IndexByte(".,+", rest[pid]) >= 0 && rest[pid+7] == '.' {
+			return rest[pid+8:], true
+		}
+	}
+	return "", false
 }
 
 // ownCandidateName reports whether a candidate's name says that this very
@@ -72,5 +87,6 @@ func ownCandidateName(name string, pid int) bool {
 		n, err := strconv.Atoi(name[3:8])
 		return err == nil && n == pid%100000 && strings.HasSuffix(name, host)
 	}
-	return isProcmailName(name) && name[12:] == host
+	h, ok := cutProcmailName(name)
+	return ok && h == host
 }

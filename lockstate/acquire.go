@@ -14,9 +14,6 @@ type Request struct {
 	Kind     Kind
 	Protocol string // mkdir, create, link …
 	File     string // the lock file that keeps it, if any
-
-	// Ignore excepts write handles from C3d: candidates (A9).
-	Ignore func(*Handle) bool
 }
 
 // A Grant is an acquisition that was admitted. Its lock is in force against
@@ -178,7 +175,7 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 	// of holders who delegate.
 	blocking := make(map[*Handle]HandleState)
 	d.walkHandles(func(h *Handle) bool {
-		if h.proc.ID() == p.ID() || h.proc.Descends(p.ID()) || q.Ignore != nil && q.Ignore(h) {
+		if h.proc.ID() == p.ID() || h.proc.Descends(p.ID()) {
 			return true
 		}
 		if gov != nil && gov.holds(h.proc) {
@@ -240,6 +237,9 @@ func (g *Grant) Commit() (Lock, bool) {
 	if r.kind == Explicit {
 		for _, old := range slices.Clone(r.dir.rows) {
 			if old != r && old.kind == Implicit && old.owner.ID() == r.owner.ID() {
+				if old.changed {
+					r.touch()
+				}
 				t.endLocked(old, Replaced)
 			}
 		}

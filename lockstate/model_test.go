@@ -517,6 +517,11 @@ func (m *model) commit(t *rapid.T, g *modelGrant) {
 	default:
 		r.pending = false
 		if r.Kind == lockstate.Explicit { // A13
+			for _, e := range m.rows {
+				if e != r && e.Path == r.Path && e.Owner == r.Owner && e.Kind == lockstate.Implicit && e.Changed {
+					r.Changed = true // what was changed before counts for R5
+				}
+			}
 			m.rows = slices.DeleteFunc(m.rows, func(e *modelRow) bool {
 				return e != r && e.Path == r.Path && e.Owner == r.Owner && e.Kind == lockstate.Implicit
 			})

@@ -9,13 +9,10 @@
 //	KEY.lock    flock(2)ed by the daemon that serves the backing (M1); holds its pid
 //	KEY.tokens  the mark: no token above it was ever given out
 //
-// A second KEY.lock, below /run/stagefs for root and XDG_RUNTIME_DIR for others,
-// is for daemons with other state directories to see. It goes with the daemon.
-//
 // # Guarantees
 //
-//   - One [Store] a key at a time, in all processes of a user. The kernel drops
-//     the flock when the process dies, however that happens.
+//   - One [Store] a key at a time, in all processes of the machine. The kernel
+//     drops the flock when the process dies, however that happens.
 //   - After any end of the daemon, kill -9 and power cut included, the mark is at
 //     least as high as every value that [Store.Reserve] has accepted.
 //   - A mark that is torn, damaged or missing (S2) is replaced by one that is
@@ -23,7 +20,8 @@
 //
 // # Not guaranteed
 //
-// Two daemons of different users do not see each other. Whoever may write to
-// the state directory can undo all of the above; it is therefore refused if
-// others than its owner may.
+// Two daemons with different state directories do not see each other here: the
+// caller must guard the backing itself. Whoever may write to the state directory
+// can undo all of the above; it is therefore refused if others than its owner
+// may.
 package filestore

@@ -5,9 +5,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
+
+	"github.com/gofrs/flock"
 )
 
 // ErrClosed is returned by methods of a closed [Store].
@@ -29,8 +33,7 @@ func (e *HeldError) Error() string {
 // goroutines.
 type Store struct {
 	key      string
-	guard    *guard // on KEY.lock
-	runtime  *guard // the same outside of the state directory; nil: there is none
+	guard    *flock.Flock
 	warnings []string
 
 	mu sync.Mutex
@@ -41,8 +44,7 @@ type Store struct {
 }
 
 // Open takes the state of the backing with the given key below stateDir, which
-// it makes if necessary. If another process serves the backing, with this or
-// another state directory, the error is a *[HeldError].
+// it makes if necessary. If another process has it, the error is a *[HeldError].
 func Open(stateDir, key string) (*Store, error) {
 	if key == "" || strings.ContainsAny(key, "/\x00") || key[0] == '.' {
 		return nil, fmt.Errorf("bad key %q for a backing", key)
@@ -55,55 +57,34 @@ func Open(stateDir, key string) (*Store, error) {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
 	s := &Store{key: key, dir: dir}
-	if err := s.open(stateDir); err != nil {
-		s.release()
+	if err := s.open(filepath.Join(stateDir, key+".lock")); err != nil {
+		dir.Close()
 		return nil, err
 	}
 	return s, nil
 }
 
-func (s *Store) open(stateDir string) (err error) {
-	if err := s.openRuntime(); err != nil {
-		return err
-	}
-	lockPath := filepath.Join(stateDir, s.key+".lock")
-	_, err = os.Lstat(lockPath)
+func (s *Store) open(lockPath string) error {
+	_, err := os.Lstat(lockPath)
 	fresh := errors.Is(err, os.ErrNotExist)
-	if s.guard, err = takeGuard(lockPath); err != nil {
-		return err
-	}
-	return s.loadMark(fresh)
-}
 
-// openRuntime takes the guard that daemons with other state directories see.
-// Without it, as where /run can't be written, this one's own still holds.
-func (s *Store) openRuntime() error {
-	dir, err := runtimeDir()
-	if err == nil {
-		err = makeDir(dir)
-	}
-	if err == nil {
-		s.runtime, err = takeGuard(filepath.Join(dir, s.key+".lock"))
-	}
-	if errors.As(err, new(*HeldError)) {
-		return err
-	}
+	s.guard = flock.New(lockPath)
+	taken, err := s.guard.TryLock()
 	if err != nil {
-		s.warnings = append(s.warnings, fmt.Sprintf("daemons with other state directories are not seen: %v", err))
+		return fmt.Errorf("locking the state: %w", err)
+	}
+	if !taken {
+		return &HeldError{Pid: holder(lockPath)}
+	}
+	if err := os.WriteFile(lockPath, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
+		s.guard.Close()
+		return fmt.Errorf("writing the pid: %w", err)
+	}
+	if err := s.loadMark(fresh); err != nil {
+		s.guard.Close()
+		return err
 	}
 	return nil
-}
-
-// release gives up all that the store has open.
-func (s *Store) release() error {
-	var errs []error
-	if s.guard != nil {
-		errs = append(errs, s.guard.close())
-	}
-	if s.runtime != nil {
-		errs = append(errs, s.runtime.remove())
-	}
-	return errors.Join(append(errs, s.dir.Close())...)
 }
 
 // Warnings tells what was found damaged when the store was opened (S2).
@@ -119,7 +100,7 @@ func (s *Store) Close() error {
 	// An empty file tells a daemon that starts at this moment, and loses to yet
 	// another, that the pid it reads is not this one's.
 	err := s.dir.WriteFile(s.key+".lock", nil, 0o600)
-	err = errors.Join(err, s.release())
+	err = errors.Join(err, s.guard.Close(), s.dir.Close())
 	s.dir = nil
 	return err
 }
@@ -144,6 +125,21 @@ func makeDir(dir string) error {
 		return fmt.Errorf("%s can be written by others (mode %04o); chmod go-w it", dir, info.Mode().Perm())
 	}
 	return nil
+}
+
+// holder reads the pid of the process that has the lock file flocked. One that
+// has the lock may not have written its pid yet: then the file is empty, or
+// names a process that was killed earlier.
+func holder(lockPath string) int {
+	for range 20 {
+		text, _ := os.ReadFile(lockPath)
+		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err == nil && pid > 0 && !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+			return pid
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return 0
 }
 
 // DefaultDir is where the state lives if nothing else is asked for (S1).

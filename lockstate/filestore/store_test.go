@@ -18,16 +18,6 @@ import (
 // waits to be killed.
 const envChild = "FILESTORE_TEST_CHILD"
 
-// The key is this process's own: the machine is shared by all state directories.
-const envKey = "FILESTORE_TEST_KEY"
-
-func key() string {
-	if k := os.Getenv(envKey); k != "" {
-		return k
-	}
-	return fmt.Sprintf("test-%d", os.Getpid())
-}
-
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(envChild); dir != "" {
 		childMain(dir)
@@ -36,7 +26,7 @@ func TestMain(m *testing.M) {
 }
 
 func childMain(dir string) {
-	s, err := filestore.Open(dir, key())
+	s, err := filestore.Open(dir, "key")
 	var held *filestore.HeldError
 	switch {
 	case errors.As(err, &held):
@@ -60,7 +50,7 @@ func childMain(dir string) {
 func child(t *testing.T, dir string) (*exec.Cmd, string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), envChild+"="+dir, envKey+"="+key())
+	cmd.Env = append(os.Environ(), envChild+"="+dir)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +65,7 @@ func child(t *testing.T, dir string) (*exec.Cmd, string) {
 
 func open(t *testing.T, dir string) *filestore.Store {
 	t.Helper()
-	s, err := filestore.Open(dir, key())
+	s, err := filestore.Open(dir, "key")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,13 +80,10 @@ func TestOneProcessABacking(t *testing.T) {
 	if _, got := child(t, dir); got != fmt.Sprintf("held %d", os.Getpid()) {
 		t.Errorf("second process says %q, want held %d", got, os.Getpid())
 	}
-	if _, err := filestore.Open(dir, key()); !errors.As(err, new(*filestore.HeldError)) {
+	if _, err := filestore.Open(dir, "key"); !errors.As(err, new(*filestore.HeldError)) {
 		t.Errorf("Open twice in one process = %v, want a HeldError", err)
 	}
-	if _, got := child(t, t.TempDir()); got != fmt.Sprintf("held %d", os.Getpid()) {
-		t.Errorf("process with another state directory says %q, want held %d", got, os.Getpid())
-	}
-	other, err := filestore.Open(dir, key()+"x")
+	other, err := filestore.Open(dir, "other")
 	if err != nil {
 		t.Fatalf("Open of another backing = %v", err)
 	}
@@ -120,7 +107,7 @@ func TestKillFreesAndMarkStays(t *testing.T) {
 		if want := fmt.Sprintf("mark %d", (i+1)*100); got != want {
 			t.Fatalf("process %d says %q, want %q", i, got, want)
 		}
-		_, err := filestore.Open(dir, key())
+		_, err := filestore.Open(dir, "key")
 		var held *filestore.HeldError
 		if !errors.As(err, &held) || held.Pid != cmd.Process.Pid {
 			t.Fatalf("Open beside the process = %v, want one that names pid %d", err, cmd.Process.Pid)
@@ -149,7 +136,7 @@ func TestOpenRefuses(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := filestore.Open(file, key()); err == nil {
+	if _, err := filestore.Open(file, "key"); err == nil {
 		t.Error("Open in a file: no error")
 	}
 	shared := filepath.Join(dir, "shared")
@@ -159,7 +146,7 @@ func TestOpenRefuses(t *testing.T) {
 	if err := os.Chmod(shared, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := filestore.Open(shared, key()); err == nil {
+	if _, err := filestore.Open(shared, "key"); err == nil {
 		t.Error("Open in a directory that everyone may write: no error")
 	}
 }

@@ -51,7 +51,7 @@ func TestDamage(t *testing.T) {
 	const mark = 1234567
 	dir := t.TempDir()
 	reserve(t, dir, mark)
-	file := filepath.Join(dir, key()+".tokens")
+	file := filepath.Join(dir, "key.tokens")
 	good, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +73,7 @@ func TestDamage(t *testing.T) {
 		if err := os.WriteFile(file, bad, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s, err := filestore.Open(dir, key())
+		s, err := filestore.Open(dir, "key")
 		if err != nil {
 			t.Fatalf("Open with %q = %v", bad, err)
 		}
@@ -101,7 +101,7 @@ func TestDamage(t *testing.T) {
 func TestMissing(t *testing.T) {
 	dir := t.TempDir()
 	reserve(t, dir, 77)
-	if err := os.Remove(filepath.Join(dir, key()+".tokens")); err != nil {
+	if err := os.Remove(filepath.Join(dir, "key.tokens")); err != nil {
 		t.Fatal(err)
 	}
 	s := open(t, dir)
@@ -114,7 +114,7 @@ func TestMissing(t *testing.T) {
 func TestDamageWithClockSetBack(t *testing.T) {
 	dir := t.TempDir()
 	reserve(t, dir, 77)
-	file := filepath.Join(dir, key()+".tokens")
+	file := filepath.Join(dir, "key.tokens")
 	if err := os.WriteFile(file, []byte("torn"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestTemporaryFileCounts(t *testing.T) {
 	const high = 1 << 60
 	dir := t.TempDir()
 	reserve(t, dir, high)
-	file := filepath.Join(dir, key()+".tokens")
+	file := filepath.Join(dir, "key.tokens")
 	if err := os.Rename(file, file+".tmp"); err != nil {
 		t.Fatal(err)
 	}

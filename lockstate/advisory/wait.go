@@ -1,0 +1,193 @@
+package advisory
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// A Waiter is a request made by [Table.Start].
+type Waiter struct {
+	table *Table
+	req   *request
+	done  chan error
+}
+
+// Start is Wait that returns at once.
+func (t *Table) Start(key Key, want Lock) *Waiter {
+	w := &Waiter{table: t, done: make(chan error, 1)}
+	want, err := want.normal()
+	if err != nil {
+		w.done <- err
+		return w
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f := t.fileLocked(key)
+	t.seq++
+	r := &request{Lock: want, file: f, seq: t.seq}
+	blocker, err := t.takeLocked(r)
+	if blocker != nil {
+		err = t.blockLocked(r, blocker)
+	}
+	if blocker == nil || err != nil {
+		w.done <- err
+	} else {
+		w.req = r
+		r.done, r.since = w.done, time.Now()
+		f.waiters = append(f.waiters, r)
+	}
+	t.settleLocked(f)
+	return w
+}
+
+// Done returns a channel that gets one value when the wait is over: nil if the
+// lock was granted, else what Wait returns.
+func (w *Waiter) Done() <-chan error { return w.done }
+
+// Cancel ends the wait with ErrCancelled, unless it is over.
+func (w *Waiter) Cancel() {
+	if w.req == nil {
+		return
+	}
+	t := w.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if w.req.done == nil {
+		return
+	}
+	f := w.req.file
+	t.abandonLocked(w.req, ErrCancelled)
+	t.settleLocked(f)
+}
+
+// takeLocked takes r if nothing is in its way, and else returns what is. What
+// a flock conversion drops is dropped either way.
+func (t *Table) takeLocked(r *request) (blocker *request, err error) {
+	f := r.file
+	own := f.own(&r.Lock)
+	if r.Flock && own != nil {
+		if own.Write == r.Write {
+			t.wakeLocked(r)
+			return nil, nil
+		}
+		t.dropFlocksLocked(f, func(o *request) bool { return o == own })
+	}
+	if b := f.obstacle(&r.Lock); b != nil {
+		return b, nil
+	}
+	if r.Fair && own == nil {
+		if b := f.ahead(r); b != nil && !t.selfWaitLocked(r, b) {
+			return b, nil
+		}
+	}
+	if t.held >= t.limit && r.done == nil {
+		return nil, ErrLimit
+	}
+	if r.Flock {
+		f.flocks = append(f.flocks, r)
+		t.held++
+		return nil, nil
+	}
+	g := f.rangesOf(r.Owner)
+	if g == nil {
+		g = &ranges{owner: r.Owner}
+		f.owners = append(f.owners, g)
+	}
+	t.rewriteLocked(f, g, r.Start, r.End, r)
+	return nil, nil
+}
+
+// ahead returns the first of those who wait longer than r and conflict with
+// it.
+func (f *file) ahead(r *request) *request {
+	for _, w := range f.waiters {
+		if w.seq >= r.seq {
+			break
+		}
+		if w.conflicts(&r.Lock) {
+			return w
+		}
+	}
+	return nil
+}
+
+// blockLocked puts r beneath b, or beneath the one among those who wait there
+// already with which it conflicts. It fails with ErrDeadlock.
+func (t *Table) blockLocked(r, b *request) error {
+	// What is in r's way need not be in the way of those beneath r, and b
+	// may be one of them if it is a waiter.
+	t.wakeLocked(r)
+	if !r.Flock && b.done == nil && t.deadlockLocked(r, b) {
+		return ErrDeadlock
+	}
+next:
+	for _, w := range b.beneath {
+		if w.conflicts(&r.Lock) {
+			b = w
+			goto next
+		}
+	}
+	r.blocker = b
+	b.beneath = append(b.beneath, r)
+	t.indexLocked(r)
+	return nil
+}
+
+// wakeLocked detaches who waits for r, to be tried again by settleLocked.
+func (t *Table) wakeLocked(r *request) {
+	for _, w := range r.beneath {
+		w.blocker = nil
+		t.unindexLocked(w)
+		i, _ := slices.BinarySearchFunc(t.woken, w, bySeq)
+		t.woken = slices.Insert(t.woken, i, w)
+	}
+	r.beneath = nil
+}
+
+// settleLocked tries those who were woken, in order of arrival, and forgets f
+// if nothing is left of it.
+func (t *Table) settleLocked(f *file) {
+	for len(t.woken) > 0 {
+		r := t.woken[0]
+		t.woken = t.woken[1:]
+		blocker, err := t.takeLocked(r)
+		if blocker != nil {
+			err = t.blockLocked(r, blocker)
+		}
+		switch {
+		case err != nil:
+			t.abandonLocked(r, err)
+		case blocker == nil:
+			t.finishLocked(r, nil)
+		}
+	}
+	t.woken = nil
+	if len(f.flocks)+len(f.owners)+len(f.waiters) == 0 {
+		delete(t.files, f.key)
+	}
+}
+
+// abandonLocked ends the wait of r with an error.
+func (t *Table) abandonLocked(r *request, err error) {
+	if b := r.blocker; b != nil {
+		b.beneath = slices.DeleteFunc(b.beneath, func(w *request) bool { return w == r })
+		r.blocker = nil
+		t.unindexLocked(r)
+	} else if i, ok := slices.BinarySearchFunc(t.woken, r, bySeq); ok {
+		t.woken = slices.Delete(t.woken, i, i+1)
+	}
+	t.wakeLocked(r)
+	t.finishLocked(r, err)
+}
+
+func (t *Table) finishLocked(r *request, err error) {
+	f := r.file
+	if i, ok := slices.BinarySearchFunc(f.waiters, r, bySeq); ok {
+		f.waiters = slices.Delete(f.waiters, i, i+1)
+	}
+	r.done <- err // has room for one
+	r.done = nil
+}
+
+func bySeq(a, b *request) int { return cmp.Compare(a.seq, b.seq) }
