@@ -37,6 +37,8 @@ func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held 
 		Errno: unix.ErrnoName(syscall.Errno(status)),
 	}
 	if p := r.process(); p != nil {
+		// Reading a command line takes the process's mmap lock. No request
+		// that can be refused is sent with that lock held.
 		x.Pid, x.Start, x.Cmd = p.ID().Pid, p.ID().Start, fs.procs.Cmdline(p.ID())
 	}
 	if held != nil {

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -84,8 +85,7 @@ func ownCandidateName(name string, pid int) bool {
 		return h == host && strings.HasPrefix(digits, strconv.Itoa(pid))
 	}
 	if isLiblockfileName(name) {
-		n, err := strconv.Atoi(name[3:8])
-		return err == nil && n == pid%100000 && strings.HasSuffix(name, host)
+		return strings.HasPrefix(name[3:], fmt.Sprintf("%05d", pid)) && strings.HasSuffix(name, host)
 	}
 	h, ok := cutProcmailName(name)
 	return ok && h == host

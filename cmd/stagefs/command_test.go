@@ -98,7 +98,8 @@ func TestExitStatuses(t *testing.T) {
 		text   string
 	}{
 		{usagef("no %s", "x"), 64, "no x"},
-		{&fs.OptionError{Option: "lock name", Value: "a/b\n", Reason: "has a slash"}, 64, `lock name "a/b\n": has a slash`},
+		{&fs.OptionError{Option: "lock name", Value: "a/b\n", Reason: "has a slash"}, 64, `--lock-name "a/b\n": has a slash`},
+		{&fs.OptionError{Option: "directory", Reason: "is empty"}, 64, `directory "": is empty`},
 		{&fs.ServedError{Dir: "/d", Pid: 17}, 75, "by process 17"},
 		{&fs.ServedError{Dir: "/d"}, 75, "another process"},
 		{fs.ErrNotExist, 66, ""},

@@ -53,7 +53,11 @@ func explain(err error) (status int, text string) {
 	}
 	var option *stagefs.OptionError
 	if errors.As(err, &option) {
-		return exitUsage, fmt.Sprintf("%s %s: %s", option.Option, quote(option.Value), option.Reason)
+		name := option.Option
+		if name != "directory" { // the one that is an argument
+			name = "option --" + strings.ReplaceAll(name, " ", "-")
+		}
+		return exitUsage, fmt.Sprintf("%s %s: %s", name, quote(option.Value), option.Reason)
 	}
 	var served *stagefs.ServedError
 	if errors.As(err, &served) {

@@ -49,7 +49,7 @@ func harmless(text string) string {
 	return strings.Join(lines, "")
 }
 
-// say prints one line to standard error.
+// say prints to standard error.
 func (c *command) say(format string, args ...any) {
-	fmt.Fprintf(c.err, "stagefs: "+format+"\n", args...)
+	fmt.Fprintf(c.err, "stagefs: %s\n", harmless(fmt.Sprintf(format, args...)))
 }

@@ -260,7 +260,7 @@ func (p *proc) blocked(id int) bool {
 		return false
 	}
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", p.pid, tid))
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return false // answered, and the thread is gone
 	}
 	if err != nil {
