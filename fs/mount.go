@@ -92,6 +92,9 @@ func Mount(o Options) (_ *Server, err error) {
 	if err := s.mount(&o); err != nil {
 		return nil, err
 	}
+	if s.fs.privileged {
+		raisePriority()
+	}
 	s.fs.orphans.scan(s.fs)
 	go s.serve()
 	return s, nil
