@@ -1,0 +1,37 @@
+package fs
+
+import (
+	"strings"
+	"testing"
+	"unicode"
+)
+
+// §9: no file name can forge a row, or drive a terminal.
+func TestPlain(t *testing.T) {
+	for in, want := range map[string]string{
+		"board/v1":    "board/v1",
+		"straße":      "straße",
+		"":            `""`,
+		"a b":         `"a b"`,
+		"a\nb":        `"a\nb"`,
+		"a\x1b[31mb":  `"a\x1b[31mb"`,
+		"caf\xe9":     `"caf\xe9"`,
+		`say "hi"`:    `"say \"hi\""`,
+		`back\slash`:  `"back\\slash"`,
+		"\u202egnp.x": `"\u202egnp.x"`,
+	} {
+		if got := plain(in); got != want {
+			t.Errorf("plain(%q) = %s, want %s", in, got, want)
+		}
+	}
+}
+
+func FuzzPlain(f *testing.F) {
+	f.Add("a\nb")
+	f.Fuzz(func(t *testing.T, in string) {
+		got := plain(in)
+		if strings.ContainsFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("plain(%q) = %q, which is not plain", in, got)
+		}
+	})
+}
