@@ -46,15 +46,16 @@ const (
 	candidatesEach = 16   // of one process at a time
 )
 
-// candidates are all that live, by place.
+// candidates are all that live, by place: everybody may have one of the same
+// name.
 type candidates struct {
 	mu   sync.Mutex
-	all  map[link]*candidate
+	all  map[link][]*candidate
 	each map[procid.ID]int
 }
 
 func (cs *candidates) init() {
-	cs.all = make(map[link]*candidate)
+	cs.all = make(map[link][]*candidate)
 	cs.each = make(map[procid.ID]int)
 }
 
@@ -68,10 +69,15 @@ func (cs *candidates) add(c *candidate) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	at, id := link{c.parent, c.name}, c.owner.ID()
-	if cs.all[at] != nil || cs.each[id] >= candidatesEach {
+	if cs.each[id] >= candidatesEach {
 		return false
 	}
-	cs.all[at] = c
+	for _, o := range cs.all[at] {
+		if o.owner.ID() == id {
+			return false
+		}
+	}
+	cs.all[at] = append(cs.all[at], c)
 	cs.each[id]++
 	c.parent.pin()
 	if c.node != nil {
@@ -84,11 +90,14 @@ func (cs *candidates) add(c *candidate) bool {
 func (cs *candidates) drop(c *candidate) {
 	cs.mu.Lock()
 	at, id := link{c.parent, c.name}, c.owner.ID()
-	if cs.all[at] != c {
+	i := slices.Index(cs.all[at], c)
+	if i < 0 {
 		cs.mu.Unlock()
 		return
 	}
-	delete(cs.all, at)
+	if cs.all[at] = slices.Delete(cs.all[at], i, i+1); len(cs.all[at]) == 0 {
+		delete(cs.all, at)
+	}
 	if cs.each[id]--; cs.each[id] == 0 {
 		delete(cs.each, id)
 	}
@@ -100,14 +109,20 @@ func (cs *candidates) drop(c *candidate) {
 	c.fs.unwatch(id)
 }
 
-// forget drops the candidate at a place that has lost its name.
+// forget drops the ordinary candidate at a place that has lost its name.
 func (cs *candidates) forget(parent *node, name string) {
-	cs.mu.Lock()
-	c := cs.all[link{parent, name}]
-	cs.mu.Unlock()
-	if c != nil {
-		cs.drop(c)
+	for _, c := range cs.here(parent, name) {
+		if c.node == nil {
+			cs.drop(c)
+		}
 	}
+}
+
+// here returns the candidates at a place.
+func (cs *candidates) here(parent *node, name string) []*candidate {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return slices.Clone(cs.all[link{parent, name}])
 }
 
 func (cs *candidates) has(id procid.ID) bool {
@@ -118,17 +133,17 @@ func (cs *candidates) has(id procid.ID) bool {
 
 // at returns the candidate of the caller at a place.
 func (cs *candidates) at(fs *FS, h *fuse.InHeader, parent *node, name string) *candidate {
-	cs.mu.Lock()
-	c := cs.all[link{parent, name}]
-	cs.mu.Unlock()
-	if c == nil {
+	all := cs.here(parent, name)
+	if len(all) == 0 {
 		return nil
 	}
 	p := fs.process(h)
-	if p == nil || p.ID() != c.owner.ID() && !p.Descends(c.owner.ID()) {
-		return nil
+	for _, c := range all {
+		if p != nil && (p.ID() == c.owner.ID() || p.Descends(c.owner.ID())) {
+			return c
+		}
 	}
-	return c
+	return nil
 }
 
 // get returns the caller's private candidate at a place.
@@ -171,9 +186,11 @@ func (cs *candidates) reap(fs *FS, id procid.ID) {
 	cs.mu.Lock()
 	var gone []*candidate
 	if cs.each[id] > 0 {
-		for _, c := range cs.all {
-			if c.owner.ID() == id {
-				gone = append(gone, c)
+		for _, here := range cs.all {
+			for _, c := range here {
+				if c.owner.ID() == id {
+					gone = append(gone, c)
+				}
 			}
 		}
 	}
@@ -481,4 +498,23 @@ func (c *candidate) write(in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	copy(c.data[in.Offset:], data)
 	c.mtime = time.Now()
 	return uint32(len(data)), fuse.OK
+}
+
+func (c *candidate) lseek(in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fd >= 0 {
+		off, err := unix.Seek(c.fd, int64(in.Offset), int(in.Whence))
+		out.Offset = uint64(off)
+		return statusOf(err)
+	}
+	size := uint64(len(c.data))
+	if in.Offset >= size {
+		return fuse.Status(unix.ENXIO)
+	}
+	out.Offset = in.Offset
+	if in.Whence == unix.SEEK_HOLE {
+		out.Offset = size
+	}
+	return fuse.OK
 }

@@ -404,6 +404,9 @@ func (fs *FS) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 // Lseek is lseek(2) with SEEK_DATA or SEEK_HOLE.
 func (fs *FS) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
 	h := fs.handles.get(in.Fh, in.NodeId)
+	if h != nil && h.cand != nil {
+		return h.cand.lseek(in, out)
+	}
 	if h == nil || h.fd < 0 {
 		return fuse.EBADF
 	}
