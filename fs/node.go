@@ -335,3 +335,21 @@ func (t *nodeTable) len() int {
 	defer t.mu.RUnlock()
 	return len(t.byID)
 }
+
+// settle gives a node that was private its place in the backing.
+func (t *nodeTable) settle(n *node, st *unix.Statx_t, links []link) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n.key, n.nlink = identityOf(st), st.Nlink
+	t.byKey[n.key] = n
+	for _, l := range links {
+		n.linkLocked(l.parent, l.name)
+	}
+}
+
+// again counts one more time that the kernel is told of n.
+func (t *nodeTable) again(n *node) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n.lookups++
+}

@@ -1,0 +1,151 @@
+package fs
+
+import (
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// How a candidate is made private, and how it wins (A9).
+
+// createCandidate serves the creation of a private candidate. It reports
+// whether it did.
+func (fs *FS) createCandidate(r *request, in *fuse.CreateIn, out *fuse.CreateOut) (done bool, status fuse.Status) {
+	if fs.isLockName(r.parent, r.name) || !fs.isCandidateName(r.name) {
+		return false, 0
+	}
+	fs.reapGoverning(r.parent.dir)
+	_, held := fs.table.Governing(r.parent.dir)
+	if !held && !fs.opts.DenyUnlocked {
+		return false, 0
+	}
+	p := r.process()
+	if p == nil || held && fs.table.Holds(p, r.parent.dir) {
+		return false, 0
+	}
+	now := time.Now()
+	c := &candidate{
+		fs: fs, parent: r.parent, name: r.name, owner: p, opens: 1, fd: -1,
+		mode: unix.S_IFREG | in.Mode&^in.Umask&07777, uid: in.Uid, gid: in.Gid, atime: now, mtime: now,
+	}
+	st := unix.Statx_t{Mode: uint16(c.mode), Nlink: 1}
+	n := fs.nodes.anonymous(&st, -1, c)
+	c.node = n
+	if !fs.cands.add(c) {
+		fs.nodes.forget(n.id, 1)
+		return false, 0
+	}
+	if err := fs.watch(p); err != nil {
+		fs.cands.drop(c)
+		fs.nodes.forget(n.id, 1)
+		return true, statusOf(err)
+	}
+	out.EntryOut.NodeId = n.id
+	c.mu.Lock()
+	c.fillLocked(&out.EntryOut.Attr)
+	c.mu.Unlock()
+	h := &handle{fd: -1, node: n, cand: c}
+	out.OpenOut.Fh = fs.handles.add(h)
+	out.OpenOut.OpenFlags = fuse.FOPEN_DIRECT_IO
+	return true, fuse.OK
+}
+
+// reapGoverning reaps the owner of the lock that governs d if it is dead.
+func (fs *FS) reapGoverning(d *lockstate.Dir) {
+	if l, ok := fs.table.Governing(d); ok && !fs.procs.Alive(l.Owner) {
+		fs.reap(l.Owner)
+	}
+}
+
+// linkCandidate serves link(2) of a private candidate.
+func (fs *FS) linkCandidate(m *making, src *node, out *fuse.EntryOut) fuse.Status {
+	return fs.winCandidate(m, src.cand, out, true)
+}
+
+// renameCandidate serves rename(2) of a private candidate.
+func (fs *FS) renameCandidate(m *renaming, c *candidate) fuse.Status {
+	mk := &making{r: m.r, name: m.to.name, protocol: "rename"}
+	m.r.header.NodeId = m.to.parent.id
+	return fs.winCandidate(mk, c, nil, false)
+}
+
+// winCandidate makes a private candidate the lock file, if the directory can
+// be acquired: only then does it reach the backing. With keep, its own name
+// stays as a second link.
+func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep bool) fuse.Status {
+	r := m.r
+	if r.parent = fs.nodes.get(r.header.NodeId); r.parent == nil {
+		return fuse.Status(unix.ESTALE)
+	}
+	m.parent, r.name = r.parent, m.name
+	if !fs.isLockName(m.parent, m.name) || m.parent != c.parent {
+		return fs.deny(r, &lockstate.HeldError{Err: lockstate.ErrHeld}, nil)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.won.Load() {
+		return fuse.Status(unix.ESTALE)
+	}
+	m.do = func(dir int) error { return c.writeOutLocked(r, dir, m.name, keep) }
+	m.see = func(dir int) error {
+		if err := statAt(dir, m.name, &m.st); err != nil {
+			return err
+		}
+		links := []link{{m.parent, m.name}}
+		if keep {
+			links = append(links, link{m.parent, c.name})
+		}
+		fs.nodes.settle(c.node, &m.st, links)
+		if c.lock != nil {
+			c.node.addWriter(c.lock)
+		}
+		c.won.Store(true)
+		return nil
+	}
+	status := fs.attempt(r, false, func() error { return fs.make(m) })
+	if status != fuse.OK {
+		return status
+	}
+	if out != nil {
+		fs.nodes.again(c.node)
+		fs.fillEntry(r.header, out, c.node, &m.st, true)
+	}
+	fs.cands.drop(c)
+	return fuse.OK
+}
+
+// writeOutLocked writes the candidate to the backing, as the caller's. Handles
+// that are open on it go on with the file there, as any write handle does.
+func (c *candidate) writeOutLocked(r *request, dir int, name string, keep bool) error {
+	first := name
+	if keep {
+		first = c.name
+	}
+	fd := -1
+	err := c.fs.asCaller(r.header, func() (err error) {
+		fd, err = openAt(dir, first, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, c.mode&07777)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if _, err = unix.Write(fd, c.data); err == nil && keep {
+		err = unix.Linkat(dir, first, dir, name, 0)
+	}
+	if err == nil && c.opens > 0 {
+		c.lock, err = r.openForWrite(lockstate.Change{Dirs: []*lockstate.Dir{c.parent.dir}, Quiet: true}, name)
+		if err == nil {
+			c.fd = fd
+			return nil
+		}
+		unix.Unlinkat(dir, name, 0)
+	}
+	unix.Close(fd)
+	if err != nil && first != name {
+		unix.Unlinkat(dir, first, 0)
+	}
+	return err
+}
