@@ -187,6 +187,9 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		return fuse.Status(unix.ESTALE)
 	}
 	if n.cand.private() {
+		if n.cand.lockFile {
+			return fs.setPrivateLockFile(cancel, in, n.cand, out)
+		}
 		return n.cand.setAttr(in, out)
 	}
 	var h *handle

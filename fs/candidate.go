@@ -25,6 +25,9 @@ type candidate struct {
 	owner  *procid.Process
 	node   *node    // pinned likewise; nil for an ordinary file
 	key    identity // of an ordinary file
+	// lockFile: it stands for the lock file itself, opened by somebody who
+	// waits for the directory (A10).
+	lockFile bool
 
 	won atomic.Bool // it is an ordinary file now, or was from the start
 

@@ -39,15 +39,16 @@
 //
 // # Lock order
 //
-//	candidate.mu           never taken beneath FS.ns
+//	candidate.mu           never taken beneath FS.ns, but for a lock file's
 //	  FS.reapMu            one death at a time
-//	    FS.watchMu
 //	    FS.ns              names in the backing; exclusive: rename, discard
+//	      FS.watchMu
 //	      node.changing    a file and its names
 //	        FS.aliasMu     operations on files with several links
 //	          nodeTable.mu
 //	            dirCache.mu
 //	            lockstate.Table
+//	advisory.Table         taken without any of the above
 //
 // No lock is held while a request waits for somebody else's lock to end.
 package fs

@@ -3,11 +3,13 @@ package fs
 import (
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // A handle is an open file or directory of the backing.
@@ -22,6 +24,11 @@ type handle struct {
 	flushed atomic.Bool
 	// candidate is set for a file that a link(2) protocol will link (A9).
 	candidate atomic.Bool
+
+	// opener is who opened a lock file. Such a handle may be opened by
+	// anyone, in any mode, to be locked (A10); what is written through it
+	// passes the gate each time.
+	opener *procid.Process
 
 	cand *candidate // for a private file, or one that was when it was opened
 	dir  *dirStream // for a directory
@@ -118,7 +125,8 @@ func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	}
 	m := &making{r: r, parent: r.parent, name: name, protocol: "create"}
 	if in.Flags&unix.O_EXCL == 0 {
-		m.protocol = "open" // A6
+		m.protocol = "open"                     // A6
+		r.quiet = fs.isLockName(r.parent, name) // a waiter is not refused (A10)
 	}
 	h := &handle{fd: -1}
 	exists := false
@@ -130,6 +138,9 @@ func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 		}
 		return err
 	})
+	if status == fuse.Status(unix.EEXIST) && !exists && m.protocol == "open" && r.errno == status {
+		return fs.createPrivateLockFile(r, in, out)
+	}
 	if exists {
 		// It is in the backing and the kernel did not know: an open.
 		return fs.createExisting(r, in, out)
@@ -143,12 +154,16 @@ func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 
 func (fs *FS) create(m *making, in *fuse.CreateIn, h *handle) error {
 	r := m.r
-	candidate := !fs.isLockName(r.parent, r.name) && fs.isCandidateName(r.name)
+	lockFile := fs.isLockName(r.parent, r.name)
+	candidate := !lockFile && fs.isCandidateName(r.name)
 	m.quiet = candidate
 	m.before = func() (err error) {
-		if writes(in.Flags) {
+		switch {
+		case lockFile:
+			h.opener = r.process()
+		case writes(in.Flags):
 			h.lock, err = r.openForWrite(lockstate.Change{
-				Dirs: []*lockstate.Dir{r.parent.dir}, Quiet: candidate || fs.isLockName(r.parent, r.name),
+				Dirs: []*lockstate.Dir{r.parent.dir}, Quiet: candidate,
 			}, r.name)
 		}
 		return err
@@ -206,6 +221,10 @@ func (fs *FS) opened(n *node, h *handle, out *fuse.OpenOut) {
 	out.Fh = fs.handles.add(h)
 	// Pages stay valid: the backing changes only through this mount.
 	out.OpenFlags = fuse.FOPEN_KEEP_CACHE
+	if h.opener != nil {
+		// Each write comes with the process that makes it.
+		out.OpenFlags = fuse.FOPEN_DIRECT_IO
+	}
 }
 
 // Open is open(2) of a file that is there.
@@ -223,20 +242,24 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "open", node: n}
 	h := &handle{fd: -1}
 	return fs.attempt(r, false, func() error {
-		var c lockstate.Change
-		if writes(in.Flags) {
-			var err error
-			if c, err = r.covering(n); err != nil {
+		flags := in.Flags
+		if _, lockFile := fs.lockFileOf(n); lockFile {
+			h.opener = r.process()
+			if flags&unix.O_TRUNC != 0 && !fs.mayChange(r, n) {
+				flags &^= unix.O_TRUNC // A10: succeeds and changes nothing
+			}
+		} else if writes(flags) {
+			c, err := r.covering(n)
+			if err != nil {
 				return err
 			}
-			c.Quiet = fs.onlyLockNames(n)
 			_, name := n.covering()
 			if h.lock, err = r.openForWrite(c, name); err != nil {
 				return err
 			}
 			n.addWriter(h.lock)
 		}
-		if err := fs.openNode(n, h, backingFlags(in.Flags)); err != nil {
+		if err := fs.openNode(n, h, backingFlags(flags)); err != nil {
 			if h.lock != nil {
 				n.removeWriter(h.lock)
 			}
@@ -314,8 +337,21 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 func (fs *FS) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if h := fs.handles.get(in.Fh, in.NodeId); h != nil {
 		h.flushed.Store(true)
+		fs.closedCopy(in)
 	}
 	return fuse.OK
+}
+
+// mayChange reports whether the caller may change n now.
+func (fs *FS) mayChange(r *request, n *node) bool {
+	c, err := r.covering(n)
+	if err != nil {
+		return false
+	}
+	c.Quiet = true
+	op, err := r.admit(c)
+	op.End()
+	return err == nil
 }
 
 // Release is the last close.
@@ -328,6 +364,7 @@ func (fs *FS) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	if h == nil {
 		return
 	}
+	fs.closedLast(in)
 	if h.cand != nil {
 		h.cand.closed()
 	}
@@ -364,15 +401,53 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint
 	if h == nil {
 		return 0, fuse.EBADF
 	}
+	if h.opener != nil {
+		return fs.writeLockFile(cancel, h, in, data)
+	}
 	if h.cand != nil {
 		return h.cand.write(in, data)
 	}
 	if h.lock == nil {
 		return 0, fuse.EBADF
 	}
+	return writeAt(h.fd, in, data)
+}
+
+// writeLockFile writes to a lock file if the caller may now (A10).
+func (fs *FS) writeLockFile(cancel <-chan struct{}, h *handle, in *fuse.WriteIn, data []byte) (n uint32, status fuse.Status) {
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "write", node: h.node}
+	status = fs.attempt(r, false, func() error {
+		if h.cand.private() {
+			return lockstate.ErrHeld
+		}
+		c, err := r.covering(h.node)
+		if err != nil {
+			return err
+		}
+		c.Quiet = true
+		op, err := r.admit(c)
+		if err != nil {
+			return err
+		}
+		defer op.End()
+		var s fuse.Status
+		if h.cand != nil {
+			n, s = h.cand.write(in, data)
+		} else {
+			n, s = writeAt(h.fd, in, data)
+		}
+		if s != fuse.OK {
+			return syscall.Errno(s)
+		}
+		return nil
+	})
+	return n, status
+}
+
+func writeAt(fd int, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	done := 0
 	for done < len(data) {
-		n, err := unix.Pwrite(h.fd, data[done:], int64(in.Offset)+int64(done))
+		n, err := unix.Pwrite(fd, data[done:], int64(in.Offset)+int64(done))
 		if err == unix.EINTR {
 			continue
 		}

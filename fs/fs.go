@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/advisory"
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
@@ -23,16 +24,18 @@ type FS struct {
 	uid        uint32
 	caps       capabilities
 
-	back    backing
-	table   *lockstate.Table
-	procs   *procid.Resolver
-	nodes   *nodeTable
-	root    *node
-	handles handleTable
-	cands   candidates
-	denials denialLog
-	orphans orphanList
-	control controlDir
+	back     backing
+	table    *lockstate.Table
+	procs    *procid.Resolver
+	nodes    *nodeTable
+	root     *node
+	handles  handleTable
+	advisory *advisory.Table
+	waits    waitList
+	cands    candidates
+	denials  denialLog
+	orphans  orphanList
+	control  controlDir
 
 	// ns protects the names in the backing: whoever relies on them holds it
 	// shared, a rename exclusively.
@@ -85,6 +88,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	fs.nodes.byID[fs.root.id] = fs.root
 	fs.nodes.byKey[fs.root.key] = fs.root
 	fs.watched = make(map[procid.ID]*procid.Process)
+	fs.advisory = advisory.New()
 	fs.handles.init()
 	fs.cands.init()
 	fs.control.init(fs)

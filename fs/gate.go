@@ -28,6 +28,8 @@ type request struct {
 
 	// errno replaces EBUSY as the answer to a refusal (A8).
 	errno fuse.Status
+	// quiet refusals are not noted: the request waits.
+	quiet bool
 	// waitable says that a refusal by a lock that may yet be narrowed is
 	// worth a short wait (A12).
 	waitable func(*lockstate.HeldError) bool
@@ -194,7 +196,9 @@ func (fs *FS) deny(r *request, err error, held *lockstate.HeldError) fuse.Status
 	if r.errno != 0 && status == fuse.EBUSY {
 		status = r.errno
 	}
-	fs.denials.add(fs, r, status, err, held)
+	if !r.quiet {
+		fs.denials.add(fs, r, status, err, held)
+	}
 	return status
 }
 

@@ -341,7 +341,9 @@ func (t *nodeTable) settle(n *node, st *unix.Statx_t, links []link) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n.key, n.nlink = identityOf(st), st.Nlink
-	t.byKey[n.key] = n
+	if t.byKey[n.key] == nil {
+		t.byKey[n.key] = n
+	}
 	for _, l := range links {
 		n.linkLocked(l.parent, l.name)
 	}

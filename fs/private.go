@@ -81,7 +81,7 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 		return fuse.Status(unix.ESTALE)
 	}
 	m.parent, r.name = r.parent, m.name
-	if !fs.isLockName(m.parent, m.name) || m.parent != c.parent {
+	if c.lockFile || !fs.isLockName(m.parent, m.name) || m.parent != c.parent {
 		return fs.deny(r, &lockstate.HeldError{Err: lockstate.ErrHeld}, nil)
 	}
 	c.mu.Lock()

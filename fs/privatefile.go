@@ -12,8 +12,17 @@ import (
 // closed takes note that a handle is gone.
 func (c *candidate) closed() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.opens--; c.opens > 0 || c.fd < 0 {
+	c.opens--
+	last := c.opens == 0
+	c.closeLocked()
+	c.mu.Unlock()
+	if last && c.lockFile {
+		c.fs.cands.drop(c) // nobody waits with it any more
+	}
+}
+
+func (c *candidate) closeLocked() {
+	if c.opens > 0 || c.fd < 0 {
 		return
 	}
 	unix.Close(c.fd)
@@ -91,7 +100,11 @@ func (c *candidate) open(fs *FS, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status
 		c.data = nil
 	}
 	c.opens++
-	out.Fh = fs.handles.add(&handle{fd: -1, node: c.node, cand: c})
+	h := &handle{fd: -1, node: c.node, cand: c}
+	if c.lockFile {
+		h.opener = c.owner
+	}
+	out.Fh = fs.handles.add(h)
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO
 	return fuse.OK
 }

@@ -43,7 +43,7 @@ const reapListed = 4096
 // listing returns what the locks files show.
 func (fs *FS) listing() lockstate.Listing {
 	l := lockstate.Listing{
-		Locks: []lockstate.Row{}, Waiters: []lockstate.Waiter{},
+		Locks: []lockstate.Row{}, Waiters: fs.waits.list(fs),
 		Orphans: []lockstate.Orphan{}, Blockers: []lockstate.Blocker{},
 	}
 	locks := fs.table.Locks()

@@ -14,19 +14,22 @@ type Request struct {
 	Kind     Kind
 	Protocol string // mkdir, create, link …
 	File     string // the lock file that keeps it, if any
+	Key      any    // the descriptor lock that keeps it instead (A4, A5), comparable
 }
 
 // A Grant is an acquisition that was admitted. Its lock is in force against
 // all others already; the caller carries the acquisition out on the backing
 // and then commits or aborts.
 type Grant struct {
-	t       *Table
-	row     *row // nil: covered by a lock that the process holds (A2)
-	made    bool // row is this grant's own, not one that was held before
-	file    string
-	op      *Op
-	pending map[*Op]struct{}
-	drained chan struct{}
+	t        *Table
+	row      *row // nil: covered by a lock that the process holds (A2)
+	made     bool // row is this grant's own, not one that was held before
+	file     string
+	key      any
+	protocol string
+	op       *Op
+	pending  map[*Op]struct{}
+	drained  chan struct{}
 }
 
 // Acquire admits a request or refuses it with a [*HeldError] (C3). An implicit
@@ -88,16 +91,22 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		t.stats.Refused++
 		return nil, err, false
 	}
-	if r := d.top(); r != nil && r.kind == Explicit && r.owner.ID() == p.ID() && !r.pending {
-		// The owner takes its lock a second time, by another lock file.
-		return &Grant{t: t, row: r, file: q.File}, nil, false
+	for _, r := range d.rows {
+		if r.kind == q.Kind && r.kind != Implicit && r.owner.ID() == p.ID() && !r.pending && (r.kind == Shared || r == d.top()) {
+			// The owner takes its lock a second time, by another lock file
+			// or descriptor.
+			return &Grant{t: t, row: r, file: q.File, key: q.Key, protocol: q.Protocol}, nil, false
+		}
 	}
 	t.token++
 	r := &row{
 		dir: d, kind: q.Kind, protocol: q.Protocol, owner: p, heirs: heirs,
 		token: t.token, since: t.now(), pending: true,
 	}
-	if q.File != "" {
+	switch {
+	case q.Key != nil:
+		r.keys = map[any]struct{}{q.Key: {}}
+	case q.File != "":
 		r.files = []string{q.File}
 	}
 	t.insertLocked(r)
@@ -152,6 +161,12 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 		if r == nil {
 			continue
 		}
+		if r.kind == Shared && e == d {
+			if q.Kind == Shared || t.soleSharer(d, p) {
+				continue
+			}
+			return t.heldLocked(t.otherSharer(d, p))
+		}
 		if !r.holds(p) {
 			return t.heldLocked(r)
 		}
@@ -186,6 +201,19 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 	})
 	if len(blocking) > 0 {
 		return &HeldError{Err: ErrOpen, Handles: slices.Collect(maps.Values(blocking))}
+	}
+	return nil
+}
+
+// soleSharer reports whether all shared locks on d are p's own, so that it may
+// turn them into an exclusive one.
+func (t *Table) soleSharer(d *Dir, p *procid.Process) bool { return t.otherSharer(d, p) == nil }
+
+func (t *Table) otherSharer(d *Dir, p *procid.Process) *row {
+	for _, r := range d.rows {
+		if r.kind == Shared && r.owner.ID() != p.ID() {
+			return r
+		}
 	}
 	return nil
 }
@@ -227,24 +255,63 @@ func (g *Grant) Commit() (Lock, bool) {
 		return r.lock(), false
 	}
 	if !g.made {
-		if g.file != "" && !slices.Contains(r.files, g.file) {
-			r.files = append(r.files, g.file)
-		}
+		t.keepLocked(r, g)
 		return r.lock(), true
 	}
 	r.pending = false
 	t.stats.Acquired[r.protocol]++
-	if r.kind == Explicit {
-		for _, old := range slices.Clone(r.dir.rows) {
-			if old != r && old.kind == Implicit && old.owner.ID() == r.owner.ID() {
-				if old.changed {
-					r.touch()
-				}
-				t.endLocked(old, Replaced)
+	for k := range r.keys {
+		t.rekeyLocked(r, k)
+	}
+	for _, old := range slices.Clone(r.dir.rows) {
+		// An explicit lock replaces the owner's implicit one (A13), and its
+		// shared one, which it was converted from.
+		if old != r && r.kind == Explicit && old.kind != Explicit && old.owner.ID() == r.owner.ID() {
+			if old.changed {
+				r.touch()
 			}
+			t.endLocked(old, Replaced)
 		}
 	}
 	return r.lock(), true
+}
+
+// keepLocked notes one more reason for which r is kept. The lock file that its
+// owner made by opening it only waited for the lock on the descriptor (A6).
+func (t *Table) keepLocked(r *row, g *Grant) {
+	switch {
+	case g.key != nil:
+		t.rekeyLocked(r, g.key)
+		if i := slices.Index(r.files, g.file); i >= 0 && r.protocol == "open" {
+			r.files = slices.Delete(r.files, i, i+1)
+			r.protocol = g.protocol
+		}
+	case g.file != "" && !slices.Contains(r.files, g.file):
+		r.files = append(r.files, g.file)
+	}
+}
+
+// rekeyLocked makes k keep r, and no other row: a lock that was converted.
+func (t *Table) rekeyLocked(r *row, k any) {
+	if old := t.keys[k]; old != nil && old != r {
+		t.dropKeyLocked(old, k)
+	}
+	if r.keys == nil {
+		r.keys = make(map[any]struct{})
+	}
+	r.keys[k] = struct{}{}
+	t.keys[k] = r
+}
+
+// dropKeyLocked ends r if nothing else keeps it.
+func (t *Table) dropKeyLocked(r *row, k any) bool {
+	delete(r.keys, k)
+	delete(t.keys, k)
+	if len(r.keys) > 0 || len(r.files) > 0 {
+		return false
+	}
+	t.endLocked(r, Unlocked)
+	return true
 }
 
 // Abort undoes the acquisition.

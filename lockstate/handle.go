@@ -82,6 +82,7 @@ func (h *Handle) Moved(name string, dirs ...*Dir) {
 	for _, d := range dirs {
 		h.enterLocked(d)
 	}
+	h.t.ringLocked()
 }
 
 // Close forgets the handle.
@@ -96,6 +97,7 @@ func (h *Handle) Close() {
 		h.leaveLocked(d)
 		h.t.pruneLocked(d)
 	}
+	h.t.ringLocked()
 }
 
 func (h *Handle) enterLocked(d *Dir) {

@@ -13,14 +13,12 @@ type Kind uint8
 // The kinds of locks (§4).
 const (
 	Implicit Kind = iota // made by mkdir (A1)
-	Explicit             // made by a lock file or a command (A3, A6, A7)
+	Explicit             // made by a lock file or a command (A3, A4, A6, A7)
+	Shared               // nobody writes while it lasts (A5)
 )
 
 func (k Kind) String() string {
-	if k == Implicit {
-		return "implicit"
-	}
-	return "explicit"
+	return [...]string{"implicit", "explicit", "shared"}[k]
 }
 
 // Reason tells why a lock ended.
@@ -29,6 +27,7 @@ type Reason string
 // The ends of a lock (§5).
 const (
 	Unlinked  Reason = "unlinked"  // R1
+	Unlocked  Reason = "unlocked"  // R2
 	Removed   Reason = "removed"   // R3
 	Exited    Reason = "exited"    // R4
 	Narrowed  Reason = "narrowed"  // A12
@@ -62,7 +61,8 @@ type row struct {
 	token    uint64
 	since    time.Time
 	files    []string
-	pending  bool // not committed
+	keys     map[any]struct{} // the descriptor locks that keep it (R2)
+	pending  bool             // not committed
 	changed  bool
 
 	// members are descendants that were seen as holders. They stay holders
@@ -78,9 +78,10 @@ type row struct {
 // leads to the owner are found again.
 const maxMembers = 1 << 14
 
-// holds reports whether p may write under r.
+// holds reports whether p may write under r. Under a shared lock nobody may
+// (A5).
 func (r *row) holds(p *procid.Process) bool {
-	if p == nil {
+	if p == nil || r.kind == Shared {
 		return false
 	}
 	id := p.ID()

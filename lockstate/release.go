@@ -27,6 +27,22 @@ func (t *Table) ReleaseFile(d *Dir, name string) (Lock, bool) {
 	return Lock{}, false
 }
 
+// ReleaseKey tells that a descriptor lock is gone: a lock that only it kept ends
+// (R2).
+func (t *Table) ReleaseKey(key any) (Lock, bool) {
+	if t.rows.Load() == 0 {
+		return Lock{}, false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.keys[key]
+	if r == nil {
+		return Lock{}, false
+	}
+	l := r.lock()
+	return l, t.dropKeyLocked(r, key)
+}
+
 // End ends the lock with the given token (R6).
 func (t *Table) End(token uint64, why Reason) (Lock, error) {
 	t.mu.Lock()

@@ -36,8 +36,10 @@ type Table struct {
 	owners   map[procid.ID]map[*row]struct{}
 	heirs    map[procid.ID]map[*row]struct{} // by who is next in line (R5)
 	tokens   map[uint64]*row
-	token    uint64 // the last one given out
-	reserved uint64 // the last one that may be given out
+	keys     map[any]*row
+	bell     chan struct{} // closed when something ends that somebody may wait for
+	token    uint64        // the last one given out
+	reserved uint64        // the last one that may be given out
 	inflight []*Op
 	draining []*Grant
 	frozen   bool
@@ -65,6 +67,7 @@ func New(o Options) *Table {
 		owners: make(map[procid.ID]map[*row]struct{}),
 		heirs:  make(map[procid.ID]map[*row]struct{}),
 		tokens: make(map[uint64]*row),
+		keys:   make(map[any]*row),
 		token:  o.LastToken, reserved: o.LastToken,
 		stats: Stats{Acquired: make(map[string]uint64), Ended: make(map[Reason]uint64)},
 	}
@@ -82,6 +85,14 @@ func (t *Table) Freeze() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.frozen = true
+	t.ringLocked()
+}
+
+// Frozen reports whether the table grants nothing any more.
+func (t *Table) Frozen() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.frozen
 }
 
 // Thaw undoes Freeze.
@@ -193,6 +204,28 @@ func (t *Table) endLocked(r *row, why Reason) {
 		close(r.settled)
 		r.settled = nil
 	}
+	for k := range r.keys {
+		delete(t.keys, k)
+	}
 	close(r.ended)
+	t.ringLocked()
 	t.pruneLocked(d)
+}
+
+// Bell returns a channel that is closed at the next end of a lock or a write
+// handle. Whoever waits for one takes it before he tries.
+func (t *Table) Bell() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.bell == nil {
+		t.bell = make(chan struct{})
+	}
+	return t.bell
+}
+
+func (t *Table) ringLocked() {
+	if t.bell != nil {
+		close(t.bell)
+		t.bell = nil
+	}
 }

@@ -59,43 +59,53 @@ func (t *Table) rewriteLocked(f *file, g *ranges, start, end uint64, r *request)
 	j := i + sort.Search(len(g.held)-i, func(k int) bool { return g.held[i+k].Start > end+1 })
 
 	var buf [4]*request
-	var after [1]*request
-	left, right := buf[:0], after[:0]
-	joins := false
+	left := buf[:0] // and r, and right, in the end
+	var right []*request
+	var waiting []*request // for what remains locked as it was
+	joined := false
 	for _, p := range g.held[i:j] {
-		switch {
-		case r != nil && p.Write == r.Write && p.Handle == r.Handle:
-			if !joins {
-				r.Pid = p.Pid // as in Linux: the older lock grows
-			}
-			joins = true
-			r.Start, r.End = min(r.Start, p.Start), max(r.End, p.End)
-		case p.End < start:
-			left = append(left, p)
-			continue
-		case p.Start > end:
-			right = append(right, p)
-			continue
-		default:
-			if p.End > end {
-				q := &request{Lock: p.Lock, file: f}
-				q.Start = end + 1
-				right = append(right, q)
-			}
-			if p.Start < start {
-				t.wakeLocked(p)
-				p.End = start - 1
-				left = append(left, p)
-				continue
-			}
+		same := r != nil && p.Write == r.Write
+		if !same && p.Start <= end && p.End >= start {
+			t.wakeLocked(p)
 		}
-		t.wakeLocked(p)
+		if same && p.Handle == r.Handle {
+			if !joined {
+				r.Pid = p.Pid // as in Linux: the older lock grows
+				t.wakeLocked(r)
+				joined = true
+			}
+			r.Start, r.End = min(r.Start, p.Start), max(r.End, p.End)
+			waiting = append(waiting, p.beneath...)
+			continue
+		}
+		if same {
+			waiting = append(waiting, p.beneath...)
+			p.beneath = nil
+		}
+		if p.End > end {
+			q := p
+			if p.Start < start {
+				q = &request{Lock: p.Lock, file: f}
+			}
+			q.Start = max(q.Start, end+1)
+			right = append(right, q)
+		}
+		if p.Start < start {
+			p.End = min(p.End, start-1)
+			left = append(left, p)
+		}
 	}
 	if r != nil {
 		left = append(left, r)
 	}
-	t.held += len(left) + len(right) - (j - i)
-	g.held = slices.Replace(g.held, i, j, append(left, right...)...)
+	left = append(left, right...)
+	for _, w := range waiting {
+		k := slices.IndexFunc(left, func(p *request) bool { return p.conflicts(&w.Lock) })
+		w.blocker = left[k]
+		left[k].beneath = append(left[k].beneath, w)
+	}
+	t.held += len(left) - (j - i)
+	g.held = slices.Replace(g.held, i, j, left...)
 	if len(g.held) == 0 {
 		f.owners = slices.DeleteFunc(f.owners, func(o *ranges) bool { return o == g })
 	}

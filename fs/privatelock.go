@@ -1,0 +1,89 @@
+package fs
+
+import (
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// createPrivateLockFile serves open(O_CREAT) of a lock file that is not there,
+// in a directory that somebody else holds: the caller gets one of its own, so
+// that it can try to lock it, or wait (A10).
+func (fs *FS) createPrivateLockFile(r *request, in *fuse.CreateIn, out *fuse.CreateOut) fuse.Status {
+	p := r.process()
+	if p == nil {
+		return fuse.Status(unix.EEXIST)
+	}
+	now := time.Now()
+	c := &candidate{
+		fs: fs, parent: r.parent, name: r.name, owner: p, opens: 1, fd: -1, lockFile: true,
+		mode: unix.S_IFREG | in.Mode&^in.Umask&07777, uid: in.Uid, gid: in.Gid, atime: now, mtime: now,
+	}
+	st := unix.Statx_t{Mode: uint16(c.mode), Nlink: 1}
+	c.node = fs.nodes.anonymous(&st, -1, c)
+	if !fs.cands.add(c) {
+		fs.nodes.forget(c.node.id, 1)
+		return fuse.Status(unix.EEXIST)
+	}
+	if err := fs.watch(p); err != nil {
+		fs.cands.drop(c)
+		fs.nodes.forget(c.node.id, 1)
+		return statusOf(err)
+	}
+	out.EntryOut.NodeId = c.node.id
+	c.mu.Lock()
+	c.fillLocked(&out.EntryOut.Attr)
+	c.mu.Unlock()
+	out.OpenOut.Fh = fs.handles.add(&handle{fd: -1, node: c.node, cand: c, opener: p})
+	out.OpenOut.OpenFlags = fuse.FOPEN_DIRECT_IO
+	return fuse.OK
+}
+
+// settleLockFile gives a private lock file its place in the backing, once its
+// opener has got the directory: it becomes the lock file that is there by now,
+// or a new one. The caller holds FS.ns and the directory.
+func (fs *FS) settleLockFile(r *request, c *candidate) error {
+	d, err := fs.back.dir(c.parent)
+	if err != nil {
+		return err
+	}
+	defer d.release()
+	fd, err := openAt(d.fd, c.name, unix.O_RDWR|unix.O_NONBLOCK, 0)
+	if err == unix.ENOENT {
+		err = fs.asCaller(r.header, func() (err error) {
+			fd, err = openAt(d.fd, c.name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, c.mode&07777)
+			return err
+		})
+	}
+	if err != nil {
+		return err
+	}
+	var st unix.Statx_t
+	if err := statAt(fd, "", &st); err != nil {
+		unix.Close(fd)
+		return err
+	}
+	fs.nodes.settle(c.node, &st, []link{{c.parent, c.name}})
+	// Unlike another candidate's, this mutex is never held by who waits for
+	// FS.ns.
+	c.mu.Lock()
+	c.fd = fd
+	c.won.Store(true)
+	c.mu.Unlock()
+	fs.cands.drop(c)
+	return nil
+}
+
+// setPrivateLockFile refuses changes of a private lock file, which is not the
+// caller's to change; a truncation succeeds and changes nothing (A10).
+func (fs *FS) setPrivateLockFile(cancel <-chan struct{}, in *fuse.SetAttrIn, c *candidate, out *fuse.AttrOut) fuse.Status {
+	size, ok := in.GetSize()
+	if !ok || size != 0 || in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID|fuse.FATTR_ATIME|fuse.FATTR_MTIME) != 0 {
+		r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: setAttrName(in), parent: c.parent, name: c.name}
+		return fs.deny(r, lockstate.ErrHeld, nil)
+	}
+	return c.attr(out)
+}

@@ -1,0 +1,416 @@
+package advisory_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stagefs/stagefs/lockstate/advisory"
+)
+
+// ended reports how the wait ended, if it has.
+func ended(w *advisory.Waiter) (err error, over bool) {
+	select {
+	case err := <-w.Done():
+		return err, true
+	default:
+		return nil, false
+	}
+}
+
+func blocks(t testing.TB, w *advisory.Waiter) {
+	t.Helper()
+	if err, over := ended(w); over {
+		t.Fatalf("wait ended: %v", err)
+	}
+}
+
+func ends(t testing.TB, w *advisory.Waiter, want error) {
+	t.Helper()
+	err, over := ended(w)
+	if !over {
+		t.Fatal("still waits")
+	}
+	if !errors.Is(err, want) {
+		t.Fatalf("wait ended: %v, want %v", err, want)
+	}
+}
+
+// kinds are requests of owner i for the whole file.
+var kinds = map[string]func(i uint64, write bool) advisory.Lock{
+	"flock":  flock,
+	"record": func(i uint64, write bool) advisory.Lock { return record(i, 0, advisory.MaxEnd, write) },
+	"fair":   func(i uint64, write bool) advisory.Lock { return fair(flock(i, write)) },
+	"fair record": func(i uint64, write bool) advisory.Lock {
+		return fair(record(i, 0, advisory.MaxEnd, write))
+	},
+}
+
+func eachKind(t *testing.T, f func(t *testing.T, lock func(i uint64, write bool) advisory.Lock)) {
+	for name, lock := range kinds {
+		t.Run(name, func(t *testing.T) { f(t, lock) })
+	}
+}
+
+// TestFIFO: 64 waiters get the lock in order of arrival (A8).
+func TestFIFO(t *testing.T) {
+	eachKind(t, func(t *testing.T, lock func(uint64, bool) advisory.Lock) {
+		synctest.Test(t, func(t *testing.T) {
+			table := advisory.New()
+			try(t, table, lock(0, true), nil)
+			var order []uint64 // guarded by the lock
+			var wg sync.WaitGroup
+			for i := uint64(1); i <= 64; i++ {
+				wg.Go(func() {
+					if err := table.Wait(key, lock(i, true), nil); err != nil {
+						t.Errorf("Wait = %v", err)
+					}
+					order = append(order, i)
+					time.Sleep(time.Second)
+					table.Unlock(key, lock(i, true))
+				})
+				synctest.Wait()
+				time.Sleep(time.Second)
+			}
+			waiters := table.Waiters(key)
+			for i, w := range waiters {
+				if w.Owner != uint64(i+1) || time.Since(w.Since) != time.Duration(64-i)*time.Second {
+					t.Fatalf("waiter %d: %+v", i, w)
+				}
+			}
+			if len(waiters) != 64 {
+				t.Fatalf("%d waiters", len(waiters))
+			}
+			check(t, table)
+			table.Unlock(key, lock(0, true))
+			wg.Wait()
+			for i, owner := range order {
+				if owner != uint64(i+1) {
+					t.Fatalf("order = %v", order)
+				}
+			}
+			locks(t, table)
+		})
+	})
+}
+
+// TestOrder: who waits beneath whom, as Linux has it.
+func TestOrder(t *testing.T) {
+	eachKind(t, func(t *testing.T, lock func(uint64, bool) advisory.Lock) {
+		isFair := lock(1, true).Fair
+		start := func(table *advisory.Table, i uint64, write bool) *advisory.Waiter {
+			w := table.Start(key, lock(i, write))
+			check(t, table)
+			return w
+		}
+		t.Run("readers go together", func(t *testing.T) {
+			table := advisory.New()
+			try(t, table, lock(1, true), nil)
+			r2, w3, r4 := start(table, 2, false), start(table, 3, true), start(table, 4, false)
+			table.Unlock(key, lock(1, true))
+			check(t, table)
+			ends(t, r2, nil)
+			blocks(t, w3)
+			if isFair { // the writer came before the second reader
+				blocks(t, r4)
+				table.Unlock(key, lock(2, false))
+				ends(t, w3, nil)
+				blocks(t, r4)
+				table.Unlock(key, lock(3, false))
+			}
+			ends(t, r4, nil)
+			check(t, table)
+		})
+		t.Run("downgrade lets readers in", func(t *testing.T) {
+			table := advisory.New()
+			try(t, table, lock(1, true), nil)
+			w2, r3 := start(table, 2, true), start(table, 3, false)
+			try(t, table, lock(1, false), nil)
+			blocks(t, w2)
+			if isFair {
+				blocks(t, r3)
+			} else {
+				ends(t, r3, nil)
+			}
+		})
+		t.Run("a reader comes while a writer waits", func(t *testing.T) {
+			table := advisory.New()
+			try(t, table, lock(1, false), nil)
+			w2 := start(table, 2, true)
+			if !isFair {
+				try(t, table, lock(3, false), nil)
+				ends(t, start(table, 4, false), nil)
+				return
+			}
+			err := table.Try(key, lock(3, false))
+			var c *advisory.ConflictError
+			if !errors.As(err, &c) || !c.Waiting || c.Lock.Owner != 2 {
+				t.Errorf("Try = %v, want a conflict with the waiter", err)
+			}
+			r4 := start(table, 4, false)
+			blocks(t, r4)
+			try(t, table, lock(1, false), nil) // has it already
+			table.Unlock(key, lock(1, false))
+			ends(t, w2, nil)
+			blocks(t, r4)
+			table.Unlock(key, lock(2, true))
+			ends(t, r4, nil)
+			check(t, table)
+		})
+		t.Run("the place of one who gives up", func(t *testing.T) {
+			table := advisory.New()
+			try(t, table, lock(1, false), nil)
+			w2, w3, r4 := start(table, 2, true), start(table, 3, true), table.Start(key, lock(4, false))
+			w2.Cancel()
+			check(t, table)
+			ends(t, w2, advisory.ErrCancelled)
+			blocks(t, w3)
+			w3.Cancel()
+			w3.Cancel()
+			check(t, table)
+			ends(t, r4, nil)
+			if n := len(table.Waiters(key)); n != 0 {
+				t.Errorf("%d waiters", n)
+			}
+		})
+		t.Run("release", func(t *testing.T) {
+			table := advisory.New()
+			try(t, table, lock(1, true), nil)
+			w2, w3 := start(table, 2, true), start(table, 3, true)
+			table.Release(key, 2)
+			check(t, table)
+			ends(t, w2, advisory.ErrCancelled)
+			table.Release(key, 1)
+			ends(t, w3, nil)
+			check(t, table)
+		})
+	})
+}
+
+// TestFairStream: a writer is not starved by readers who come and go (A5).
+func TestFairStream(t *testing.T) {
+	eachKind(t, func(t *testing.T, lock func(uint64, bool) advisory.Lock) {
+		if !lock(1, true).Fair {
+			return
+		}
+		table := advisory.New()
+		try(t, table, lock(1, false), nil)
+		w := table.Start(key, lock(1000, true))
+		last := uint64(1)
+		for i := uint64(2); i < 100; i++ {
+			if table.Try(key, lock(i, false)) == nil {
+				table.Unlock(key, lock(last, false))
+				last = i
+			}
+		}
+		table.Unlock(key, lock(last, false))
+		ends(t, w, nil)
+		if last != 1 {
+			t.Errorf("%d went past the writer", last)
+		}
+	})
+}
+
+// TestFairSelf: fairness makes nobody wait for himself.
+func TestFairSelf(t *testing.T) {
+	table := advisory.New()
+	lock := func(handle uint64, pid uint32, write bool) advisory.Lock {
+		return advisory.Lock{Owner: handle, Handle: handle, Pid: pid, Write: write, Flock: true, Fair: true}
+	}
+	try(t, table, lock(1, 10, false), nil)
+	blocks(t, table.Start(key, lock(2, 20, true)))
+	try(t, table, lock(3, 10, false), nil) // the same process through another handle
+	try(t, table, lock(4, 30, false), advisory.ErrConflict)
+
+	// Process 10 waits for 40 elsewhere; if 40 waited behind 20, all would.
+	const other = key + 1
+	if err := table.Try(other, lock(5, 40, true)); err != nil {
+		t.Fatal(err)
+	}
+	blocks(t, table.Start(other, lock(6, 10, true)))
+	try(t, table, lock(7, 40, false), nil)
+	try(t, table, lock(8, 30, false), advisory.ErrConflict)
+}
+
+func TestPartialRelease(t *testing.T) {
+	table := advisory.New()
+	try(t, table, record(1, 0, 99, true), nil)
+	all := table.Start(key, record(2, 0, 99, true))
+	part := table.Start(key, record(3, 50, 59, true))
+	check(t, table)
+	table.Unlock(key, record(1, 50, 99, true))
+	check(t, table)
+	blocks(t, all)
+	ends(t, part, nil)
+	table.Flush(key, 1)
+	blocks(t, all)
+	table.Flush(key, 3)
+	ends(t, all, nil)
+	check(t, table)
+}
+
+func TestDeadlock(t *testing.T) {
+	ring := func(table *advisory.Table, n uint64, lock func(i, at uint64) advisory.Lock) (closing *advisory.Waiter, rest []*advisory.Waiter) {
+		for i := range n {
+			try(t, table, lock(i+1, i), nil)
+		}
+		for i := range n - 1 {
+			rest = append(rest, table.Start(key, lock(i+1, i+1)))
+			blocks(t, rest[i])
+		}
+		return table.Start(key, lock(n, 0)), rest
+	}
+	t.Run("record", func(t *testing.T) {
+		for _, n := range []uint64{2, 3, 10, 50} {
+			table := advisory.New()
+			w, rest := ring(table, n, func(i, at uint64) advisory.Lock { return record(i, at, at, true) })
+			ends(t, w, advisory.ErrDeadlock)
+			check(t, table)
+			table.Flush(key, n) // the one that heard of it gives way
+			ends(t, rest[n-2], nil)
+			check(t, table)
+		}
+	})
+	t.Run("several files", func(t *testing.T) {
+		table := advisory.New()
+		a, b := record(1, 0, 0, true), record(2, 0, 0, true)
+		_ = table.Try(1, a)
+		_ = table.Try(2, b)
+		blocks(t, table.Start(2, a))
+		ends(t, table.Start(1, b), advisory.ErrDeadlock)
+	})
+	t.Run("upgrade", func(t *testing.T) {
+		table := advisory.New()
+		try(t, table, record(1, 0, 9, false), nil)
+		try(t, table, record(2, 0, 9, false), nil)
+		w := table.Start(key, record(1, 0, 9, true))
+		blocks(t, w)
+		ends(t, table.Start(key, record(2, 0, 9, true)), advisory.ErrDeadlock)
+		table.Flush(key, 2)
+		ends(t, w, nil)
+	})
+	t.Run("on waking", func(t *testing.T) {
+		// 3 waits for 1 behind 2; when 2 has got the lock it waits for 3.
+		table := advisory.New()
+		try(t, table, record(1, 0, 0, true), nil)
+		try(t, table, record(3, 1, 1, true), nil)
+		w2, w3 := table.Start(key, record(2, 0, 0, true)), table.Start(key, record(3, 0, 0, true))
+		table.Flush(key, 1)
+		ends(t, w2, nil)
+		blocks(t, w3)
+		ends(t, table.Start(key, record(2, 1, 1, true)), advisory.ErrDeadlock)
+	})
+	t.Run("flock has none", func(t *testing.T) {
+		table := advisory.New()
+		_ = table.Try(1, flock(1, true))
+		_ = table.Try(2, flock(2, true))
+		blocks(t, table.Start(2, flock(1, true)))
+		w := table.Start(1, flock(2, true))
+		blocks(t, w)
+		w.Cancel()
+	})
+	t.Run("two owners of one process are descriptions", func(t *testing.T) {
+		table := advisory.New()
+		w, _ := ring(table, 2, func(i, at uint64) advisory.Lock {
+			l := record(i, at, at, true)
+			l.Pid = 10
+			return l
+		})
+		blocks(t, w)
+	})
+	t.Run("not by others' circles", func(t *testing.T) {
+		// Threads of 1 wait for 2, threads of 2 for 1; 3 waits for 1.
+		table := advisory.New()
+		try(t, table, record(1, 0, 0, true), nil)
+		try(t, table, record(2, 1, 1, true), nil)
+		try(t, table, record(4, 9, 9, true), nil)
+		blocks(t, table.Start(key, record(1, 9, 9, true)))
+		blocks(t, table.Start(key, record(2, 0, 0, true)))
+		w := table.Start(key, record(1, 1, 1, true))
+		ends(t, w, advisory.ErrDeadlock)
+		blocks(t, table.Start(key, record(3, 0, 0, true)))
+	})
+}
+
+// TestThousand: 1000 waiters cost no goroutine and no thread, and each release
+// hands over to the next one.
+func TestThousand(t *testing.T) {
+	eachKind(t, func(t *testing.T, lock func(uint64, bool) advisory.Lock) {
+		const n = 1000
+		table := advisory.New()
+		try(t, table, lock(0, true), nil)
+		before := runtime.NumGoroutine()
+		var waits []*advisory.Waiter
+		for i := range uint64(n) {
+			waits = append(waits, table.Start(key, lock(i+1, true)))
+		}
+		if d := runtime.NumGoroutine() - before; d > 0 {
+			t.Errorf("%d goroutines more", d)
+		}
+		check(t, table)
+		for i := range uint64(n) {
+			blocks(t, waits[i])
+			table.Release(key, i)
+			ends(t, waits[i], nil)
+		}
+		locks(t, table, lock(n, true))
+	})
+}
+
+// TestRaces: lock holders exclude each other, cancelled waiters have nothing,
+// and nobody is forgotten.
+func TestRaces(t *testing.T) {
+	eachKind(t, func(t *testing.T, lock func(uint64, bool) advisory.Lock) {
+		table := advisory.New()
+		var readers, writers, granted, cancelled atomic.Int64
+		var wg sync.WaitGroup
+		for i := range uint64(32) {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(i, 0))
+				for range 200 {
+					l := lock(i, rng.IntN(3) == 0)
+					cancel := make(chan struct{})
+					if rng.IntN(2) == 0 {
+						go func() {
+							runtime.Gosched()
+							close(cancel)
+						}()
+					}
+					err := table.Wait(key, l, cancel)
+					if errors.Is(err, advisory.ErrCancelled) {
+						cancelled.Add(1)
+						continue
+					}
+					if err != nil {
+						t.Errorf("Wait = %v", err)
+						return
+					}
+					granted.Add(1)
+					n := &readers
+					if l.Write {
+						n = &writers
+					}
+					n.Add(1)
+					if w := writers.Load(); w > 1 || w == 1 && (readers.Load() > 0 || !l.Write) {
+						t.Errorf("%d writers with %d readers", w, readers.Load())
+					}
+					runtime.Gosched()
+					n.Add(-1)
+					if rng.IntN(2) == 0 {
+						table.Unlock(key, l)
+					} else {
+						table.Release(key, l.Handle)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		locks(t, table)
+		t.Logf("%d granted, %d cancelled", granted.Load(), cancelled.Load())
+	})
+}
