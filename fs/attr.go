@@ -42,7 +42,7 @@ func (fs *FS) fillEntry(h *fuse.InHeader, out *fuse.EntryOut, n *node, st *unix.
 // its holders, so that no tool breaks it by age (A11). It reports whether n is
 // a lock file at all, whose attributes are not to be cached.
 func (fs *FS) disguise(h *fuse.InHeader, n *node, a *fuse.Attr) bool {
-	if n.isDir() && n.dir != nil && fs.table.Len() == 0 {
+	if n.isDir() && n.dir != nil && fs.table.Len() == 0 || fs.opts.Observe {
 		return false
 	}
 	is := false

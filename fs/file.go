@@ -107,7 +107,7 @@ func backingFlags(flags uint32) int {
 // openForWrite admits a write handle. The caller closes it if the backing
 // refuses.
 func (r *request) openForWrite(c lockstate.Change, name string) (*lockstate.Handle, error) {
-	c.Process = r.process()
+	c.Process, c.Force = r.process(), r.forced
 	return r.fs.table.OpenHandle(c, name)
 }
 
@@ -344,6 +344,9 @@ func (fs *FS) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 
 // mayChange reports whether the caller may change n now.
 func (fs *FS) mayChange(r *request, n *node) bool {
+	if fs.opts.Observe {
+		return true
+	}
 	c, err := r.covering(n)
 	if err != nil {
 		return false

@@ -168,7 +168,7 @@ func (fs *FS) notifyEntry(parent *node, name string) {
 // isLockName reports whether an entry called name in parent is a lock file.
 // The root has none: it is never locked (C4).
 func (fs *FS) isLockName(parent *node, name string) bool {
-	return parent != fs.root && fs.matches(fs.opts.LockNames, name)
+	return parent != fs.root && !fs.opts.NoLocking && fs.matches(fs.opts.LockNames, name)
 }
 
 func (fs *FS) matches(patterns []string, name string) bool {

@@ -28,6 +28,9 @@ type request struct {
 
 	// errno replaces EBUSY as the answer to a refusal (A8).
 	errno fuse.Status
+	// forced requests are carried out although they were refused: the mount
+	// only observes.
+	forced bool
 	// quiet refusals are not noted: the request waits.
 	quiet bool
 	// waitable says that a refusal by a lock that may yet be narrowed is
@@ -91,10 +94,14 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 		}
 		var held *lockstate.HeldError
 		if !errors.As(err, &held) {
-			if refused(err) {
-				return fs.deny(r, err, nil)
+			if !refused(err) {
+				return statusOf(err)
 			}
-			return statusOf(err)
+			if status := fs.deny(r, err, nil); !fs.opts.Observe || r.forced {
+				return status
+			}
+			r.forced = true
+			continue
 		}
 		switch {
 		case held.Err == lockstate.ErrHeld && !fs.procs.Alive(held.Lock.Owner):
@@ -113,7 +120,10 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			}
 			continue
 		}
-		return fs.deny(r, err, held)
+		if status := fs.deny(r, err, held); !fs.opts.Observe || r.forced {
+			return status
+		}
+		r.forced = true
 	}
 }
 
@@ -167,7 +177,7 @@ func (fs *FS) awaitSettled(cancel <-chan struct{}, token uint64, d time.Duration
 
 // admit asks the table for a change. The caller ends the operation.
 func (r *request) admit(c lockstate.Change) (*lockstate.Op, error) {
-	c.Process, c.Who = r.proc, r.process
+	c.Process, c.Who, c.Force = r.proc, r.process, r.forced
 	return r.fs.table.Begin(c)
 }
 

@@ -170,7 +170,7 @@ func (s *Server) mount(o *Options) error {
 		MaxWrite:                 maxWrite,
 		MaxBackground:            64,
 		EnableAcl:                true,
-		EnableLocks:              true,
+		EnableLocks:              !o.NoLocking,
 		ExplicitDataCacheControl: true,
 		EnableSymlinkCaching:     true,
 		// The umask is the caller's and comes with the request.

@@ -19,6 +19,8 @@ type Options struct {
 	Candidates   []string      // added templates of candidates, as path.Match patterns (A9)
 	Depth        int           // directories nearer than this to the root are containers (C4); 0: 1
 	DenyUnlocked bool          // writing needs a lock (W4)
+	NoLocking    bool          // everything passes; nothing is a lock
+	Observe      bool          // everything passes; refusals are only noted
 	StateDir     string        // "": /var/lib/stagefs, for ordinary users below XDG_STATE_HOME (S1)
 	Strict       bool          // refuse to mount while there are ways under it (M5)
 	Compat       bool          // use only what Linux 5.10 offers
@@ -72,6 +74,9 @@ func (e *ServedError) Error() string {
 func (o *Options) Validate() error {
 	if o.Dir == "" {
 		return &OptionError{"directory", "", "is empty"}
+	}
+	if o.NoLocking && (o.Observe || o.DenyUnlocked) {
+		return &OptionError{"locking", "off", "leaves nothing to observe or to deny"}
 	}
 	if o.Depth < 0 {
 		return &OptionError{"depth", fmt.Sprint(o.Depth), "is below zero"}

@@ -14,7 +14,7 @@ import (
 // createCandidate serves the creation of a private candidate. It reports
 // whether it did.
 func (fs *FS) createCandidate(r *request, in *fuse.CreateIn, out *fuse.CreateOut) (done bool, status fuse.Status) {
-	if fs.isLockName(r.parent, r.name) || !fs.isCandidateName(r.name) {
+	if fs.opts.Observe || fs.isLockName(r.parent, r.name) || !fs.isCandidateName(r.name) {
 		return false, 0
 	}
 	fs.reapGoverning(r.parent.dir)

@@ -92,6 +92,12 @@ func (fs *FS) showLocks() []byte {
 	var b bytes.Buffer
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	l := fs.listing()
+	switch {
+	case fs.opts.NoLocking:
+		fmt.Fprintln(w, "# locking is disabled: nothing is enforced")
+	case fs.opts.Observe:
+		fmt.Fprintln(w, "# observing only: refusals are noted, not enforced")
+	}
 	fmt.Fprintln(w, "DIR\tKIND\tPROTOCOL\tTOKEN\tSINCE\tPID\tUID\tCOMMAND")
 	for _, r := range l.Locks {
 		dir := r.Dir

@@ -14,6 +14,9 @@ import (
 //	.lk12345hexhost        liblockfile: pid, time, host
 //	_xxx.xxxxxx.host       procmail: time and pid in its own digits, host
 func (fs *FS) isCandidateName(name string) bool {
+	if fs.opts.NoLocking {
+		return false
+	}
 	return isPythonName(name) || isLiblockfileName(name) || isProcmailName(name) ||
 		len(fs.opts.Candidates) > 0 && fs.matches(fs.opts.Candidates, name)
 }

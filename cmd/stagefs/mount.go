@@ -28,6 +28,8 @@ func (c *command) mountCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "candidate", Usage: "further `PATTERN` of the temporary files that lock by link(2), may be repeated"},
 			&cli.IntFlag{Name: "depth", Value: 1, Usage: "directories nearer than `N` levels to the root are containers"},
 			&cli.StringFlag{Name: "unlocked", Value: "allow", Usage: "`allow|deny`: whether paths without a lock may be written"},
+			&cli.StringFlag{Name: "enforce", Value: "all", Usage: "`all|observe`: whether refusals are carried out or only noted"},
+			&cli.BoolFlag{Name: "disable-locking", Usage: "pass everything through: nothing is a lock"},
 			&cli.StringFlag{Name: "state-dir", Usage: "`DIR` for what must outlive the daemon (default: /var/lib/stagefs, for ordinary users below XDG_STATE_HOME)"},
 			&cli.BoolFlag{Name: "strict", Usage: "refuse to start if someone can get under the mount already"},
 			&cli.DurationFlag{Name: "grace", Value: 5 * time.Second, Usage: "how long to wait for a busy mount at the end"},
@@ -88,6 +90,7 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 		LockNames:  ctx.StringSlice("lock-name"),
 		Candidates: ctx.StringSlice("candidate"),
 		Depth:      ctx.Int("depth"),
+		NoLocking:  ctx.Bool("disable-locking"),
 		Strict:     ctx.Bool("strict"),
 		Compat:     ctx.Bool("compat"),
 		Grace:      ctx.Duration("grace"),
@@ -100,6 +103,13 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 		o.DenyUnlocked = true
 	default:
 		return o, usagef("option --unlocked %s: want allow or deny", quote(v))
+	}
+	switch v := ctx.String("enforce"); v {
+	case "all":
+	case "observe":
+		o.Observe = true
+	default:
+		return o, usagef("option --enforce %s: want all or observe", quote(v))
 	}
 	if o.Grace <= 0 {
 		return o, usagef("option --grace %v: want more than 0", o.Grace)

@@ -39,9 +39,11 @@
 //
 // The kernel doesn't tell OFD locks from POSIX ones when it forwards them.
 // Therefore a circle of OFD owners in different processes is answered with
-// ErrDeadlock, where Linux lets them wait for ever. A circle in which one
-// process appears with two owners can't be a circle of POSIX owners, and waits.
-// Linux gives up looking after eleven steps; this table does not.
+// ErrDeadlock, where Linux lets them wait for ever, and Get names the process
+// that set an OFD lock, where Linux says -1. A circle in which one process
+// appears with two owners can't be a circle of POSIX owners, and waits.
+// Linux follows up to eleven waits, and so finds circles of up to twelve owners;
+// this table finds any.
 //
 // An owner's number may be used again for another open file description
 // before the first one's release has arrived. A lock therefore belongs to the

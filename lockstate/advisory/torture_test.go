@@ -146,9 +146,6 @@ func (w *world) step() bool {
 	n := w.rng.IntN(100)
 	switch {
 	case n == 0 && w.rng.IntN(4) == 0:
-		if w.sharesWait(p) {
-			return true
-		}
 		return w.kill(p)
 	case d == nil:
 		w.logf("open", p, slot, "")
@@ -206,20 +203,13 @@ func (w *world) close(p, slot int) {
 
 func owner(pid int) uint64 { return 1<<40 | uint64(pid) }
 
-// sharesWait reports whether the process waits for a flock lock through a
-// description that others have too. When it is killed while another thread of
-// it makes way, Linux may try the conversion once more, and drop their lock.
-func (w *world) sharesWait(p int) bool {
+// converting reports whether somebody waits for a flock lock through the
+// description. Its next attempt drops what others set through it meanwhile, and
+// when that is made is up to the kernel.
+func (w *world) converting(d *desc) bool {
 	for _, x := range w.waits {
-		if x.p != p || !x.lock.Flock {
-			continue
-		}
-		for q := range w.fds {
-			for _, d := range w.fds[q] {
-				if q != p && d.handle == x.lock.Handle {
-					return true
-				}
-			}
+		if x.lock.Flock && x.lock.Handle == d.handle {
+			return true
 		}
 	}
 	return false
@@ -332,6 +322,9 @@ func (w *world) lock(p, slot int, d *desc) bool {
 	op := []string{"posix", "posix", "ofd", "flock"}[w.rng.IntN(4)]
 	c, l := w.request(p, d, op)
 	c.Slot = slot
+	if op == "flock" && w.converting(d) {
+		return true
+	}
 	switch {
 	case w.rng.IntN(4) == 0:
 		c.Type = unix.F_UNLCK
@@ -440,16 +433,13 @@ func (w *world) compare(fresh *wait) bool {
 	return true
 }
 
-// tangled reports whether two waits of one owner, in two threads, were woken
+// tangled reports whether two waits of one owner, in two threads, ended
 // together: what the owner has now depends on which ran first.
 func (w *world) tangled(ended map[int]syscall.Errno) bool {
 	for a := range ended {
-		for b, y := range w.waits {
-			x := w.waits[a]
-			_, both := ended[b]
-			switch {
-			case a == b || x.lock.Flock != y.lock.Flock:
-			case x.lock.Flock && x.lock.Handle == y.lock.Handle, both && !x.lock.Flock && x.p == y.p:
+		for b := range ended {
+			x, y := w.waits[a], w.waits[b]
+			if a != b && x.p == y.p && !x.lock.Flock && !y.lock.Flock {
 				return true
 			}
 		}

@@ -31,7 +31,7 @@ _stagefs() {
 	'' | help)
 		mapfile -t COMPREPLY < <(compgen -W "$commands --help --version" -- "$cur")
 		return ;;
-	mount) options='--lock-name --candidate --depth --unlocked --state-dir --strict --grace --compat --debug --daemon --log' ;;
+	mount) options='--lock-name --candidate --depth --unlocked --enforce --disable-locking --state-dir --strict --grace --compat --debug --daemon --log' ;;
 	umount) options='--lazy' ;;
 	locks) options='--json --watch' ;;
 	break) options='--why' ;;
