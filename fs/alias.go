@@ -106,45 +106,31 @@ func (h *handle) path(fs *FS) string {
 }
 
 // hasInode reports whether a file has a name beneath a directory. It reads
-// directories only.
+// directories only, and has one open at a time, however deep they go.
 func (fs *FS) hasInode(dir string, key identity) (bool, error) {
-	fd, err := fs.openPath(dir)
-	if err == unix.ENOENT {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	return hasInode(fd, key)
-}
-
-// hasInode closes fd.
-func hasInode(fd int, key identity) (bool, error) {
-	var subdirs []string
-	found := false
-	err := eachEntry(fd, func(e dirEntry) bool {
-		if e.typ == unix.DT_DIR || e.typ == unix.DT_UNKNOWN {
-			subdirs = append(subdirs, e.name)
-		}
-		if e.ino == key.ino && e.typ != unix.DT_DIR {
-			var st unix.Statx_t
-			found = statAt(fd, e.name, &st) == nil && identityOf(&st) == key
-		}
-		return !found
-	})
-	defer unix.Close(fd)
-	if err != nil || found {
-		return found, err
-	}
-	for _, name := range subdirs {
-		sub, err := openAt(fd, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-		if err == unix.ENOTDIR || err == unix.ENOENT || err == unix.ELOOP {
+	for dirs := []string{dir}; len(dirs) > 0; {
+		dir = dirs[len(dirs)-1]
+		dirs = dirs[:len(dirs)-1]
+		fd, err := fs.openPath(dir)
+		if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
 			continue
 		}
 		if err != nil {
 			return false, err
 		}
-		if found, err = hasInode(sub, key); err != nil || found {
+		found := false
+		err = eachEntry(fd, func(e dirEntry) bool {
+			if e.typ == unix.DT_DIR || e.typ == unix.DT_UNKNOWN {
+				dirs = append(dirs, join(dir, e.name))
+			}
+			if e.ino == key.ino && e.typ != unix.DT_DIR {
+				var st unix.Statx_t
+				found = statAt(fd, e.name, &st) == nil && identityOf(&st) == key
+			}
+			return !found
+		})
+		unix.Close(fd)
+		if err != nil || found {
 			return found, err
 		}
 	}

@@ -173,15 +173,20 @@ func (fs *FS) noteCandidate(r *request, h *handle, key identity) {
 		return
 	}
 	c := &candidate{fs: fs, parent: r.parent, name: r.name, owner: p, key: key, fd: -1}
+	h.candidate.Store(fs.registerCandidate(c))
+}
+
+// registerCandidate registers an ordinary file as a candidate.
+func (fs *FS) registerCandidate(c *candidate) bool {
 	c.won.Store(true)
 	if !fs.cands.add(c) {
-		return
+		return false
 	}
-	if err := fs.watch(p); err != nil {
+	if err := fs.watch(c.owner); err != nil {
 		fs.cands.drop(c)
-		return
+		return false
 	}
-	h.candidate.Store(true)
+	return true
 }
 
 // reap removes the candidates of a dead process.

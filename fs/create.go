@@ -113,7 +113,7 @@ func (fs *FS) admitMaking(m *making) (finish func(made bool) bool, err error) {
 func (fs *FS) admitEntry(m *making) (finish func(made bool) bool, err error) {
 	r := m.r
 	if !fs.isLockName(m.parent, m.name) {
-		op, err := r.admit(lockstate.Change{Dirs: []*lockstate.Dir{m.parent.dir}, Quiet: m.quiet})
+		op, err := r.admit(lockstate.Change{Dirs: m.covered(fs), Quiet: m.quiet})
 		if err != nil {
 			return nil, err
 		}
@@ -123,6 +123,14 @@ func (fs *FS) admitEntry(m *making) (finish func(made bool) bool, err error) {
 	return fs.admitLock(r, lockstate.Request{
 		Dir: m.parent.dir, Kind: lockstate.Explicit, Protocol: m.protocol, File: m.name,
 	})
+}
+
+// covered returns the directories whose locks cover what m makes.
+func (m *making) covered(fs *FS) []*lockstate.Dir {
+	if m.r.op == "create" && fs.isSharedName(m.parent, m.name) {
+		return nil // W5
+	}
+	return []*lockstate.Dir{m.parent.dir}
 }
 
 // admitLock acquires the directory of a lock file that is about to be made.

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -201,7 +202,7 @@ func (fs *FS) discardEntry(name string, place func() (dir string, ok bool)) (*no
 	if err != nil {
 		return parent, err
 	}
-	err = removeTree(fd, name)
+	err = removeLockEntry(fd, name)
 	if err != nil || parent == nil {
 		v.spared()
 		return parent, err
@@ -210,8 +211,48 @@ func (fs *FS) discardEntry(name string, place func() (dir string, ok bool)) (*no
 	return parent, nil
 }
 
-// removeTree removes an entry, and what is in it if it is a directory, as the
-// lock of a MkdirLockFile is.
+// What a lock directory holds at the most, as that of a MkdirLockFile does: a
+// few files. More is content, which is never removed.
+const (
+	lockDirEntries = 256
+	lockDirDepth   = 4
+)
+
+// errNotLockDir: what was made under the name of a lock file is no lock file.
+var errNotLockDir = errors.New("holds more than a lock directory does; left alone")
+
+// removeLockEntry removes a lock file, or a lock directory with what is in it.
+func removeLockEntry(dir int, name string) error {
+	err := unix.Unlinkat(dir, name, 0)
+	if err != unix.EISDIR && err != unix.EPERM {
+		return err
+	}
+	left := lockDirEntries
+	if !smallTree(dir, name, lockDirDepth, &left) {
+		return errNotLockDir
+	}
+	return removeTree(dir, name)
+}
+
+func smallTree(dir int, name string, depth int, left *int) bool {
+	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil || depth == 0 {
+		if err == nil {
+			unix.Close(fd)
+		}
+		return false
+	}
+	defer unix.Close(fd)
+	small := true
+	err = eachEntry(fd, func(e dirEntry) bool {
+		*left--
+		small = *left >= 0 && (e.typ != unix.DT_DIR || smallTree(fd, e.name, depth-1, left))
+		return small
+	})
+	return err == nil && small
+}
+
+// removeTree removes an entry, and what is in it if it is a directory.
 func removeTree(dir int, name string) error {
 	err := unix.Unlinkat(dir, name, 0)
 	if err != unix.EISDIR && err != unix.EPERM {

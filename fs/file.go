@@ -163,7 +163,7 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, h *handle) error {
 			h.opener = r.process()
 		case writes(in.Flags):
 			h.lock, err = r.openForWrite(lockstate.Change{
-				Dirs: []*lockstate.Dir{r.parent.dir}, Quiet: candidate,
+				Dirs: m.covered(fs), Quiet: candidate,
 			}, r.name)
 		}
 		return err

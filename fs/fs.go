@@ -81,6 +81,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	}
 	fs.nodes = newNodeTable(table)
 	fs.nodes.drop = fs.dropNode
+	fs.nodes.shared = fs.isSharedName
 	fs.root = &node{
 		tab: fs.nodes, id: fuse.FUSE_ROOT_ID, key: identityOf(&st), typ: unix.S_IFDIR,
 		dir: table.Root(), fd: root, lookups: 1,
@@ -169,6 +170,12 @@ func (fs *FS) notifyEntry(parent *node, name string) {
 // The root has none: it is never locked (C4).
 func (fs *FS) isLockName(parent *node, name string) bool {
 	return parent != fs.root && !fs.opts.NoLocking && fs.matches(fs.opts.LockNames, name)
+}
+
+// isSharedName reports whether no lock covers a file of this name, although one
+// covers its directory (W5).
+func (fs *FS) isSharedName(parent *node, name string) bool {
+	return len(fs.opts.SharedNames) > 0 && fs.matches(fs.opts.SharedNames, name) && !fs.isLockName(parent, name)
 }
 
 func (fs *FS) matches(patterns []string, name string) bool {

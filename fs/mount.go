@@ -77,6 +77,10 @@ func Mount(o Options) (_ *Server, err error) {
 		s.warn("what is done through this is not seen: %s", w)
 	}
 
+	// Nobody gets at the backing through /proc/PID/fd.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return nil, err
+	}
 	unix.Umask(0) // modes come from the callers, with their umask applied
 	procs, err := procid.NewResolver(procid.Options{Compat: o.Compat})
 	if err != nil {

@@ -97,7 +97,7 @@ func checkMountpoint(o *Options) (string, error) {
 			}
 		}
 		if strings.HasPrefix(at+"/", dir+"/") {
-			return "", fmt.Errorf("%s: is inside %s; mount elsewhere, or over the directory itself: %w", at, dir, ErrMountpointBusy)
+			return "", fmt.Errorf("%s: %w", at, ErrInside)
 		}
 	}
 	return at, nil
@@ -227,15 +227,17 @@ func Unmount(mountpoint string, lazy bool) error {
 	if err != nil {
 		return err
 	}
-	mounts, err := Mounts()
+	mounts, err := readMounts()
 	if err != nil {
 		return err
 	}
-	found := false
+	found := ""
 	for _, m := range mounts {
-		found = found || m.Mountpoint == at
+		if m.point == at {
+			found = m.fstype // of several on the same point the last is on top
+		}
 	}
-	if !found {
+	if found != "fuse.stagefs" {
 		return fmt.Errorf("%s: %w", mountpoint, ErrNoMount)
 	}
 	return detach(at, lazy)

@@ -70,7 +70,9 @@ func (n *node) names() []link {
 // identity.
 type nodeTable struct {
 	table *lockstate.Table
-	drop  func(*node) // called without mu when a node is forgotten
+	drop  func(*node) // called with mu held when a node is forgotten
+	// shared reports whether locks do not cover a file under a name (W5).
+	shared func(parent *node, name string) bool
 
 	mu    sync.RWMutex
 	byID  map[uint64]*node
@@ -241,6 +243,9 @@ func (n *node) covering() (dirs []*lockstate.Dir, name string) {
 	for i, l := range n.links {
 		if i == 0 {
 			name = l.name
+		}
+		if n.tab.shared(l.parent, l.name) {
+			continue
 		}
 		if !slices.Contains(dirs, l.parent.dir) {
 			dirs = append(dirs, l.parent.dir)

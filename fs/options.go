@@ -16,6 +16,7 @@ type Options struct {
 	Dir          string        // the static directory
 	Mountpoint   string        // "": over Dir itself (M1)
 	LockNames    []string      // names of lock files, as path.Match patterns; nil: DefaultLockNames
+	SharedNames  []string      // names that everyone may make and change, as path.Match patterns (W5)
 	Candidates   []string      // added templates of candidates, as path.Match patterns (A9)
 	Depth        int           // directories nearer than this to the root are containers (C4); 0: 1
 	DenyUnlocked bool          // writing needs a lock (W4)
@@ -50,6 +51,7 @@ var (
 	ErrOnFuse         = errors.New("is on a FUSE file system, which cannot be a backing")
 	ErrReadOnly       = errors.New("is on a read-only file system")
 	ErrMountpointBusy = errors.New("is a mountpoint already")
+	ErrInside         = errors.New("is inside the static directory: mount elsewhere, or over the directory itself")
 	ErrStaleMount     = errors.New("is a dead mount")
 	ErrNoFuse         = errors.New("FUSE is not available")
 	ErrStrict         = errors.New("there are ways under the mount")
@@ -87,7 +89,7 @@ func (o *Options) Validate() error {
 	for _, l := range []struct {
 		option string
 		names  []string
-	}{{"lock name", o.LockNames}, {"candidate", o.Candidates}} {
+	}{{"lock name", o.LockNames}, {"shared name", o.SharedNames}, {"candidate", o.Candidates}} {
 		for _, n := range l.names {
 			if reason := badPattern(n); reason != "" {
 				return &OptionError{l.option, n, reason}

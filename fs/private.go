@@ -114,6 +114,11 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 		fs.fillEntry(r.header, out, c.node, &m.st, true)
 	}
 	fs.cands.drop(c)
+	if keep {
+		fs.registerCandidate(&candidate{
+			fs: fs, parent: c.parent, name: c.name, owner: c.owner, key: identityOf(&m.st), fd: -1,
+		})
+	}
 	return fuse.OK
 }
 

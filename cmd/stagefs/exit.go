@@ -76,6 +76,7 @@ func explain(err error) (status int, text string) {
 		{stagefs.ErrReadOnly, exitNoInput, "remount the filesystem read-write (mount -o remount,rw), or serve another directory"},
 		{stagefs.ErrStaleMount, exitCantCreate, "a dead mount is in the way; clear it with: stagefs umount MOUNTPOINT"},
 		{stagefs.ErrMountpointBusy, exitCantCreate, "something is mounted there; unmount it, or choose another mountpoint"},
+		{stagefs.ErrInside, exitUsage, "see: stagefs mount --help"},
 		{stagefs.ErrNoFuse, exitOS, "see: stagefs doctor"},
 		{stagefs.ErrStrict, exitHeld, "end what is named, or mount without --strict"},
 		{stagefs.ErrNoMount, exitUnavailable, "mount one with: stagefs mount DIR"},

@@ -25,6 +25,7 @@ func (c *command) mountCommand() *cli.Command {
 		ArgsUsage: "[options] DIR [MOUNTPOINT]",
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "lock-name", Usage: "`NAME` or pattern of lock files, may be repeated (default: devserver, devserver.lock)"},
+			&cli.StringSliceFlag{Name: "shared-name", Usage: "`NAME` or pattern of files that everyone may make and change in held directories, may be repeated"},
 			&cli.StringSliceFlag{Name: "candidate", Usage: "further `PATTERN` of the temporary files that lock by link(2), may be repeated"},
 			&cli.IntFlag{Name: "depth", Value: 1, Usage: "directories nearer than `N` levels to the root are containers"},
 			&cli.StringFlag{Name: "unlocked", Value: "allow", Usage: "`allow|deny`: whether paths without a lock may be written"},
@@ -87,15 +88,16 @@ func (c *command) mountAction(ctx *cli.Context) error {
 // daemon leaves the directory that it was started in.
 func mountOptions(ctx *cli.Context) (fs.Options, error) {
 	o := fs.Options{
-		LockNames:  ctx.StringSlice("lock-name"),
-		Candidates: ctx.StringSlice("candidate"),
-		Depth:      ctx.Int("depth"),
-		NoLocking:  ctx.Bool("disable-locking"),
-		Strict:     ctx.Bool("strict"),
-		Compat:     ctx.Bool("compat"),
-		Grace:      ctx.Duration("grace"),
-		Debug:      ctx.Bool("debug"),
-		Version:    versionText(),
+		LockNames:   ctx.StringSlice("lock-name"),
+		SharedNames: ctx.StringSlice("shared-name"),
+		Candidates:  ctx.StringSlice("candidate"),
+		Depth:       ctx.Int("depth"),
+		NoLocking:   ctx.Bool("disable-locking"),
+		Strict:      ctx.Bool("strict"),
+		Compat:      ctx.Bool("compat"),
+		Grace:       ctx.Duration("grace"),
+		Debug:       ctx.Bool("debug"),
+		Version:     versionText(),
 	}
 	switch v := ctx.String("unlocked"); v {
 	case "allow":

@@ -16,6 +16,9 @@ _stagefs() {
 	--unlocked)
 		mapfile -t COMPREPLY < <(compgen -W 'allow deny' -- "$cur")
 		return ;;
+	--enforce)
+		mapfile -t COMPREPLY < <(compgen -W 'all observe' -- "$cur")
+		return ;;
 	--state-dir)
 		compopt -o filenames
 		mapfile -t COMPREPLY < <(compgen -d -- "$cur")
@@ -31,7 +34,7 @@ _stagefs() {
 	'' | help)
 		mapfile -t COMPREPLY < <(compgen -W "$commands --help --version" -- "$cur")
 		return ;;
-	mount) options='--lock-name --candidate --depth --unlocked --enforce --disable-locking --state-dir --strict --grace --compat --debug --daemon --log' ;;
+	mount) options='--lock-name --shared-name --candidate --depth --unlocked --enforce --disable-locking --state-dir --strict --grace --compat --debug --daemon --log' ;;
 	umount) options='--lazy' ;;
 	locks) options='--json --watch' ;;
 	break) options='--why' ;;

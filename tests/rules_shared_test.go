@@ -1,0 +1,34 @@
+package tests
+
+import "testing"
+
+// W5: names that everyone may create and touch although the directory is held.
+func TestW5(t *testing.T) {
+	m := mount(t, "--shared-name", "staged.timestamp", "--shared-name", "*.seen")
+	openDir(t, m.Back("D"))
+	owner, other := agent(t), stranger(t)
+	owner.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	other.want("EBUSY", "creat", m.At("D/content"), "wronly,creat")
+
+	for _, name := range []string{"staged.timestamp", "rack7.seen"} {
+		path := m.At("D", name)
+		other.must("creat", path, "wronly,creat")
+		other.must("utimens", path)
+		other.must("open", "h", path, "wronly,trunc")
+		other.must("write", "h", "now\n")
+		// A handle on it stands in nobody's way.
+		owner.must("unlink", m.At("D/devserver"))
+		owner.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+		other.must("close", "h")
+		owner.must("utimens", path)
+		// It is still the holder's to remove, and not a way around the lock.
+		other.want("EBUSY", "unlink", path)
+		other.want("EBUSY", "rename", path, m.At("D/content"))
+		other.want("EBUSY", "link", path, m.At("D/content"))
+		other.want("EBUSY", "rename", m.At("D"), m.At("E"))
+	}
+	// What gets another name is content.
+	path := m.At("D/staged.timestamp")
+	owner.must("link", path, m.At("D/content"))
+	other.want("EBUSY", "open", "h", path, "wronly")
+}
