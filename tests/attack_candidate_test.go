@@ -1,0 +1,286 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"os"
+	"testing"
+)
+
+// TestAttackCandidateHandle attacks W3: the temporary file of a link(2)
+// protocol in a free directory stands in no acquisition's way (A9), and must
+// not be a way to write beneath the lock afterwards.
+func TestAttackCandidateHandle(t *testing.T) {
+	for _, how := range []string{"kept", "renamed", "linked"} {
+		t.Run(how, func(t *testing.T) {
+			m := mount(t)
+			openDir(t, m.Back("D"))
+			locker, b := agent(t), agent(t)
+			u := m.At("D", candidateName(t, b))
+			b.must("open", "h", u, "rdwr,creat,excl")
+			b.must("write", "h", "before")
+			mapped := b.Try("mmap", "m", "h") == "ok"
+			switch how {
+			case "renamed":
+				b.must("rename", u, m.At("D/data"))
+			case "linked":
+				b.must("link", u, m.At("D/data"))
+			}
+			if got := locker.Try("creat", m.At("D/devserver"), "wronly,creat,excl"); got != "ok" {
+				if got != "EEXIST" {
+					t.Errorf("acquire = %s, want ok or EEXIST", got)
+				}
+				return
+			}
+			before := digest(t, m.Back("D"))
+			attacks := [][]string{
+				{"pwrite", "h", "e", "4", "0"}, {"write", "h", "evil"}, {"ftruncate", "h", "1"}, {"fallocate", "h", "0", "0", "4096"},
+				{"copyrange", m.At(".stagefs/version"), "h"}, {"fchmod", "h", "0600"},
+			}
+			if mapped {
+				attacks = append(attacks, []string{"poke", "m", "evil"})
+			}
+			for _, c := range attacks {
+				got := b.Try(c...)
+				if after := digest(t, m.Back("D")); after != before {
+					t.Fatalf("%v = %s, and changed beneath D:\n%s", c, got, diff(before, after))
+				}
+			}
+		})
+	}
+}
+
+// TestAttackCandidateWins attacks W3 with a private candidate that is kept open,
+// wins, and loses the lock again.
+func TestAttackCandidateWins(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	first, b := agent(t), agent(t)
+	first.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	u := m.At("D", candidateName(t, b))
+	b.must("open", "h", u, "rdwr,creat,excl")
+	b.must("write", "h", "pid")
+	first.must("unlink", m.At("D/devserver"))
+	b.must("link", u, m.At("D/devserver"))
+	for _, c := range [][]string{
+		{"write", "h", "!"}, {"pread", "h", "4", "0"}, {"ftruncate", "h", "2"}, {"fchmod", "h", "0666"}, {"seek", "h", "data", "0"},
+	} {
+		b.want("ok", c...)
+	}
+	if got, err := os.ReadFile(m.Back("D/devserver")); string(got) != "pi" {
+		t.Errorf("the lock file has %q, %v, want %q", got, err, "pi")
+	}
+	b.must("unlink", m.At("D/devserver"))
+	if got := first.Try("creat", m.At("D/devserver"), "wronly,creat,excl"); got == "EEXIST" {
+		return // b's handle is in the way: fine (C3d)
+	} else if got != "ok" {
+		t.Errorf("acquire = %s", got)
+	}
+	before := digest(t, m.Back("D"))
+	for _, c := range [][]string{{"write", "h", "evil"}, {"ftruncate", "h", "1"}, {"fchmod", "h", "0600"}} {
+		got := b.Try(c...)
+		if after := digest(t, m.Back("D")); after != before {
+			t.Fatalf("%v = %s, and changed beneath D:\n%s", c, got, diff(before, after))
+		}
+	}
+}
+
+// TestAttackCandidateSeen attacks A9: strangers look for the candidate all the
+// time, which must not take it from its creator. It is moved to no other name,
+// and never reaches the backing.
+func TestAttackCandidateSeen(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	locker, b, c := agent(t), agent(t), agent(t)
+	locker.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	u := m.At("D", candidateName(t, b))
+	s := c.storm([]string{"stat", u}, []string{"creat", u, "rdwr"}, []string{"unlink", u})
+	before := digest(t, m.Back("D"))
+	for range 150 {
+		b.must("creat", u, "wronly,creat,excl")
+		await(t, 2, s)
+		b.must("put", u, "pid", "")
+		b.must("stat", u)
+		b.want("EEXIST", "link", u, m.At("D/devserver"))
+		b.want("EBUSY", "rename", u, m.At("D/other"))
+		b.want("EBUSY", "link", u, m.At("D/other"))
+		b.want("EBUSY", "link", u, m.At("other"))
+		b.must("unlink", u)
+		b.want("ENOENT", "stat", u)
+	}
+	for what, n := range s.over() {
+		if !oneOf(what, "stat ENOENT|creat ENOENT|unlink ENOENT|unlink EBUSY") {
+			t.Errorf("a stranger's %s: %d times", what, n)
+		}
+	}
+	if after := digest(t, m.Back("D")); after != before {
+		t.Errorf("changed beneath D:\n%s", diff(before, after))
+	}
+}
+
+// TestAttackCandidateSquatted attacks A9: a stranger makes one of that name first.
+func TestAttackCandidateSquatted(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	locker, b, c := agent(t), agent(t), agent(t)
+	locker.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	u := m.At("D", candidateName(t, b))
+	c.Try("put", u, "squatter", "creat,excl")
+	b.must("put", u, "mine", "creat,excl")
+	if got := b.Get("read", u); got != "mine" {
+		t.Errorf("b reads %q of its own candidate", got)
+	}
+	locker.must("unlink", m.At("D/devserver"))
+	b.must("link", u, m.At("D/devserver"))
+	if got, err := os.ReadFile(m.Back("D/devserver")); string(got) != "mine" {
+		t.Errorf("the lock file has %q, %v", got, err)
+	}
+}
+
+// TestAttackCandidateOfOthers attacks W1 and A9: another one's lock file, or a
+// file of a holder that looks like a candidate, is nobody else's to link.
+func TestAttackCandidateOfOthers(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	openDir(t, m.Back("E"))
+	holder, b := agent(t), agent(t)
+	holder.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	u := candidateName(t, holder)
+	holder.must("put", m.At("D", u), "pid", "creat")
+	before := digest(t, m.Back("D"))
+	for _, src := range []string{"devserver", u} {
+		for _, dst := range []string{"E/devserver", "E/" + u, "E/x", "D/devserver.lock"} {
+			b.want("EBUSY|EEXIST", "link", m.At("D", src), m.At(dst))
+			b.want("EBUSY|EEXIST", "rename", m.At("D", src), m.At(dst))
+		}
+		b.want("EBUSY", "unlink", m.At("D", src))
+		b.want("EBUSY", "put", m.At("D", src), "x", "")
+	}
+	if after := digest(t, m.Back("D")); after != before {
+		t.Errorf("changed beneath D:\n%s", diff(before, after))
+	}
+	m.wantFree("E")
+}
+
+// TestAttackCandidateReplaced attacks R4's clean-up: what somebody else has put
+// in the place of a dead process's candidate stays.
+func TestAttackCandidateReplaced(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	for i, how := range []string{"rename", "unlink", "exchange"} {
+		a, b := agent(t), agent(t)
+		u, data := m.At("D", candidateName(t, a)), m.At(fmt.Sprint("D/data", i))
+		a.must("creat", u, "wronly,creat,excl")
+		b.must("put", data, "precious", "creat")
+		switch how {
+		case "rename":
+			b.must("rename", data, u)
+		case "unlink":
+			b.must("unlink", u)
+			b.must("rename", data, u)
+		case "exchange":
+			b.must("rename", data, u, "exchange")
+		}
+		a.Kill()
+		b.must("mkdir", m.At(fmt.Sprint("then", i))) // the news of the death is old
+		eventually(t, "a's end is known", func() bool { return m.gauge("stagefs_locks") > i })
+		if got, err := os.ReadFile(m.Back("D", candidateName(t, a))); string(got) != "precious" {
+			t.Errorf("%s: what took the candidate's name has %q, %v", how, got, err)
+		}
+	}
+}
+
+// TestAttackUnlockedDeny attacks W4: where writing needs a lock, the protocols
+// that make a temporary file first get one.
+func TestAttackUnlockedDeny(t *testing.T) {
+	m := mount(t, "--unlocked", "deny")
+	openDir(t, m.Back("D"))
+	b := agent(t)
+	u := m.At("D", candidateName(t, b))
+	b.want("EBUSY", "creat", m.At("D/x"), "wronly,creat")
+	b.must("creat", u, "wronly,creat,excl")
+	b.must("link", u, m.At("D/devserver"))
+	b.must("unlink", u)
+	b.must("put", m.At("D/x"), "x", "creat")
+	b.must("unlink", m.At("D/devserver"))
+	b.want("EBUSY", "put", m.At("D/x"), "y", "")
+}
+
+// TestAttackControlHandles attacks W1 through the control directory: its
+// descriptors are nobody's file, however many are opened.
+func TestAttackControlHandles(t *testing.T) {
+	m := mount(t)
+	holder, b := agent(t), stranger(t)
+	holder.must("mkdir", m.At("D"))
+	holder.must("open", "h", m.At("D/f"), "rdwr,creat")
+	holder.must("pwrite", "h", "a", "8192", "0")
+	openFile(t, m.Back("mine"), "evil")
+	before := digest(t, m.Back("D"))
+	ctl := m.control("ctl")
+	s := b.storm(
+		[]string{"open", "c", ctl, "rdwr"}, []string{"fallocate", "c", "3", "0", "4096"}, []string{"copyrange", m.At("mine"), "c"},
+		[]string{"ftruncate", "c", "1"}, []string{"seek", "c", "hole", "0"}, []string{"close", "c"},
+	)
+	await(t, 6*1300, s)
+	s.over()
+	if after := digest(t, m.Back("D")); after != before {
+		t.Errorf("changed beneath D:\n%s", diff(before, after))
+	}
+}
+
+// TestAttackLinkedLocks attacks liveness: files with several names become lock
+// files while others do the same elsewhere.
+func TestAttackLinkedLocks(t *testing.T) {
+	m := mount(t)
+	var storms []*storm
+	for _, d := range []string{"D", "E"} {
+		openDir(t, m.Back(d))
+		openFile(t, m.Back(d, "a"), "x")
+		mustDo(t, os.Link(m.Back(d, "a"), m.Back(d, "b")))
+		mustDo(t, os.Link(m.Back(d, "a"), m.Back(d, "c")))
+	}
+	for i, d := range []string{"D", "E", "D", "E"} {
+		other := []string{"E", "D", "E", "D"}[i]
+		storms = append(storms, agent(t).storm(
+			[]string{"link", m.At(d, "a"), m.At(d, "devserver")}, []string{"unlink", m.At(d, "devserver")},
+			[]string{"link", m.At(d, "b"), m.At(other, "devserver")}, []string{"unlink", m.At(other, "devserver")},
+			[]string{"rename", m.At(d, "c"), m.At(d, "devserver.lock")}, []string{"rename", m.At(d, "devserver.lock"), m.At(d, "c")},
+			[]string{"truncate", m.At(d, "a"), "1"},
+		))
+	}
+	await(t, 700, storms...)
+	got := 0
+	for _, s := range storms {
+		got += s.over()["link ok"]
+	}
+	if got == 0 {
+		t.Error("nobody ever got a lock")
+	}
+}
+
+// TestAttackCandidateLeft attacks R4: who won with a private candidate is
+// killed before it removes the candidate's own name. Neither name is left.
+func TestAttackCandidateLeft(t *testing.T) {
+	m := mount(t)
+	for _, waits := range []bool{false, true} {
+		dir := fmt.Sprint("D-", waits)
+		openDir(t, m.Back(dir))
+		first, b, next := agent(t), agent(t), agent(t)
+		u := m.At(dir, candidateName(t, b))
+		if waits {
+			first.must("creat", m.At(dir, "devserver"), "wronly,creat,excl")
+		}
+		b.must("put", u, "pid", "creat,excl")
+		if waits {
+			first.must("unlink", m.At(dir, "devserver"))
+		}
+		b.must("link", u, m.At(dir, "devserver"))
+		b.Kill()
+		next.want("ok", "creat", m.At(dir, "devserver"), "wronly,creat,excl")
+		eventually(t, "the dead one's candidate is gone", func() bool {
+			rest, err := os.ReadDir(m.Back(dir))
+			return err == nil && len(rest) == 1
+		})
+	}
+}

@@ -1,0 +1,229 @@
+//go:build linux
+
+package tests
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestAttackDescriptorExclusion attacks A4 and C3a: lockers race by flock(2) and
+// fcntl(2), on one lock file or two, and by mkdir of another lock name. The
+// witness is a directory outside of the mount.
+func TestAttackDescriptorExclusion(t *testing.T) {
+	m := mount(t)
+	type locker struct{ name, file, how string }
+	all := []locker{{"flock", "devserver", "flock"}, {"fcntl", "devserver", "setlk"}, {"flock2", "devserver.lock", "flock"}, {"create", "devserver.lock", ""}}
+	for i, p := range all {
+		for _, q := range all[i:] {
+			if p.how == "" || p.file == q.file && (p.how == "") != (q.how == "") {
+				continue // where the lock file stays, who makes one never gets it
+			}
+			t.Run(p.name+"+"+q.name, func(t *testing.T) {
+				dir := "fd-" + p.name + "-" + q.name
+				openDir(t, m.Back(dir))
+				witness := filepath.Join(tempDir(t), "held")
+				agents := []*Agent{agent(t), agent(t)}
+				won := make([]int, 2)
+				odd := make(chan string, 1000)
+				done := make(chan bool)
+				for n, l := range []locker{p, q} {
+					go func() {
+						defer func() { done <- true }()
+						a, file := agents[n], m.At(dir, l.file)
+						try := func() string {
+							if l.how == "" {
+								return a.Try("creat", file, "wronly,creat,excl")
+							}
+							if got := a.Try("open", "h", file, "rdwr,creat,trunc"); got != "ok" {
+								return "open " + got
+							}
+							got := a.Try(l.how, "h", "wr")
+							if got != "ok" {
+								a.Try("close", "h")
+							}
+							return got
+						}
+						for end := seconds(0.3); time.Now().Before(end) || won[n] == 0 && time.Now().Before(end.Add(patience)); {
+							if got := try(); oneOf(got, "EAGAIN|EEXIST") {
+								continue
+							} else if got != "ok" {
+								odd <- l.name + " = " + got
+								continue
+							}
+							won[n]++
+							if err := os.Mkdir(witness, 0o700); err != nil {
+								odd <- fmt.Sprintf("%s has it while the other one has it: %v", l.name, err)
+							}
+							if got := a.Try("put", m.At(dir, "content"), l.name, "creat,trunc"); got != "ok" {
+								odd <- "the owner's write = " + got
+							}
+							os.Remove(witness)
+							if l.how == "" {
+								a.must("unlink", file)
+							} else {
+								a.must("close", "h")
+							}
+						}
+					}()
+				}
+				<-done
+				<-done
+				close(odd)
+				for o := range odd {
+					t.Error(o)
+				}
+				if won[0] == 0 || won[1] == 0 {
+					t.Errorf("acquisitions: %v; one never got it", won)
+				}
+				m.awaitFree(dir)
+			})
+		}
+	}
+}
+
+// TestAttackDescriptorInFlight attacks W3 and A10: strangers truncate, write and
+// lock the lock file, and work in D, while another process locks it by flock(2).
+func TestAttackDescriptorInFlight(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	openFile(t, m.Back("D/devserver"), "nobody")
+	openFile(t, m.Back("D/file"), "content")
+	locker, b, c := agent(t), stranger(t), agent(t)
+	lock, at := m.At("D/devserver"), m.At("D")
+	storms := []*storm{
+		b.storm([]string{"open", "h", lock, "wronly,trunc"}, []string{"pwrite", "h", "x", "3", "0"}, []string{"ftruncate", "h", "2"}, []string{"close", "h"},
+			[]string{"put", at + "/file", "evil", "trunc"}, []string{"creat", at + "/n", "wronly,creat"}, []string{"unlink", at + "/n"}),
+		c.storm([]string{"open", "h", lock, "rdwr,trunc"}, []string{"write", "h", "evil"}, []string{"fallocate", "h", "0", "0", "9"}, []string{"close", "h"},
+			[]string{"truncate", lock, "1"}, []string{"utimens", lock, "1"}, []string{"chmod", lock, "0666"}),
+	}
+	won := 0
+	for end := seconds(2); time.Now().Before(end) || won < 3; {
+		locker.must("open", "h", lock, "rdwr")
+		if got := locker.Try("flock", "h"); got != "ok" {
+			if got != "EAGAIN" {
+				t.Errorf("flock = %s", got)
+			}
+			locker.must("close", "h")
+			continue
+		}
+		won++
+		still(t, m, "D", "beneath a flock", 12, storms...)
+		locker.must("ftruncate", "h", "0")
+		locker.must("pwrite", "h", "p", "4", "0")
+		still(t, m, "D", "beneath a flock, with a pid in it", 12, storms...)
+		locker.must("close", "h")
+		if t.Failed() {
+			return
+		}
+		await(t, 12, storms...)
+	}
+	t.Logf("%d acquisitions; rivals: %v %v", won, storms[0].over(), storms[1].over())
+}
+
+// TestAttackDescriptorKill attacks R4: a script that holds by flock(1) is killed
+// with -9, and with it all that it started. The next one gets it at once, also
+// one that waits.
+func TestAttackDescriptorKill(t *testing.T) {
+	need(t, "root", "fuse", "flock")
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	rival := agent(t)
+	for i := range 30 {
+		cmd := exec.Command("/bin/sh", "-c", `exec 9>D/devserver; flock 9 || exit; echo; sleep 60`)
+		cmd.Dir = m.Path
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		out, err := cmd.StdoutPipe()
+		mustDo(t, err)
+		mustDo(t, cmd.Start())
+		_, err = bufio.NewReader(out).ReadString('\n')
+		mustDo(t, err)
+		m.wantOwner("D", cmd.Process.Pid)
+		rival.must("open", "h", m.At("D/devserver"), "rdwr,creat,trunc")
+		rival.want("EAGAIN", "flock", "h")
+		rival.want("EBUSY", "write", "h", "x")
+		rival.want("EBUSY", "creat", m.At("D/x"), "wronly,creat")
+		var waiter *Proc
+		if i%2 == 1 {
+			waiter = startCmd(t, exec.Command("flock", m.At("D/devserver"), "true"))
+			eventually(t, "it waits", func() bool { return len(m.Listing().Waiters) == 1 })
+		}
+		mustDo(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL))
+		cmd.Wait()
+		if waiter != nil {
+			if r := waiter.Wait(); r.Status != 0 {
+				t.Fatalf("who waited: %v", r)
+			}
+			m.awaitFree("D")
+		}
+		got := rival.Try("flock", "h")
+		for try := 0; got == "EAGAIN" && try < 3; try++ {
+			time.Sleep(3 * time.Millisecond) // R4: within 10 ms
+			got = rival.Try("flock", "h")
+		}
+		if got != "ok" {
+			t.Fatalf("the next one's flock = %s", got)
+		}
+		rival.must("creat", m.At("D/x"), "wronly,creat")
+		rival.must("close", "h")
+		rival.must("unlink", m.At("D/x"))
+		m.awaitFree("D")
+	}
+}
+
+// TestAttackWaitersKilled attacks A8: those who wait are killed or get signals,
+// and the others go on waiting, in order; nobody hangs.
+func TestAttackWaitersKilled(t *testing.T) {
+	need(t, "root", "fuse", "flock")
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	openFile(t, m.Back("D/devserver"), "")
+	owner := agent(t)
+	owner.must("open", "h", m.At("D/devserver"), "rdwr")
+	owner.must("flock", "h")
+	order := filepath.Join(tempDir(t), "order")
+	var waiters []*Proc
+	for i := range 40 {
+		waiters = append(waiters, startCmd(t, exec.Command("flock", m.At("D/devserver"), "sh", "-c", fmt.Sprintf("echo %d >>%s", i, order))))
+		eventually(t, "it waits", func() bool { return len(m.Listing().Waiters) == i+1 })
+	}
+	want := ""
+	for i, w := range waiters {
+		switch i % 4 {
+		case 1:
+			w.Kill()
+		case 2:
+			syscall.Kill(w.Pid(), syscall.SIGTERM)
+			w.Wait()
+		case 3:
+			syscall.Kill(w.Pid(), syscall.SIGSTOP)
+			syscall.Kill(w.Pid(), syscall.SIGCONT)
+			fallthrough
+		default:
+			want += itoa(i) + "\n"
+		}
+	}
+	owner.must("close", "h")
+	for i, w := range waiters {
+		if i%4 == 0 || i%4 == 3 {
+			if r := w.Wait(); r.Status != 0 {
+				t.Errorf("waiter %d: %v", i, r)
+			}
+		}
+	}
+	got, err := os.ReadFile(order)
+	mustDo(t, err)
+	if string(got) != want {
+		t.Errorf("they got it in the order %q, want %q", got, want)
+	}
+	m.awaitFree("D")
+	if w := m.Listing().Waiters; len(w) != 0 {
+		t.Errorf("left: %+v", w)
+	}
+}

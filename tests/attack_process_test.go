@@ -1,0 +1,487 @@
+//go:build linux
+
+package tests
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestAttackKillOwner attacks R4: an owner is killed with -9 in all kinds of
+// locks. When it has been waited for, the next one gets the lock at its first
+// try, and nothing of the dead one is left.
+func TestAttackKillOwner(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	rival := agent(t)
+	scripts := map[string]string{
+		"create":  `set -C; : >D/devserver`,
+		"mkdir":   `mkdir D/devserver`,
+		"symlink": `ln -s x D/devserver`,
+		"link":    `: >tmp$$; ln tmp$$ D/devserver`,
+		"rename":  `: >tmp$$; mv -T tmp$$ D/devserver`,
+	}
+	for _, name := range []string{"create", "mkdir", "symlink", "link", "rename"} {
+		for i := range 25 {
+			// The tools exit with 0, so that the lock passes to the shell (R5).
+			script := scripts[name] + `; echo; sleep 60`
+			cmd := exec.Command("/bin/sh", "-c", script)
+			cmd.Dir = m.Path
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+			out, err := cmd.StdoutPipe()
+			mustDo(t, err)
+			mustDo(t, cmd.Start())
+			_, err = bufio.NewReader(out).ReadString('\n')
+			mustDo(t, err)
+			rival.want("EEXIST", "creat", m.At("D/devserver"), "wronly,creat,excl")
+			if i%2 == 0 {
+				syscall.Kill(-cmd.Process.Pid, syscall.SIGSTOP) // a stopped one holds, too
+				rival.want("EBUSY", "creat", m.At("D/x"), "wronly,creat")
+			}
+			mustDo(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL))
+			cmd.Wait()
+			if got := rival.Try("creat", m.At("D/devserver"), "wronly,creat,excl"); got != "ok" {
+				t.Fatalf("%s: the next one's create = %s", name, got)
+			}
+			rival.must("creat", m.At("D/x"), "wronly,creat,trunc")
+			rival.must("unlink", m.At("D/devserver"))
+		}
+	}
+	m.wantFree("D")
+}
+
+// TestAttackKillRace attacks R4 and C3a: a rival tries without a pause while the
+// owner is killed. Once it has the lock, the owner is dead.
+func TestAttackKillRace(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	rival := agent(t)
+	for i := range 40 {
+		owner := agent(t)
+		how := []string{"create", "mkdir", "link", "rename"}[i%4]
+		for _, p := range protocols() {
+			if p.name == how && p.take(owner, m.At("D"), itoa(i)) != "ok" {
+				t.Fatal("the owner didn't get a free directory")
+			}
+		}
+		done := make(chan bool)
+		go func() { syscall.Kill(owner.Pid, syscall.SIGKILL); close(done) }()
+		tries := 0
+		for ; rival.Try("creat", m.At("D/devserver"), "wronly,creat,excl") != "ok"; tries++ {
+			if tries > 20000 {
+				t.Fatal("the dead owner's lock stays")
+			}
+		}
+		if running(owner.Pid) {
+			t.Errorf("the rival has the lock while the owner (pid %d) lives", owner.Pid)
+		}
+		<-done
+		m.wantOwner("D", rival.Pid)
+		rival.must("unlink", m.At("D/devserver"))
+	}
+}
+
+// TestAttackHandover attacks R5: mkdir(1) in a shell, and at once a write of the
+// shell itself, which is never refused; a rival never gets in between.
+func TestAttackHandover(t *testing.T) {
+	m := mount(t)
+	b, c := agent(t), stranger(t)
+	storms := []*storm{
+		b.storm([]string{"creat", m.At("D/rival"), "wronly,creat"}, []string{"creat", m.At("D/devserver"), "wronly,creat,excl"}, []string{"rename", m.At("D"), m.At("E")}),
+		c.storm([]string{"mkdir", m.At("D/rival")}, []string{"creat", m.At("D/devserver"), "wronly,creat"}, []string{"chmod", m.At("D"), "0777"}),
+	}
+	script := `i=0; while [ $i -lt 400 ]; do
+		i=$((i+1))
+		mkdir -m 777 D || { echo "$i: mkdir refused"; continue; }
+		: >D/a || echo "$i: the write after mkdir was refused"
+		set -- D/*
+		[ "$*" = D/a ] || echo "$i: found $*"
+		rm -r D || echo "$i: rm refused"
+	done`
+	if r := sh(t, m.Path, script); r.Status != 0 || r.Out != "" {
+		t.Errorf("the script: %v", r)
+	}
+	for _, s := range storms {
+		for what, n := range s.over() {
+			if strings.HasSuffix(what, " ok") {
+				t.Errorf("a rival's %s: %d times", what, n)
+			}
+		}
+	}
+	// And with a lock file that a tool makes.
+	openDir(t, m.Back("F"))
+	script = `i=0; while [ $i -lt 150 ]; do
+		i=$((i+1))
+		ln -s x F/devserver 2>/dev/null || continue
+		: >F/a || echo "$i: the write after ln was refused"
+		rm F/a F/devserver || echo "$i: rm refused"
+	done`
+	racers := []*Proc{}
+	for range 2 {
+		cmd := exec.Command("/bin/sh", "-c", script)
+		cmd.Dir = m.Path
+		racers = append(racers, startCmd(t, cmd))
+	}
+	for _, p := range racers {
+		if r := p.Wait(); r.Status != 0 || r.Out != "" {
+			t.Errorf("two scripts at once: %v", r)
+		}
+	}
+	m.awaitFree("F")
+}
+
+// TestAttackPidReuse attacks H1: a process that gets the pid of one that held
+// the directory a moment ago.
+func TestAttackPidReuse(t *testing.T) {
+	need(t, "root", "fuse")
+	if f, err := os.OpenFile("/proc/sys/kernel/ns_last_pid", os.O_WRONLY, 0); err != nil {
+		t.Skip(err)
+	} else {
+		f.Close()
+	}
+	m := mount(t)
+	owner := agent(t)
+	owner.must("mkdir", m.At("D"))
+	hit := 0
+	for try := 0; try < 60 && hit < 5; try++ {
+		// A descendant holds (H2), is known to the daemon, and ends.
+		got := owner.Get("sh", ": >"+m.At("D/child")+"; echo $$")
+		pid := atoi(strings.Fields(got)[1])
+		// Start times have ticks of 10 ms: nobody's pid comes round as fast
+		// as that by itself.
+		time.Sleep(20 * time.Millisecond)
+		out, _ := exec.Command("/bin/sh", "-c", `echo $1 >/proc/sys/kernel/ns_last_pid; /bin/sh -c 'echo $$; : >"$1"' sh "$2"; exit 1`,
+			"sh", itoa(pid-1), m.At("D/stranger")).Output()
+		if atoi(strings.TrimSpace(string(out))) != pid {
+			continue
+		}
+		hit++
+		if _, err := os.Lstat(m.Back("D/stranger")); err == nil {
+			t.Fatalf("a stranger with the pid %d of a dead holder wrote beneath D", pid)
+		}
+	}
+	t.Logf("%d pids used again", hit)
+	if hit == 0 {
+		t.Skip("no pid could be had again")
+	}
+}
+
+// threads is a program that acquires on a thread, lets its first thread end,
+// writes from another, and replaces itself from a thread that is not the first.
+const threads = `
+import ctypes, os, sys, threading, time
+d, how = sys.argv[1], sys.argv[2]
+libc = ctypes.CDLL(None)
+def say(s): os.write(1, (s + "\n").encode())
+def lock(): os.close(os.open(d + "/devserver", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+def write(name): os.close(os.open(d + "/" + name, os.O_CREAT | os.O_WRONLY))
+if how == "again":
+    write("after-exec")
+    say("replaced")
+    sys.stdin.readline()
+    os._exit(3)
+def first():
+    t = threading.Thread(target=lock); t.start(); t.join()
+    write("main")
+    say("locked")
+def second():
+    sys.stdin.readline()
+    write("second")
+    if how == "exec":
+        os.execv(sys.executable, [sys.executable, sys.argv[0], d, "again"])
+    say("written")
+    sys.stdin.readline()
+    os._exit(3)
+first()
+threading.Thread(target=second).start()
+if how == "leader":
+    libc.syscall({'x86_64': 60}.get(os.uname().machine, 93), 0) # exit(2) of this thread alone
+time.sleep(100)
+`
+
+// TestAttackThreads attacks H1 and R4: the thread that acquired is gone, the
+// first thread is gone, another one replaces the program. The process holds
+// until all of it has ended.
+func TestAttackThreads(t *testing.T) {
+	need(t, "root", "fuse", "/usr/bin/python3")
+	m := mount(t)
+	prog := filepath.Join(tempDir(t), "threads.py")
+	mustDo(t, os.WriteFile(prog, []byte(threads), 0o644))
+	for _, how := range []string{"plain", "leader", "exec"} {
+		t.Run(how, func(t *testing.T) {
+			openDir(t, m.Back(how))
+			rival := agent(t)
+			cmd := exec.Command("/usr/bin/python3", prog, m.At(how), how)
+			in, err := cmd.StdinPipe()
+			mustDo(t, err)
+			pipe, err := cmd.StdoutPipe()
+			mustDo(t, err)
+			cmd.Stderr = os.Stderr
+			mustDo(t, cmd.Start())
+			defer cmd.Process.Kill()
+			out := bufio.NewReader(pipe)
+			hear := func(want string) {
+				t.Helper()
+				if got, _ := out.ReadString('\n'); got != want+"\n" {
+					t.Fatalf("it says %q, want %q", got, want)
+				}
+			}
+			hear("locked")
+			refused := func() {
+				t.Helper()
+				rival.want("EEXIST", "creat", m.At(how, "devserver"), "wronly,creat,excl")
+				rival.want("EBUSY", "creat", m.At(how, "x"), "wronly,creat")
+				m.wantOwner(how, cmd.Process.Pid)
+			}
+			if how == "leader" {
+				eventually(t, "the first thread is a zombie", func() bool {
+					stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+					return strings.Contains(string(stat), ") Z ")
+				})
+			}
+			refused()
+			fmt.Fprintln(in)
+			if how == "exec" {
+				hear("replaced")
+			} else {
+				hear("written")
+			}
+			refused()
+			fmt.Fprintln(in)
+			cmd.Wait()
+			rival.want("ok", "creat", m.At(how, "devserver"), "wronly,creat,excl")
+		})
+	}
+}
+
+// TestAttackCrowd attacks C3a and liveness: 300 rivals on one directory.
+func TestAttackCrowd(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	witness := tempDir(t)
+	script := `set -C
+		if : >D/devserver; then
+			mkdir "$1/held" || echo two at once
+			: >"D/f$$" || echo refused
+			rm "D/f$$"
+			rmdir "$1/held"
+			rm D/devserver || echo no release
+			echo won
+		fi 2>/dev/null`
+	crowd := make([]*Proc, 300)
+	for i := range crowd {
+		cmd := exec.Command("/bin/sh", "-c", script, "sh", witness)
+		cmd.Dir = m.Path
+		crowd[i] = startCmd(t, cmd)
+	}
+	won := 0
+	for _, p := range crowd {
+		switch r := p.Wait(); r.Out {
+		case "won\n":
+			won++
+		case "":
+		default:
+			t.Errorf("a rival: %v", r)
+		}
+	}
+	t.Logf("%d of %d got it", won, len(crowd))
+	if won == 0 {
+		t.Error("nobody got it")
+	}
+	m.awaitFree("D")
+	if rest, _ := os.ReadDir(m.Back("D")); len(rest) != 0 {
+		t.Errorf("left: %v", rest)
+	}
+}
+
+// TestAttackHeldBack attacks A12: stagers of siblings that are held back get
+// signals, or are killed. They do not hang, and the owner is not kept from its
+// lock file.
+func TestAttackHeldBack(t *testing.T) {
+	m := mount(t)
+	for i := range 6 {
+		board := fmt.Sprint("board", i)
+		owner, rival := agent(t), agent(t)
+		owner.must("mkdir", m.At(board))
+		owner.must("mkdir", m.At(board, "v1"))
+		answer := rival.Start("mkdir", m.At(board, "v2"))
+		switch i % 3 {
+		case 0: // released by the lock file
+			owner.must("creat", m.At(board, "v1/devserver"), "wronly,creat,excl")
+			if got := answer(); got != "ok" {
+				t.Errorf("the sibling's mkdir = %s", got)
+			}
+			m.wantOwner(filepath.Join(board, "v1"), owner.Pid)
+			m.wantOwner(filepath.Join(board, "v2"), rival.Pid)
+		case 1: // signals
+			for range 20 {
+				syscall.Kill(rival.Pid, syscall.SIGURG)
+				syscall.Kill(rival.Pid, syscall.SIGWINCH)
+			}
+			if got := answer(); !oneOf(got, "EINTR|EBUSY|ok") {
+				t.Errorf("mkdir with signals = %s", got)
+			}
+			owner.must("creat", m.At(board, "v1/devserver"), "wronly,creat,excl")
+		case 2: // killed
+			time.Sleep(5 * time.Millisecond)
+			rival.Kill()
+			owner.must("creat", m.At(board, "v1/devserver"), "wronly,creat,excl")
+			owner.must("mkdir", m.At(board, "v3"))
+			if _, err := os.Lstat(m.Back(board, "v2")); err == nil {
+				t.Error("the killed one's directory was made")
+			}
+		}
+	}
+}
+
+// TestAttackKilledClients attacks M4 and R4: clients are killed in the middle
+// of anything. Nothing of them stays in the daemon.
+func TestAttackKilledClients(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	before := m.gauge("stagefs_handles")
+	for i := range 30 {
+		a := agent(t)
+		u := m.At("D", candidateName(t, a))
+		s := a.storm(
+			[]string{"creat", m.At("D/devserver"), "wronly,creat,excl"}, []string{"open", "h", m.At("D/f"), "rdwr,creat"}, []string{"write", "h", "x"},
+			[]string{"creat", u, "wronly,creat,excl"}, []string{"link", u, m.At("D/devserver")}, []string{"mkdir", m.At("D/sub")},
+			[]string{"rename", m.At("D/f"), m.At("D/g")}, []string{"close", "h"}, []string{"unlink", m.At("D/devserver")}, []string{"rmdir", m.At("D/sub")}, []string{"unlink", u},
+		)
+		await(t, 7+i, s)
+		a.Kill()
+		s.end()
+	}
+	b := agent(t)
+	b.want("ok", "creat", m.At("D/devserver"), "wronly,creat,excl")
+	eventually(t, "no handle is left", func() bool { return m.gauge("stagefs_handles") <= before })
+	for _, row := range m.Listing().Locks {
+		if row.Pid != b.Pid {
+			t.Errorf("left: %+v", row)
+		}
+	}
+	rest, err := os.ReadDir(m.Back("D"))
+	mustDo(t, err)
+	for _, e := range rest {
+		if !oneOf(e.Name(), "devserver|f|g|sub") {
+			t.Errorf("left: %s", e.Name())
+		}
+	}
+}
+
+// TestAttackEndUnderLoad attacks M4: the daemon is told to end while everybody
+// works. It ends, and no client hangs.
+func TestAttackEndUnderLoad(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		t.Run(sig.String(), func(t *testing.T) {
+			m := mount(t, "--grace", "500ms")
+			openDir(t, m.Back("D"))
+			var storms []*storm
+			for i := range 4 {
+				a := agent(t)
+				d := m.At("D")
+				s := a.storm(
+					[]string{"creat", d + "/devserver", "wronly,creat,excl"}, []string{"put", fmt.Sprintf("%s/f%d", d, i), "x", "creat"}, []string{"mkdir", fmt.Sprintf("%s/d%d", d, i)},
+					[]string{"rename", fmt.Sprintf("%s/f%d", d, i), fmt.Sprintf("%s/g%d", d, i)}, []string{"unlink", d + "/devserver"}, []string{"rmdir", fmt.Sprintf("%s/d%d", d, i)},
+				)
+				storms = append(storms, s)
+			}
+			await(t, 100, storms...)
+			mustDo(t, m.cmd.Process.Signal(sig))
+			select {
+			case <-m.gone:
+			case <-time.After(patience):
+				t.Error("the daemon does not end")
+			}
+			await(t, 50, storms...)
+			for _, s := range storms {
+				s.over()
+			}
+		})
+	}
+}
+
+// TestAttackSymlinkSwap attacks M3: a stranger swaps a directory for a symlink
+// while others work in it. The link leads nowhere on the mount, but out of the
+// backing for whoever would follow it there.
+func TestAttackSymlinkSwap(t *testing.T) {
+	dir := staticDir(t)
+	outside := filepath.Join(filepath.Dir(dir), "outside")
+	mnt := filepath.Join(tempDir(t), "other", "depth", "mnt")
+	openDir(t, outside)
+	openFile(t, filepath.Join(outside, "f"), "secret")
+	openDir(t, filepath.Join(outside, "sub"))
+	openDir(t, filepath.Join(dir, "S"))
+	openDir(t, filepath.Join(dir, "S/d"))
+	openFile(t, filepath.Join(dir, "S/d/f"), "content")
+	mustDo(t, os.Symlink("../../outside", filepath.Join(dir, "S/l")))
+	mustDo(t, os.Symlink("../../outside/f", filepath.Join(dir, "S/lf")))
+	m := mountDir(t, dir, mnt)
+	before := digest(t, outside)
+	root, other, b := agent(t), agent(t), stranger(t)
+	d := m.At("S/d")
+	storms := []*storm{
+		b.storm([]string{"rename", d, m.At("S/l"), "exchange"}, []string{"rename", m.At("S/lf"), d + "/f", "exchange"}),
+		root.storm([]string{"put", d + "/f", "evil", "trunc"}, []string{"chmod", d + "/f", "0600"}, []string{"chown", d + "/f", "1", "1"},
+			[]string{"truncate", d + "/f", "1"}, []string{"setxattr", d + "/f", "user.evil", "1"}, []string{"creat", d + "/new", "wronly,creat"}),
+		other.storm([]string{"unlink", d + "/new"}, []string{"mkdir", d + "/dir"}, []string{"link", d + "/f", d + "/g"}, []string{"rename", d + "/g", d + "/h"},
+			[]string{"creat", d + "/devserver", "wronly,creat,excl"}, []string{"unlink", d + "/devserver"}, []string{"rmdir", d + "/sub"}, []string{"unlink", d + "/h"}, []string{"rmdir", d + "/dir"}),
+	}
+	await(t, 1200, storms...)
+	for _, s := range storms {
+		s.over()
+	}
+	if after := digest(t, outside); after != before {
+		t.Errorf("changed outside of the mount:\n%s", diff(before, after))
+	}
+}
+
+// TestAttackForgotten attacks the daemon's memory: the kernel forgets all that
+// it can while locks are held and everybody works. Locks, open files and
+// candidates stay.
+func TestAttackForgotten(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("E"))
+	owner, b, c := agent(t), agent(t), agent(t)
+	for _, d := range []string{"D", "D/sub", "D/sub/deep"} {
+		owner.must("mkdir", m.At(d))
+	}
+	owner.must("creat", m.At("D/content"), "wronly,creat") // or D is free again (A12)
+	owner.must("creat", m.At("D/sub/deep/devserver"), "wronly,creat,excl")
+	owner.must("open", "h", m.At("D/sub/deep/f"), "rdwr,creat")
+	owner.must("open", "u", m.At("D/sub/deep/gone"), "rdwr,creat")
+	owner.must("unlink", m.At("D/sub/deep/gone"))
+	b.must("open", "e", m.At("E/f"), "rdwr,creat")
+	u := m.At("D/sub", candidateName(t, b))
+	b.must("put", u, "pid", "creat,excl")
+	s := c.storm([]string{"stat", m.At("D/sub/deep/f")}, []string{"put", m.At("E/g"), "x", "creat"}, []string{"creat", m.At("D/x"), "wronly,creat"},
+		[]string{"unlink", m.At("E/g")}, []string{"stat", m.At("E/none")}, []string{"readdir", m.At("D/sub/deep")})
+	for range 6 {
+		mustDo(t, os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0o200))
+		await(t, 12, s)
+		owner.must("write", "h", "x")
+		owner.must("write", "u", "x")
+		b.must("write", "e", "x")
+		b.must("stat", u)
+		b.want("EEXIST", "link", u, m.At("D/sub/devserver"))
+		b.want("EBUSY", "put", m.At("D/sub/deep/f"), "x", "")
+		b.want("EEXIST", "creat", m.At("D/sub/deep/devserver.lock"), "wronly,creat,excl")
+		c := agent(t)
+		c.want("EEXIST", "creat", m.At("E/devserver"), "wronly,creat,excl") // b's handle
+	}
+	for what, n := range s.over() {
+		if what == "creat ok" || strings.HasSuffix(what, " ESTALE") {
+			t.Errorf("%s: %d times", what, n)
+		}
+	}
+	m.wantOwner("D/sub/deep", owner.Pid)
+	b.must("unlink", u)
+	owner.must("unlink", m.At("D/sub/deep/devserver"))
+}

@@ -1,0 +1,224 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// wantRefusal runs stagefs and expects a status, a message of one or a few
+// lines that has all of says in it, and no mount.
+func wantRefusal(t *testing.T, status string, says []string, args ...string) {
+	t.Helper()
+	before := mountsBelow(testRoot())
+	p := startCmd(t, exec.Command(stagefsBin(), args...))
+	eventually(t, "it refuses", func() bool {
+		select {
+		case <-p.done:
+			return true
+		default:
+			return len(mountsBelow(testRoot())) > len(before) && unmountNew(before) > 0
+		}
+	})
+	r := p.Wait()
+	if !oneOf(itoa(r.Status), status) {
+		t.Errorf("stagefs %q: %v, want status %s", args, r, status)
+	}
+	if r.Out != "" || strings.TrimSpace(r.Err) == "" || strings.Contains(r.Err, "goroutine") {
+		t.Errorf("stagefs %q: %v, want a message on stderr and nothing else", args, r)
+	}
+	wantTame(t, "stderr", r.Err, -1)
+	for _, say := range says {
+		if !strings.Contains(r.Err, say) {
+			t.Errorf("stagefs %q: %q, want it to name %q", args, r.Err, say)
+		}
+	}
+	if unmountNew(before) > 0 {
+		t.Errorf("stagefs %q: left a mount", args)
+	}
+}
+
+// unmountNew takes away the mounts that were not there before, and counts them.
+func unmountNew(before []string) int {
+	count := 0
+	for _, mnt := range mountsBelow(testRoot()) {
+		if !slices.Contains(before, mnt) {
+			unix.Unmount(mnt, unix.MNT_DETACH)
+			count++
+		}
+	}
+	return count
+}
+
+// TestBadDirectory: a static directory that is missing, a file, itself on
+// FUSE, or read-only.
+func TestBadDirectory(t *testing.T) {
+	need(t, "root", "fuse")
+	base := tempDir(t)
+	at := func(name string) string { return filepath.Join(base, name) }
+	state := "--state-dir=" + at("state")
+	mustDo(t, os.WriteFile(at("file"), nil, 0o644))
+	mustDo(t, os.Symlink("nowhere", at("dangling")))
+	mustDo(t, os.Mkdir(at("mnt"), 0o755))
+	mustDo(t, os.Mkdir(at("dir"), 0o755))
+	mustDo(t, os.Mkdir(at("ro"), 0o755))
+	mustDo(t, unix.Mount(at("dir"), at("ro"), "", unix.MS_BIND, ""))
+	defer unix.Unmount(at("ro"), unix.MNT_DETACH)
+	mustDo(t, unix.Mount("", at("ro"), "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
+	m := mount(t)
+	openDir(t, m.Back("sub"))
+	before := digest(t, at("dir"))
+
+	wantRefusal(t, "66", []string{"missing"}, "mount", state, at("missing"))
+	wantRefusal(t, "66", []string{"missing"}, "mount", state, at("missing"), at("mnt"))
+	wantRefusal(t, "66", []string{"file"}, "mount", state, at("file"))
+	wantRefusal(t, "66", []string{"dangling"}, "mount", state, at("dangling"))
+	wantRefusal(t, "66", []string{"ro"}, "mount", state, at("ro"))
+	wantRefusal(t, "66", []string{"ro"}, "mount", state, at("ro"), at("mnt"))
+	wantRefusal(t, "66|73|75", []string{m.Path}, "mount", state, m.Path)
+	wantRefusal(t, "66", []string{m.At("sub")}, "mount", state, m.At("sub"))
+	wantRefusal(t, "66", []string{m.At("sub")}, "mount", state, m.At("sub"), at("mnt"))
+	wantRefusal(t, "66", nil, "mount", state, at("new\nline\x1b[2J"))
+	if after := digest(t, at("dir")); after != before {
+		t.Errorf("changed by what was refused:\n%s", diff(before, after))
+	}
+}
+
+// TestBadMountpoint: one that is missing, a file, busy, or stale.
+func TestBadMountpoint(t *testing.T) {
+	need(t, "root", "fuse")
+	base := tempDir(t)
+	at := func(name string) string { return filepath.Join(base, name) }
+	state := "--state-dir=" + at("state")
+	for _, dir := range []string{"dir", "other"} {
+		mustDo(t, os.Mkdir(at(dir), 0o755))
+	}
+	mustDo(t, os.WriteFile(at("file"), nil, 0o644))
+	m := mount(t)
+	wantRefusal(t, "66|73", []string{"missing"}, "mount", state, at("dir"), at("missing"))
+	wantRefusal(t, "66|73", []string{"file"}, "mount", state, at("dir"), at("file"))
+	wantRefusal(t, "73", []string{m.Path}, "mount", state, at("dir"), m.Path)
+	if _, err := os.ReadFile(m.control("version")); err != nil {
+		t.Errorf("the mount that was in the way: %v", err)
+	}
+}
+
+// TestStaleMount: what a killed daemon leaves is named, and cleared by umount;
+// then the directory can be served again.
+func TestStaleMount(t *testing.T) {
+	need(t, "root", "fuse")
+	m := mountOver(t)
+	m.kill()
+	if _, err := os.ReadDir(m.Path); errnoName(err) != "ENOTCONN" {
+		t.Fatalf("readdir of a dead mount: %v", err)
+	}
+	wantRefusal(t, "73|66", []string{m.Path, "umount"}, "mount", "--state-dir", m.State, m.Dir)
+	wantRefusal(t, "69", []string{"umount"}, "locks", m.Path)
+	if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
+		t.Errorf("stagefs umount of a dead mount: %v", r)
+	}
+	m.start(nil)
+	m.awaitReady()
+}
+
+// TestBadOptions: wrong usage is status 64, says what is wrong, and mounts nothing.
+func TestBadOptions(t *testing.T) {
+	dir := staticDir(t)
+	for _, bad := range []struct {
+		says string
+		args []string
+	}{
+		{"lock-name", []string{"mount", "--lock-name", "a/b", dir}},
+		{"lock-name", []string{"mount", "--lock-name", "", dir}},
+		{"lock-name", []string{"mount", "--lock-name", "..", dir}},
+		{"lock-name", []string{"mount", "--lock-name", "[", dir}},
+		{"lock-name", []string{"mount", "--lock-name", "ok", dir, "--lock-name=a/b"}},
+		{"candidate", []string{"mount", "--candidate", "a/b", dir}},
+		{"candidate", []string{"mount", "--candidate", "", dir}},
+		{"depth", []string{"mount", "--depth", "-1", dir}},
+		{"depth", []string{"mount", dir, "--depth", "-1"}},
+		{"depth", []string{"mount", "--depth", "many", dir}},
+		{"unlocked", []string{"mount", "--unlocked", "perhaps", dir}},
+		{"frobnicate", []string{"mount", "--frobnicate", dir}},
+		{"", []string{"mount"}},
+		{"", []string{"mount", ""}},
+		{"", []string{"mount", dir, dir + ".mnt", "third"}},
+		{"frobnicate", []string{"frobnicate"}},
+		{"", nil},
+		{"", []string{"umount"}},
+		{"", []string{"release"}},
+		{"why", []string{"break", dir}},
+		{"", []string{"why"}},
+		{"", []string{"locks", "a", "b"}},
+	} {
+		wantRefusal(t, "64", []string{bad.says}, bad.args...)
+	}
+}
+
+// TestNoMount: commands about a mount that is not there are status 69.
+func TestNoMount(t *testing.T) {
+	dir := staticDir(t)
+	for _, args := range [][]string{
+		{"umount", dir}, {"locks", dir}, {"why", dir}, {"release", dir}, {"break", "--why", "x", dir}, {"locks", "--json", dir}, {"why", "/proc"},
+	} {
+		wantRefusal(t, "69", nil, args...)
+	}
+}
+
+// TestCommands: what the good commands print is data, and nothing else.
+func TestCommands(t *testing.T) {
+	m := mount(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	for _, c := range []struct {
+		has  string
+		args []string
+	}{
+		{"stagefs", []string{"version"}},
+		{"D ", []string{"locks", m.Path}},
+		{"D ", []string{"locks", m.At("D/not/there")}},
+		{`"dir"`, []string{"locks", "--json", m.Path}},
+		{`"dir"`, []string{"locks", m.Path, "--json"}},
+		{itoa(a.Pid), []string{"why", m.At("D/file")}},
+		{"free", []string{"why", m.At("elsewhere")}},
+		{"mount", []string{"--help"}},
+		{"depth", []string{"mount", "--help"}},
+	} {
+		r := run(t, stagefsBin(), c.args...)
+		if r.Status != 0 || r.Err != "" || !strings.Contains(r.Out, c.has) {
+			t.Errorf("stagefs %q: %v, want %q and status 0", c.args, r, c.has)
+		}
+	}
+	if r := run(t, stagefsBin(), "doctor"); r.Status != 0 && r.Status != 69 || r.Out == "" {
+		t.Errorf("stagefs doctor: %v", r)
+	}
+	if r := sh(t, m.At("D"), stagefsBin()+" locks"); !strings.Contains(r.Out, "D ") {
+		t.Errorf("stagefs locks in a directory of the mount: %v", r)
+	}
+}
+
+// TestVanishingPid: callers that die in the middle of what they ask for block
+// nobody, and leave no lock.
+func TestVanishingPid(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	for range 40 {
+		cmd := exec.Command("/bin/sh", "-c", `while :; do mkdir "$1/E"; : >"$1/D/devserver"; rm -f "$1/D/devserver"; rmdir "$1/E"; done 2>/dev/null`, "sh", m.Path)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		p := startCmd(t, cmd)
+		eventually(t, "it runs", func() bool { return len(m.Listing().Locks) > 0 })
+		killGroup(t, p)
+	}
+	eventually(t, "no lock is left", func() bool { return len(m.Listing().Locks) == 0 })
+	a := agent(t)
+	a.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	m.wantOwner("D", a.Pid)
+}

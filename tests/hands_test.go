@@ -1,0 +1,223 @@
+//go:build linux
+
+package tests
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// hands carries out an agent's commands: system calls by their own names, with
+// file descriptors and mappings kept under names that the test chooses.
+type hands struct {
+	fds  map[string]int
+	maps map[string][]byte
+}
+
+// do runs one command; the names of all of them are its cases.
+func (h *hands) do(w []string) (out string, err error) {
+	for len(w) < 6 {
+		w = append(w, "")
+	}
+	fd := func(name string) int {
+		if n, ok := h.fds[name]; ok {
+			return n
+		}
+		return -1
+	}
+	switch w[0] {
+	case "mkdir":
+		return "", unix.Mkdir(w[1], number(w[2], 0o777))
+	case "mknod": // mknod PATH fifo|sock|file
+		kind := map[string]uint32{"fifo": unix.S_IFIFO, "sock": unix.S_IFSOCK, "file": unix.S_IFREG}[w[2]]
+		return "", unix.Mknod(w[1], kind|0o666, 0)
+	case "symlink":
+		return "", unix.Symlink(w[1], w[2])
+	case "link":
+		return "", unix.Link(w[1], w[2])
+	case "unlink":
+		return "", unix.Unlink(w[1])
+	case "rmdir":
+		return "", unix.Rmdir(w[1])
+	case "rename": // rename OLD NEW [noreplace|exchange|whiteout]
+		flags := map[string]uint{"": 0, "noreplace": unix.RENAME_NOREPLACE, "exchange": unix.RENAME_EXCHANGE, "whiteout": unix.RENAME_WHITEOUT}[w[3]]
+		return "", unix.Renameat2(unix.AT_FDCWD, w[1], unix.AT_FDCWD, w[2], flags)
+	case "truncate":
+		return "", unix.Truncate(w[1], int64(number(w[2], 0)))
+	case "chmod":
+		return "", unix.Chmod(w[1], number(w[2], 0))
+	case "chown":
+		return "", unix.Lchown(w[1], int(number(w[2], 0)), int(number(w[3], 0)))
+	case "utimens": // utimens PATH [SECONDS], now without
+		var at []unix.Timespec
+		if w[2] != "" {
+			ts := unix.Timespec{Sec: int64(number(w[2], 0))}
+			at = []unix.Timespec{ts, ts}
+		} else {
+			at = []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}
+		}
+		return "", unix.UtimesNanoAt(unix.AT_FDCWD, w[1], at, unix.AT_SYMLINK_NOFOLLOW)
+	case "setxattr":
+		return "", unix.Lsetxattr(w[1], w[2], []byte(w[3]), 0)
+	case "getxattr":
+		buf := make([]byte, 1024)
+		n, err := unix.Lgetxattr(w[1], w[2], buf)
+		return string(buf[:max(n, 0)]), err
+	case "removexattr":
+		return "", unix.Lremovexattr(w[1], w[2])
+	case "setfacl":
+		return "", unix.Lsetxattr(w[1], "system.posix_acl_access", accessACL(), 0)
+	case "setflags":
+		return "", setFlags(w[1])
+	case "stat":
+		return describe(w[1])
+	case "read":
+		b, err := os.ReadFile(w[1])
+		return string(b), err
+	case "readdir":
+		entries, err := os.ReadDir(w[1])
+		var names []string
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		return strings.Join(names, " "), err
+
+	case "open": // open NAME PATH FLAGS [MODE]
+		n, err := unix.Open(w[2], openFlags(w[3])|unix.O_CLOEXEC, number(w[4], 0o666))
+		if err == nil {
+			h.fds[w[1]] = n
+		}
+		return "", err
+	case "creat": // creat PATH FLAGS [MODE]: open and close
+		n, err := unix.Open(w[1], openFlags(w[2])|unix.O_CLOEXEC, number(w[3], 0o666))
+		if err == nil {
+			err = unix.Close(n)
+		}
+		return "", err
+	case "close":
+		return "", unix.Close(fd(w[1]))
+	case "write":
+		_, err := unix.Write(fd(w[1]), []byte(w[2]))
+		return "", err
+	case "put": // put PATH DATA FLAGS: open, write, close
+		n, err := unix.Open(w[1], openFlags(w[3])|unix.O_WRONLY|unix.O_CLOEXEC, 0o666)
+		if err != nil {
+			return "", err
+		}
+		_, err = unix.Write(n, []byte(w[2]))
+		return "", errors.Join(err, unix.Close(n))
+	case "fd": // its number, for paths below /proc/self/fd
+		return strconv.Itoa(fd(w[1])), nil
+	case "seek": // seek NAME hole|data OFFSET
+		whence := map[string]int{"hole": unix.SEEK_HOLE, "data": unix.SEEK_DATA}[w[2]]
+		off, err := unix.Seek(fd(w[1]), int64(number(w[3], 0)), whence)
+		return strconv.FormatInt(off, 10), err
+	case "pread": // pread NAME LENGTH OFFSET
+		buf := alignedBuffer(int(number(w[2], 1)))
+		n, err := unix.Pread(fd(w[1]), buf, int64(number(w[3], 0)))
+		return string(buf[:max(n, 0)]), err
+	case "pwrite": // pwrite NAME BYTE LENGTH OFFSET
+		buf := alignedBuffer(int(number(w[3], 1)))
+		copy(buf, strings.Repeat(w[2], len(buf)))
+		_, err := unix.Pwrite(fd(w[1]), buf, int64(number(w[4], 0)))
+		return "", err
+	case "ftruncate":
+		return "", unix.Ftruncate(fd(w[1]), int64(number(w[2], 0)))
+	case "fchmod":
+		return "", unix.Fchmod(fd(w[1]), number(w[2], 0))
+	case "fallocate": // fallocate NAME MODE OFFSET LENGTH
+		return "", unix.Fallocate(fd(w[1]), number(w[2], 0), int64(number(w[3], 0)), int64(number(w[4], 0)))
+	case "copyrange": // copyrange FROM-PATH NAME
+		from, err := unix.Open(w[1], unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return "", err
+		}
+		defer unix.Close(from)
+		_, err = unix.CopyFileRange(from, nil, fd(w[2]), nil, 1<<16, 0)
+		return "", err
+	case "linkfd":
+		return "", unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd(w[1])), unix.AT_FDCWD, w[2], unix.AT_SYMLINK_FOLLOW)
+	case "flock":
+		return "", unix.Flock(fd(w[1]), unix.LOCK_EX|unix.LOCK_NB)
+	case "setlk", "getlk": // setlk NAME wr|un: a POSIX lock on the whole file
+		lk := unix.Flock_t{Type: map[string]int16{"wr": unix.F_WRLCK, "rd": unix.F_RDLCK, "un": unix.F_UNLCK}[w[2]]}
+		if w[0] == "setlk" {
+			return "", unix.FcntlFlock(uintptr(fd(w[1])), unix.F_SETLK, &lk)
+		}
+		err := unix.FcntlFlock(uintptr(fd(w[1])), unix.F_GETLK, &lk)
+		return strconv.Itoa(int(lk.Type)), err
+
+	case "mmap": // mmap MAP NAME: shared, writable, one page
+		m, err := unix.Mmap(fd(w[2]), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		h.maps[w[1]] = m
+		return "", err
+	case "poke": // poke MAP DATA
+		copy(h.maps[w[1]], w[2])
+		return "", unix.Msync(h.maps[w[1]], unix.MS_SYNC)
+	case "munmap":
+		return "", unix.Munmap(h.maps[w[1]])
+
+	case "umask":
+		unix.Umask(int(number(w[1], 0)))
+	case "chdir":
+		return "", unix.Chdir(w[1])
+	case "exit":
+		os.Exit(int(number(w[1], 0)))
+	case "fork": // fork SOCKET [setsid]
+		cmd := agentCmd(w[1])
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: w[2] == "setsid"}
+		if err := cmd.Start(); err != nil {
+			return "", err
+		}
+		go cmd.Wait()
+	case "sh": // sh SCRIPT: prints "STATUS OUTPUT"
+		out, err := exec.Command("/bin/sh", "-c", w[1]).CombinedOutput()
+		var exit *exec.ExitError
+		if err != nil && !errors.As(err, &exit) {
+			return "", err
+		}
+		status := 0
+		if exit != nil {
+			status = exit.ExitCode()
+		}
+		return fmt.Sprintf("%d %s", status, out), nil
+	case "until": // until COMMAND…: again and again until it succeeds; prints when
+		for end := time.Now().Add(patience); ; {
+			if _, err := h.do(w[1:]); err == nil || time.Now().After(end) {
+				return strconv.FormatInt(monotonic(), 10), err
+			}
+		}
+	case "thread": // thread COMMAND…: on a thread of its own, not the leader
+		return h.onThread(w[1:])
+	default:
+		return "", fmt.Errorf("no command %q", w[0])
+	}
+	return "", nil
+}
+
+func (h *hands) onThread(w []string) (out string, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for unix.Gettid() == unix.Getpid() {
+			// Two goroutines can't be locked to the leader at once.
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			out, err = h.onThread(w)
+			return
+		}
+		runtime.LockOSThread() // and the thread ends with the goroutine
+		out, err = h.do(w)
+	}()
+	<-done
+	return out, err
+}

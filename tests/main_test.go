@@ -1,0 +1,204 @@
+//go:build linux
+
+// Package tests exercises stagefs from outside: the real binary, real mounts
+// and real programs as clients. The rules that the tests are named after (C3,
+// W1 …) are those of the contract in the repository's documentation.
+//
+// # Processes
+//
+// A lock's descendants are holders (H2), and every process here descends from
+// the test process. So the test process itself never takes a lock on a mount:
+// it prepares content in the backing directory, and leaves all that concerns a
+// lock to agents, which are this same binary run again (see agent_test.go).
+//
+// # Environment
+//
+//	STAGEFS_BIN      the binary to test; default: cmd/stagefs is built
+//	STAGEFS_REQUIRE  1: what is missing on the machine fails the test instead of skipping it
+//	STAGEFS_MOUNT_OPTS further options of every mount, such as --compat
+//	STAGEFS_TEST_DIR where static directories are made; default: the temporary directory
+package tests
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// These variables of the environment tell a process of this run what it is.
+// envRoot also marks all that the run ever starts, so that what is left over
+// can be found.
+const (
+	envRoot    = "STAGEFS_TEST_ROOT"    // directory of the run
+	envAgent   = "STAGEFS_TEST_AGENT"   // socket of an agent's test
+	envJanitor = "STAGEFS_TEST_JANITOR" // directory to clear when stdin ends
+)
+
+func TestMain(m *testing.M) {
+	switch {
+	case os.Getenv(envAgent) != "":
+		os.Exit(agentMain(os.Getenv(envAgent)))
+	case os.Getenv(envJanitor) != "":
+		os.Exit(janitorMain(os.Getenv(envJanitor)))
+	}
+	os.Exit(runSuite(m))
+}
+
+func runSuite(m *testing.M) int {
+	root, err := setUp()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "tests:", err)
+		return 1
+	}
+	defer os.RemoveAll(root)
+	// The janitor outlives a test process that panics or runs into its time
+	// limit, and leaves no mount or daemon behind then.
+	pipe, err := startJanitor(root)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "tests:", err)
+		return 1
+	}
+	defer pipe.Close()
+
+	code := m.Run()
+	for _, left := range leftOvers(root) {
+		fmt.Fprintln(os.Stderr, "FAIL: left over at the end:", left)
+		code = 1
+	}
+	return code
+}
+
+// setUp makes the run's directory with the two programs in it. Ordinary users
+// must be able to run both, which they can't where go test puts this binary.
+func setUp() (root string, err error) {
+	root, err = os.MkdirTemp(realFS(), "stagefs-test-")
+	if err != nil {
+		return "", err
+	}
+	if err := os.Chmod(root, 0o755); err != nil {
+		return root, err
+	}
+	os.Setenv(envRoot, root)
+	if err := copyFile("/proc/self/exe", agentBin(), 0o755); err != nil {
+		return root, err
+	}
+	if bin := os.Getenv("STAGEFS_BIN"); bin != "" {
+		return root, copyFile(bin, stagefsBin(), 0o755)
+	}
+	out, err := exec.Command("go", "build", "-o", stagefsBin(), "../cmd/stagefs").CombinedOutput()
+	if err != nil {
+		return root, fmt.Errorf("building cmd/stagefs: %w\n%s", err, out)
+	}
+	return root, nil
+}
+
+func testRoot() string   { return os.Getenv(envRoot) }
+func stagefsBin() string { return filepath.Join(testRoot(), "stagefs") }
+func agentBin() string   { return filepath.Join(testRoot(), "agent") }
+
+// realFS is a directory on a filesystem with all that M2 speaks of.
+func realFS() string {
+	if dir := os.Getenv("STAGEFS_TEST_DIR"); dir != "" {
+		return dir
+	}
+	for _, dir := range []string{os.TempDir(), "/var/tmp"} {
+		var st unix.Statfs_t
+		if unix.Statfs(dir, &st) == nil && st.Type != unix.TMPFS_MAGIC && st.Type != unix.FUSE_SUPER_MAGIC {
+			return dir
+		}
+	}
+	return os.TempDir()
+}
+
+func copyFile(from, to string, mode os.FileMode) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, mode)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(out, in); err != nil {
+		out.Close()
+		return err
+	}
+	return out.Close()
+}
+
+func startJanitor(root string) (io.Closer, error) {
+	cmd := exec.Command(agentBin())
+	cmd.Env = []string{envJanitor + "=" + root}
+	cmd.Stderr = os.Stderr
+	pipe, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	return pipe, cmd.Start()
+}
+
+func janitorMain(root string) int {
+	io.Copy(io.Discard, os.Stdin)
+	for _, pid := range markedPids(root) {
+		unix.Kill(pid, unix.SIGKILL)
+	}
+	for _, mnt := range mountsBelow(root) {
+		unix.Unmount(mnt, unix.MNT_DETACH)
+	}
+	return 0
+}
+
+// leftOvers describes the processes and mounts of this run that still are.
+func leftOvers(root string) []string {
+	var left []string
+	for _, mnt := range mountsBelow(root) {
+		left = append(left, "mount "+mnt)
+	}
+	for _, pid := range markedPids(root) {
+		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		left = append(left, fmt.Sprintf("process %d: %q", pid, cmdline))
+	}
+	return left
+}
+
+// markedPids finds the processes that inherited this run's mark. Zombies show
+// no environment, and so don't count.
+func markedPids(root string) []int { return pidsWithEnv(envRoot + "=" + root) }
+
+// pidsWithEnv finds the processes whose environment has a line.
+func pidsWithEnv(line string) []int {
+	var pids []int
+	procs, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, path := range procs {
+		env, _ := os.ReadFile(path)
+		if !strings.Contains("\x00"+string(env), "\x00"+line+"\x00") {
+			continue
+		}
+		var pid int
+		fmt.Sscanf(path, "/proc/%d/", &pid)
+		if pid != os.Getpid() {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// mountsBelow lists the mount points below dir, the latest first.
+func mountsBelow(dir string) []string {
+	info, _ := os.ReadFile("/proc/self/mountinfo")
+	var mounts []string
+	for line := range strings.Lines(string(info)) {
+		f := strings.Fields(line)
+		if len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			mounts = append([]string{f[4]}, mounts...)
+		}
+	}
+	return mounts
+}

@@ -1,0 +1,198 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Mount is a running daemon that serves a static directory.
+type Mount struct {
+	t     *testing.T
+	Dir   string // the static directory: its backing, unless mounted over itself
+	Path  string // where it is mounted
+	State string // state directory
+	user  uint32 // whose daemon it is
+	cmd   *exec.Cmd
+	log   string // file with all that the daemon prints
+	gone  chan struct{}
+}
+
+// mount serves a new static directory elsewhere, so that the test still sees
+// the backing under [Mount.Dir].
+func mount(t *testing.T, opts ...string) *Mount {
+	t.Helper()
+	dir := staticDir(t)
+	return mountDir(t, dir, dir+".mnt", opts...)
+}
+
+// mountOver serves a new static directory over itself (M1).
+func mountOver(t *testing.T, opts ...string) *Mount {
+	t.Helper()
+	dir := staticDir(t)
+	return mountDir(t, dir, dir, opts...)
+}
+
+// staticDir makes an empty directory that every user may write to.
+func staticDir(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(tempDir(t), "static")
+	mustDo(t, os.Mkdir(dir, 0o777))
+	mustDo(t, os.Chmod(dir, 0o777))
+	return dir
+}
+
+// tempDir is like [testing.T.TempDir], but open to every user.
+func tempDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(testRoot(), "t-")
+	mustDo(t, err)
+	mustDo(t, os.Chmod(dir, 0o777))
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// mountDir serves dir at mnt, which may be dir itself.
+func mountDir(t *testing.T, dir, mnt string, opts ...string) *Mount {
+	t.Helper()
+	need(t, "root", "fuse")
+	m := newMount(t, dir, mnt)
+	m.start(opts)
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	return m
+}
+
+// on is the same mount for a subtest, which failures belong to then.
+func (m *Mount) on(t *testing.T) *Mount {
+	sub := *m
+	sub.t = t
+	return &sub
+}
+
+func newMount(t *testing.T, dir, mnt string) *Mount {
+	t.Helper()
+	if mnt != dir {
+		mustDo(t, os.MkdirAll(mnt, 0o755))
+	}
+	base := tempDir(t)
+	return &Mount{t: t, Dir: dir, Path: mnt, State: filepath.Join(base, "state"), log: filepath.Join(base, "log")}
+}
+
+func (m *Mount) start(opts []string) {
+	m.t.Helper()
+	log, err := os.OpenFile(m.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	mustDo(m.t, err)
+	defer log.Close()
+	args := append([]string{"mount", "--state-dir", m.State}, opts...)
+	args = append(args, strings.Fields(os.Getenv("STAGEFS_MOUNT_OPTS"))...)
+	args = append(args, m.Dir)
+	if m.Path != m.Dir {
+		args = append(args, m.Path)
+	}
+	m.cmd = exec.Command(stagefsBin(), args...)
+	m.cmd.Dir, m.cmd.Stdout, m.cmd.Stderr = "/", log, log
+	// A signal to the test's process group, such as ^C, is not the daemon's.
+	m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if m.user != 0 {
+		m.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: m.user, Gid: m.user}
+	}
+	mustDo(m.t, m.cmd.Start())
+	m.gone = make(chan struct{})
+	go func(cmd *exec.Cmd, gone chan struct{}) { cmd.Wait(); close(gone) }(m.cmd, m.gone)
+}
+
+func (m *Mount) awaitReady() {
+	m.t.Helper()
+	eventually(m.t, "the mount answers", func() bool {
+		if m.dead() {
+			m.t.Fatalf("stagefs mount ended: %v\n%s", m.cmd.ProcessState, m.Log())
+		}
+		_, err := os.ReadFile(m.control("version"))
+		return err == nil
+	})
+}
+
+func (m *Mount) dead() bool {
+	select {
+	case <-m.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// stop unmounts, waits for the daemon, and looks at what it said.
+func (m *Mount) stop() {
+	if !m.dead() {
+		if r := run(m.t, stagefsBin(), "umount", m.Path); r.Status != 0 {
+			m.t.Errorf("stagefs umount %s: %v", m.Path, r)
+		}
+		select {
+		case <-m.gone:
+		case <-time.After(20 * time.Second):
+			m.t.Errorf("the daemon still runs 20 s after the umount")
+			m.cmd.Process.Signal(syscall.SIGQUIT) // shows where it hangs
+			select {
+			case <-m.gone:
+			case <-time.After(2 * time.Second):
+				m.kill()
+			}
+		}
+	}
+	for _, mnt := range mountsBelow(filepath.Dir(m.Path)) {
+		if mnt == m.Path {
+			unix.Unmount(mnt, unix.MNT_DETACH)
+		}
+	}
+	log := m.Log()
+	for _, bad := range []string{"panic:", "DATA RACE", "fatal error:", "\ngoroutine "} {
+		if strings.Contains(log, bad) {
+			m.t.Errorf("the daemon's log has %q", strings.TrimSpace(bad))
+		}
+	}
+	if m.t.Failed() {
+		m.t.Logf("log of the daemon of %s:\n%s", m.Path, shorten(log))
+	}
+}
+
+// kill ends the daemon as a crash would.
+func (m *Mount) kill() {
+	m.cmd.Process.Kill()
+	<-m.gone
+}
+
+// Log is what the daemon printed so far.
+func (m *Mount) Log() string {
+	b, _ := os.ReadFile(m.log)
+	return string(b)
+}
+
+// At is a path below the mount.
+func (m *Mount) At(rel ...string) string {
+	return filepath.Join(m.Path, filepath.Join(rel...))
+}
+
+// Back is the same path in the backing, where the test can see it.
+func (m *Mount) Back(rel ...string) string {
+	return filepath.Join(m.Dir, filepath.Join(rel...))
+}
+
+func (m *Mount) control(name string) string { return m.At(".stagefs", name) }
+
+// shorten keeps the beginning and the end of a long log.
+func shorten(log string) string {
+	const most = 8 << 10
+	if len(log) <= 2*most {
+		return log
+	}
+	return log[:most] + "\n[…]\n" + log[len(log)-most:]
+}

@@ -1,0 +1,214 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestM1Over: mounted over itself, a directory keeps its path and content, and
+// is the same again after the umount.
+func TestM1Over(t *testing.T) {
+	dir := staticDir(t)
+	fixtures(t, dir)
+	before, plain := digest(t, dir), shape(t, dir)
+	m := mountDir(t, dir, dir)
+	if during := digest(t, dir); during != before {
+		t.Errorf("shown differently:\n%s", diff(before, during))
+	}
+	a, b := agent(t), agent(t)
+	a.must("mkdir", m.At("D"))
+	b.want("EBUSY", "creat", m.At("D/new"), "wronly,creat")
+	a.must("rmdir", m.At("D"))
+	m.stop()
+	if !m.dead() {
+		t.Error("the daemon still runs")
+	}
+	if after := shape(t, dir); after != plain {
+		t.Errorf("another tree after the umount:\n%s", diff(plain, after))
+	}
+}
+
+// TestM1Second: a second daemon for the same backing fails, whichever path
+// leads there, and names the first one's pid; the first serves on.
+func TestM1Second(t *testing.T) {
+	need(t, "root", "fuse")
+	base := tempDir(t)
+	at := func(name string) string { return filepath.Join(base, name) }
+	for _, dir := range []string{"mnt", "mnt2", "bind"} {
+		mustDo(t, os.Mkdir(at(dir), 0o755))
+	}
+	dir := staticDir(t)
+	mustDo(t, os.Symlink(dir, at("link")))
+	mustDo(t, unix.Mount(dir, at("bind"), "", unix.MS_BIND, ""))
+	defer unix.Unmount(at("bind"), unix.MNT_DETACH)
+	m := mountDir(t, dir, at("mnt"))
+	pid := itoa(m.cmd.Process.Pid)
+	for _, again := range []string{dir, at("link"), at("bind"), dir + "/."} {
+		wantRefusal(t, "75", []string{pid}, "mount", "--state-dir", m.State, again, at("mnt2"))
+		// The guard is the backing's, not the state directory's.
+		wantRefusal(t, "75", []string{pid}, "mount", "--state-dir", at("other-state"), again, at("mnt2"))
+	}
+	agent(t).must("mkdir", m.At("D"))
+
+	m.kill() // the kernel drops its lock
+	unix.Unmount(m.Path, unix.MNT_DETACH)
+	m.start(nil)
+	m.awaitReady()
+}
+
+// TestM4Idle: SIGTERM and SIGINT unmount, and end the daemon with status 0.
+func TestM4Idle(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		m := mountOver(t)
+		agent(t).must("mkdir", m.At("D"))
+		mustDo(t, m.cmd.Process.Signal(sig))
+		eventually(t, "the daemon ends", m.dead)
+		if status := m.cmd.ProcessState.ExitCode(); status != 0 {
+			t.Errorf("status after %v: %d, want 0", sig, status)
+		}
+		if _, err := os.Stat(filepath.Join(m.Path, ".stagefs")); !os.IsNotExist(err) {
+			t.Errorf("still mounted after %v", sig)
+		}
+		if _, err := os.Stat(m.Back("D")); err != nil {
+			t.Errorf("content after %v: %v", sig, err)
+		}
+	}
+}
+
+// TestM4Busy: a mount that is in use past the grace time is detached, and said
+// so; who is inside is served until it leaves.
+func TestM4Busy(t *testing.T) {
+	m := mount(t, "--grace", "200ms")
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	a.must("open", "h", m.At("D/file"), "wronly,creat")
+	mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
+	eventually(t, "the mount is detached", func() bool { return len(mountsAt(m.Path)) == 0 })
+	eventually(t, "the daemon says so", func() bool { return strings.Contains(m.Log(), "detached") })
+	if m.dead() {
+		t.Fatal("the daemon ended although somebody is inside")
+	}
+	a.must("write", "h", "the last words")
+	a.must("close", "h")
+	eventually(t, "the daemon ends when nobody is left", m.dead)
+	if b, _ := os.ReadFile(m.Back("D/file")); string(b) != "the last words" {
+		t.Errorf("content = %q", b)
+	}
+}
+
+// TestM4Twice: a second signal ends at once.
+func TestM4Twice(t *testing.T) {
+	m := mount(t, "--grace", "1h")
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	a.must("chdir", m.At("D"))
+	mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
+	eventually(t, "it begins to unmount", func() bool { return strings.Contains(m.Log(), "unmounting") })
+	agent(t).want("EBUSY|ENOTCONN|ESHUTDOWN", "mkdir", m.At("E")) // no new acquisitions
+	mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
+	eventually(t, "it ends", m.dead)
+}
+
+// TestUmountBusy: umount refuses while somebody is inside, and names who.
+func TestUmountBusy(t *testing.T) {
+	m := mount(t)
+	a := agent(t)
+	openDir(t, m.Back("D"))
+	a.must("chdir", m.At("D"))
+	r := run(t, stagefsBin(), "umount", m.Path)
+	if r.Status != 75 || !strings.Contains(r.Err, itoa(a.Pid)) {
+		t.Errorf("stagefs umount: %v, want status 75 and pid %d", r, a.Pid)
+	}
+	a.must("mkdir", m.At("E"))
+	m.wantOwner("E", a.Pid)
+	a.must("chdir", "/")
+	if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
+		t.Errorf("stagefs umount: %v", r)
+	}
+	eventually(t, "the daemon ends", m.dead)
+	if left := mountsAt(m.Path); len(left) != 0 {
+		t.Errorf("mounts left: %q", left)
+	}
+}
+
+// TestDaemonize: mount -d returns once the mount answers, or with its error.
+func TestDaemonize(t *testing.T) {
+	need(t, "root", "fuse")
+	dir := staticDir(t)
+	state := filepath.Join(tempDir(t), "state")
+	r := run(t, stagefsBin(), "mount", "-d", "--state-dir", state, dir)
+	if r.Status != 0 {
+		t.Fatalf("stagefs mount -d: %v", r)
+	}
+	version, err := os.ReadFile(filepath.Join(dir, ".stagefs/version"))
+	if err != nil {
+		t.Fatalf("the mount does not answer: %v", err)
+	}
+	again := run(t, stagefsBin(), "mount", "-d", "--state-dir", state, dir)
+	if again.Status == 0 || again.Err == "" {
+		t.Errorf("stagefs mount -d again: %v, want its error", again)
+	}
+	if r := run(t, stagefsBin(), "umount", dir); r.Status != 0 {
+		t.Errorf("stagefs umount: %v", r)
+	}
+	_, rest, _ := strings.Cut(string(version), "pid ")
+	pid := atoi(strings.Fields(rest)[0])
+	eventually(t, "the daemon ends", func() bool { return !running(pid) })
+}
+
+// TestM5: ways under the mount that exist already are named; --strict refuses.
+func TestM5(t *testing.T) {
+	need(t, "root", "fuse")
+	ways := map[string]func(t *testing.T, a *Agent, dir string){
+		"cwd":        func(t *testing.T, a *Agent, dir string) { a.must("chdir", dir) },
+		"cwd below":  func(t *testing.T, a *Agent, dir string) { openDir(t, dir+"/sub"); a.must("chdir", dir+"/sub") },
+		"descriptor": func(t *testing.T, a *Agent, dir string) { a.must("open", "h", dir+"/file", "wronly,creat") },
+		"directory":  func(t *testing.T, a *Agent, dir string) { a.must("open", "h", dir, "rdonly,directory") },
+		"bind mount": func(t *testing.T, a *Agent, dir string) {
+			mnt := filepath.Join(tempDir(t), "bind")
+			mustDo(t, os.Mkdir(mnt, 0o755))
+			mustDo(t, unix.Mount(dir, mnt, "", unix.MS_BIND, ""))
+			t.Cleanup(func() { unix.Unmount(mnt, unix.MNT_DETACH) })
+		},
+	}
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			dir := staticDir(t)
+			a := agent(t)
+			way(t, a, dir)
+			who := itoa(a.Pid)
+			if name == "bind mount" {
+				who = "bind"
+			}
+			wantRefusal(t, "75", []string{who}, "mount", "--strict", "--state-dir", filepath.Join(tempDir(t), "state"), dir)
+			m := mountDir(t, dir, dir)
+			if log := m.Log(); !strings.Contains(log, "warning") || !strings.Contains(log, who) {
+				t.Errorf("said %q, want a warning that names %s", log, who)
+			}
+		})
+	}
+	t.Run("nobody", func(t *testing.T) {
+		dir := staticDir(t)
+		m := mountDir(t, dir, dir, "--strict")
+		if strings.Contains(m.Log(), "warning") {
+			t.Errorf("said %q without a reason", m.Log())
+		}
+	})
+}
+
+func mountsAt(path string) []string {
+	var at []string
+	for _, mnt := range mountsBelow(filepath.Dir(path)) {
+		if mnt == path {
+			at = append(at, mnt)
+		}
+	}
+	return at
+}

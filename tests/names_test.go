@@ -1,0 +1,150 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+)
+
+// oddNames are names that tempt a listing to show something else.
+func oddNames() []string {
+	return []string{
+		"two words",
+		"-rf",
+		"new\nline",
+		"tab\there",
+		"return\rback",
+		`quote"double`,
+		"quote'single",
+		`back\slash`,
+		"esc\x1b[2J\x1b[1;1H",
+		"bell\a",
+		"del\x7f",
+		"not\xffutf8\xc3",
+		"\xe2\x80\xae" + "right to left",
+		"x\nD  explicit  create  1  2026-01-01T00:00:00Z  1  0  forged",
+		"$(touch pwned)",
+		"*",
+		strings.Repeat("n", 255),
+		strings.Repeat("\xff", 255),
+		strings.Repeat("ä", 127),
+	}
+}
+
+// TestNames: whatever the name of a locked directory, its row is one row, says
+// the name, and moves no cursor; commands reach it.
+func TestNames(t *testing.T) {
+	m := mount(t)
+	a, b := agent(t), agent(t)
+	// A command line is shown too, and as untrusted.
+	a.must("sh", "exec -a x true 2>/dev/null; true")
+	names := oddNames()
+	for _, name := range names {
+		a.must("mkdir", m.Path+"/"+name)
+		a.must("put", m.Path+"/"+name+"/file", "x", "creat")
+		b.want("EBUSY", "put", m.Path+"/"+name+"/file", "y", "")
+		b.want("EBUSY", "creat", m.Path+"/"+name+"/"+name, "wronly,creat")
+		b.want("EEXIST", "creat", m.Path+"/"+name+"/devserver", "wronly,creat,excl")
+	}
+
+	found := map[string]bool{}
+	for _, row := range m.Listing().Locks {
+		dir := row.Dir
+		if row.DirBytes != nil {
+			dir = string(row.DirBytes)
+		}
+		found[dir] = true
+	}
+	for _, name := range names {
+		if !found[name] {
+			t.Errorf("locks.json has no row for %q", name)
+		}
+	}
+	if len(found) != len(names) {
+		t.Errorf("locks.json has %d directories, want %d", len(found), len(names))
+	}
+
+	file, err := os.ReadFile(m.control("locks"))
+	mustDo(t, err)
+	denials, err := os.ReadFile(m.control("denials"))
+	mustDo(t, err)
+	wantTame(t, ".stagefs/locks", string(file), len(names)+1)
+	if n := strings.Count(string(denials), "\n"); n != len(m.Denials()) || strings.ContainsAny(string(denials), "\x1b\a\r\t") {
+		t.Errorf("denials are no JSON lines: %q", denials)
+	}
+	list := run(t, stagefsBin(), "locks", m.Path)
+	wantTame(t, "stagefs locks", list.Out, len(names)+1)
+	for _, name := range names {
+		why := run(t, stagefsBin(), "why", m.Path+"/"+name+"/file")
+		if why.Status != 0 || !strings.Contains(why.Out, itoa(a.Pid)) {
+			t.Errorf("stagefs why %q: %v", name, why)
+		}
+		wantTame(t, "stagefs why", why.Out+why.Err, -1)
+	}
+	for i, name := range names {
+		if i%2 == 0 {
+			if got := m.Ctl("break " + strconv.Quote(name) + " test"); got != "ok" {
+				t.Errorf("ctl break %q = %s", name, got)
+			}
+			continue
+		}
+		if r := run(t, stagefsBin(), "break", "--why", "test", "--", filepath.Join(m.Path, name)); r.Status != 0 {
+			t.Errorf("stagefs break %q: %v", name, r)
+		}
+	}
+	if rows := m.Listing().Locks; len(rows) != 0 {
+		t.Errorf("rows after breaking all: %+v", rows)
+	}
+	// DEL does nothing on a terminal, and slog lets it through.
+	wantTame(t, "the log", strings.ReplaceAll(m.Log(), "\x7f", ""), -1)
+}
+
+// wantTame reports text that has another number of lines than expected (-1:
+// any), or characters that mean something to a terminal.
+func wantTame(t *testing.T, what, text string, lines int) {
+	t.Helper()
+	if n := strings.Count(text, "\n"); lines >= 0 && n != lines {
+		t.Errorf("%s has %d lines, want %d:\n%q", what, n, lines, text)
+	}
+	for i, r := range text {
+		if r != '\n' && !unicode.IsPrint(r) || r == utf8.RuneError {
+			t.Errorf("%s has %q in %.80q", what, r, text[max(0, i-40):])
+			return
+		}
+	}
+}
+
+// TestNamesEverywhere: odd names of files do what they do on a plain directory.
+func TestNamesEverywhere(t *testing.T) {
+	m := mount(t)
+	plain := tempDir(t)
+	a := agent(t)
+	for _, base := range []string{plain, m.Path} {
+		a.must("mkdir", base+"/D")
+		for i, name := range oddNames() {
+			n := strconv.Itoa(i)
+			a.must("put", base+"/D/"+name, name, "creat,excl")
+			a.must("link", base+"/D/"+name, base+"/D/link"+n)
+			a.must("symlink", name, base+"/D/sym"+n)
+			a.must("rename", base+"/D/link"+n, base+"/D/renamed"+n)
+			if got := a.Get("read", base+"/D/sym"+n); got != name {
+				t.Errorf("read through a symlink to %q = %q", name, got)
+			}
+		}
+		a.want("ENAMETOOLONG", "mkdir", base+"/D/"+strings.Repeat("n", 256))
+		a.want("ENAMETOOLONG", "creat", base+"/D/"+strings.Repeat("n", 256), "wronly,creat")
+	}
+	want, got := shape(t, plain+"/D"), shape(t, m.Back("D"))
+	if want != got {
+		t.Errorf("another tree than on a plain directory:\n%s", diff(want, got))
+	}
+	if want, got := a.Get("readdir", plain+"/D"), a.Get("readdir", m.At("D")); want != got {
+		t.Errorf("readdir = %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,190 @@
+//go:build linux
+
+package tests
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// patience is how long anything may take before a test calls it hung. It is
+// generous on purpose: the tests judge what happens, not how fast.
+const patience = 15 * time.Second
+
+// need skips the test unless the machine has all that is named: "root",
+// "fuse", or the path of a program. With STAGEFS_REQUIRE=1 it fails the test.
+func need(t *testing.T, what ...string) {
+	t.Helper()
+	for _, w := range what {
+		var missing string
+		switch w {
+		case "root":
+			if os.Geteuid() != 0 {
+				missing = "root's rights"
+			}
+		case "fuse":
+			if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
+				missing = err.Error()
+			} else {
+				f.Close()
+			}
+		default:
+			if _, err := exec.LookPath(w); err != nil {
+				missing = w
+			}
+		}
+		switch {
+		case missing == "":
+		case os.Getenv("STAGEFS_REQUIRE") == "1":
+			t.Fatalf("missing on this machine: %s", missing)
+		default:
+			t.Skipf("missing on this machine: %s", missing)
+		}
+	}
+}
+
+func mustDo(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually polls until ok is true, and fails the test if it never is.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	t.Fatalf("never happened: %s", what)
+}
+
+// A Result is what a program left.
+type Result struct {
+	Status int // exit status; 128 + the signal that ended it
+	Out    string
+	Err    string
+}
+
+func (r Result) String() string {
+	return fmt.Sprintf("status %d, stdout %q, stderr %q", r.Status, r.Out, r.Err)
+}
+
+// run runs a program to its end.
+func run(t *testing.T, name string, args ...string) Result {
+	t.Helper()
+	return runCmd(t, exec.Command(name, args...))
+}
+
+// sh runs a script of sh in dir.
+func sh(t *testing.T, dir, script string, args ...string) Result {
+	t.Helper()
+	cmd := exec.Command("/bin/sh", append([]string{"-c", script, "sh"}, args...)...)
+	cmd.Dir = dir
+	return runCmd(t, cmd)
+}
+
+func runCmd(t *testing.T, cmd *exec.Cmd) Result {
+	t.Helper()
+	return startCmd(t, cmd).Wait()
+}
+
+// A Proc is a program that runs beside the test.
+type Proc struct {
+	t        *testing.T
+	cmd      *exec.Cmd
+	out, err bytes.Buffer
+	done     chan struct{}
+}
+
+// startCmd starts cmd, and kills it at the end of the test if it still runs.
+func startCmd(t *testing.T, cmd *exec.Cmd) *Proc {
+	t.Helper()
+	p := &Proc{t: t, cmd: cmd, done: make(chan struct{})}
+	if cmd.Dir == "" {
+		cmd.Dir = "/"
+	}
+	if cmd.Stdout == nil {
+		cmd.Stdout = &p.out
+	}
+	if cmd.Stderr == nil {
+		cmd.Stderr = &p.err
+	}
+	// What a killed program leaves running must not keep Wait waiting.
+	cmd.WaitDelay = 2 * time.Second
+	mustDo(t, cmd.Start())
+	go func() { cmd.Wait(); close(p.done) }()
+	t.Cleanup(p.Kill)
+	return p
+}
+
+func (p *Proc) Pid() int { return p.cmd.Process.Pid }
+
+// Kill ends it with SIGKILL and waits until it is gone.
+func (p *Proc) Kill() {
+	p.cmd.Process.Kill()
+	<-p.done
+}
+
+// Wait waits for its end; one that never ends fails the test.
+func (p *Proc) Wait() Result {
+	p.t.Helper()
+	select {
+	case <-p.done:
+	case <-time.After(2 * patience):
+		p.Kill()
+		p.t.Errorf("%v: did not end", p.cmd.Args)
+	}
+	status := p.cmd.ProcessState.ExitCode()
+	if ws := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
+		status = 128 + int(ws.Signal())
+	}
+	return Result{Status: status, Out: p.out.String(), Err: p.err.String()}
+}
+
+// killGroup kills a program and all that it started in its process group.
+func killGroup(t *testing.T, p *Proc) {
+	t.Helper()
+	mustDo(t, syscall.Kill(-p.Pid(), syscall.SIGKILL))
+	p.Wait()
+}
+
+// running tells whether any thread of the process is there, and no zombie. A
+// killed process whose leader is a zombie already may live on in others for a
+// moment, and keep its children.
+func running(pid int) bool {
+	tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	for _, task := range tasks {
+		f := statFields(fmt.Sprintf("/proc/%d/task/%s/stat", pid, task.Name()))
+		if f != nil && f[0] != "Z" && f[0] != "X" {
+			return true
+		}
+	}
+	return false
+}
+
+// statFields are those of a stat file of proc(5) from the state on; nil if
+// there is no such process.
+func statFields(file string) []string {
+	stat, err := os.ReadFile(file)
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+}
+
+func atoi(s string) int {
+	n, _ := strconv.Atoi(s)
+	return n
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }

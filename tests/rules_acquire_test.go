@@ -1,0 +1,224 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestA1: mkdir of a directory that is no container, not beneath a lock of the
+// caller, takes an implicit lock on it.
+func TestA1(t *testing.T) {
+	m := mount(t)
+	a, b := agent(t), stranger(t)
+	a.must("mkdir", m.At("D"))
+	b.must("mkdir", m.At("E"))
+	locks := m.Locks()
+	for dir, owner := range map[string]*Agent{"D": a, "E": b} {
+		row := locks[dir]
+		if row.Kind != "implicit" || row.Pid != owner.Pid || row.Token == 0 || row.Since.IsZero() || row.Cmd == "" || row.Start == 0 {
+			t.Errorf("row of %s: %+v, want an implicit one of pid %d with everything told", dir, row, owner.Pid)
+		}
+	}
+	if locks["E"].UID != nobody {
+		t.Errorf("uid of E's owner: %d, want %d", locks["E"].UID, nobody)
+	}
+	b.want("EEXIST", "mkdir", m.At("D"))
+	openDir(t, m.Back("old"))
+	a.want("EEXIST", "mkdir", m.At("old"))
+	a.must("mkdir", m.At("old/new"))
+	m.wantOwner("old/new", a.Pid)
+	if n := len(m.Locks()); n != 3 {
+		t.Errorf("%d locks, want 3", n)
+	}
+}
+
+// TestA2: beneath a lock that the caller holds, mkdir takes nothing new.
+func TestA2(t *testing.T) {
+	m := mount(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	a.must("mkdir", m.At("D/sub"))
+	a.Child().must("mkdir", m.At("D/sub/deep"))
+	if n := len(m.Locks()); n != 1 {
+		t.Errorf("%d locks, want 1", n)
+	}
+}
+
+// lockWays are the ways of A3 to make the lock file at path, given that the
+// file path.tmp is there; each with the call that removes it again.
+func lockWays(path string) map[string][2][]string {
+	return map[string][2][]string{
+		"O_EXCL":  {{"creat", path, "wronly,creat,excl"}, {"unlink", path}},
+		"mknod":   {{"mknod", path, "file"}, {"unlink", path}},
+		"mkdir":   {{"mkdir", path}, {"rmdir", path}},
+		"symlink": {{"symlink", "123@host", path}, {"unlink", path}},
+		"link":    {{"link", path + ".tmp", path}, {"unlink", path}},
+		"rename":  {{"rename", path + ".tmp", path}, {"rename", path, path + ".tmp"}},
+	}
+}
+
+// TestA3: each way to make the lock file locks its directory; while it stands,
+// each way is refused to others with EEXIST (A8); its removal ends the lock (R1).
+func TestA3(t *testing.T) {
+	m := mount(t, "--lock-name", "devserver", "--lock-name", "*.lck")
+	for _, file := range []string{"devserver", "any.lck"} {
+		for way := range lockWays("") {
+			t.Run(file+"/"+way, func(t *testing.T) {
+				m := m.on(t)
+				dir := filepath.Join(strings.TrimSuffix(file, ".lck"), way)
+				openDir(t, m.Back(filepath.Dir(dir)))
+				openDir(t, m.Back(dir))
+				a, b := agent(t), agent(t)
+				a.must("creat", m.At(dir, file+".tmp"), "wronly,creat")
+				calls := lockWays(m.At(dir, file))[way]
+				a.must(calls[0]...)
+				row := m.Locks()[dir]
+				if row.Kind != "explicit" || row.Pid != a.Pid || row.File != file || row.Protocol == "" {
+					t.Errorf("row: %+v, want an explicit one of pid %d by file %s", row, a.Pid, file)
+				}
+				before := digest(t, m.Back(dir))
+				for rivalWay, rival := range lockWays(m.At(dir, file)) {
+					want := "EEXIST"
+					switch { // what the kernel answers by itself
+					case way == "rename" && (rivalWay == "rename" || rivalWay == "link"):
+						want = "ENOENT" // the source is gone
+					case way == "link" && rivalWay == "rename":
+						want += "|ok" // both names are one file: rename(2) does nothing
+					case way == "mkdir" && rivalWay == "rename":
+						want += "|EISDIR"
+					}
+					b.want(want, rival[0]...)
+				}
+				b.want("EBUSY", calls[1]...)
+				if after := digest(t, m.Back(dir)); after != before {
+					t.Errorf("refused, but changed:\n%s", diff(before, after))
+				}
+				a.must(calls[1]...)
+				m.wantFree(dir)
+				b.must("creat", m.At(dir, file+".tmp"), "wronly,creat")
+				b.must(calls[0]...)
+				m.wantOwner(dir, b.Pid)
+			})
+		}
+	}
+}
+
+// TestA6: open(O_CREAT) without O_EXCL locks when it makes the lock file, and
+// only then.
+func TestA6(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	openDir(t, m.Back("E"))
+	mustDo(t, os.WriteFile(m.Back("E/devserver"), nil, 0o666))
+	a, b := agent(t), agent(t)
+	a.must("creat", m.At("D/devserver"), "wronly,creat")
+	a.must("creat", m.At("E/devserver"), "wronly,creat")
+	if row := m.Locks()["D"]; row.Kind != "explicit" || row.Pid != a.Pid {
+		t.Errorf("row of D: %+v, want an explicit one of pid %d", row, a.Pid)
+	}
+	m.wantFree("E")
+	b.want("EBUSY", "creat", m.At("D/file"), "wronly,creat")
+	a.must("creat", m.At("D/devserver"), "wronly,creat") // there already: no second lock
+	a.must("unlink", m.At("D/devserver"))
+	m.wantFree("D")
+}
+
+// TestA8: the lock name is refused with EEXIST where D is held without a lock
+// file, by a lock above (C3b), and by a lock beneath (C3c); other names are
+// refused with EBUSY.
+func TestA8(t *testing.T) {
+	m := mount(t)
+	a, b := agent(t), agent(t)
+	a.must("mkdir", m.At("D"))
+	a.must("mkdir", m.At("D/sub"))
+	openDir(t, m.Back("P"))
+	a.must("mkdir", m.At("P/held"))
+	b.must("creat", m.At("mine"), "wronly,creat")
+	before := digest(t, m.Dir)
+	for _, dir := range []string{"D", "D/sub", "P"} {
+		for _, call := range [][]string{
+			{"creat", "wronly,creat,excl"}, {"mknod", "file"}, {"mkdir"}, {"symlink"}, {"link"}, {"rename"},
+		} {
+			path := m.At(dir, "devserver.lock")
+			switch call[0] {
+			case "symlink", "link", "rename":
+				b.want("EEXIST", call[0], m.At("mine"), path)
+			default:
+				b.want("EEXIST", append([]string{call[0], path}, call[1:]...)...)
+			}
+		}
+	}
+	b.want("EBUSY", "creat", m.At("D/devserver2"), "wronly,creat,excl")
+	if after := digest(t, m.Dir); after != before {
+		t.Errorf("refused, but changed:\n%s", diff(before, after))
+	}
+}
+
+// TestA11: while a lock lives others see its file's mtime as now, its holders
+// the real one; and only a holder removes it.
+func TestA11(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a, b := agent(t), agent(t)
+	lock := m.At("D/devserver.lock")
+	a.must("creat", lock, "wronly,creat,excl")
+	a.must("utimens", lock, "1000000000")
+	for range 2 {
+		if got := mtimeOf(t, a, lock); got.Unix() != 1000000000 {
+			t.Errorf("mtime for the owner: %v, want the real one", got)
+		}
+		if got := mtimeOf(t, a.Child(), lock); got.Unix() != 1000000000 {
+			t.Errorf("mtime for a descendant: %v, want the real one", got)
+		}
+		if got := mtimeOf(t, b, lock); time.Since(got).Abs() > time.Minute {
+			t.Errorf("mtime for others: %v, want now", got)
+		}
+	}
+	b.want("EBUSY", "unlink", lock)
+	b.want("EBUSY", "rename", lock, lock+".old")
+	a.must("unlink", lock)
+	m.wantFree("D")
+}
+
+func mtimeOf(t *testing.T, a *Agent, path string) time.Time {
+	t.Helper()
+	_, mtime, _ := strings.Cut(a.Get("stat", path), "mtime=")
+	at, err := time.Parse(time.RFC3339Nano, mtime)
+	mustDo(t, err)
+	return at
+}
+
+// TestA13: an explicit lock of the same owner replaces its implicit one, and
+// frees the directory when it ends. One of a child stands in front of it.
+func TestA13(t *testing.T) {
+	m := mount(t)
+	a, b := agent(t), agent(t)
+	child := a.Child()
+	lock := m.At("D/devserver")
+
+	a.must("mkdir", m.At("D"))
+	a.must("creat", lock, "wronly,creat,excl")
+	if rows := m.Listing().Locks; len(rows) != 1 || rows[0].Kind != "explicit" {
+		t.Errorf("rows: %+v, want one explicit", rows)
+	}
+	a.must("unlink", lock)
+	m.wantFree("D")
+	b.must("creat", m.At("D/of-b"), "wronly,creat")
+
+	a.must("mkdir", m.At("E"))
+	child.must("creat", m.At("E/devserver"), "wronly,creat,excl")
+	child.must("creat", m.At("E/of-child"), "wronly,creat")
+	a.want("EBUSY", "creat", m.At("E/of-a"), "wronly,creat")
+	b.want("EBUSY", "creat", m.At("E/of-b"), "wronly,creat")
+	child.must("unlink", m.At("E/devserver"))
+	a.must("creat", m.At("E/of-a"), "wronly,creat")
+	b.want("EBUSY", "creat", m.At("E/of-b"), "wronly,creat")
+	if row := m.Locks()["E"]; row.Kind != "implicit" || row.Pid != a.Pid {
+		t.Errorf("row after the child's lock: %+v, want the implicit one of pid %d", row, a.Pid)
+	}
+}

@@ -1,0 +1,62 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// TestH4: a caller whose process the daemon can't name, here one outside the
+// daemon's pid namespace, holds nothing and acquires nothing; reading is free.
+func TestH4(t *testing.T) {
+	need(t, "root", "fuse", "nsenter")
+	base := tempDir(t)
+	dir := filepath.Join(base, "static")
+	openDir(t, dir)
+	openDir(t, dir+"/free")
+
+	// The daemon and a holder live in namespaces of their own.
+	inside := exec.Command("/bin/sh", "-c", `
+		mount -t proc proc /proc && "$BIN" mount --state-dir "$BASE/state" "$BASE/static" 2>"$BASE/log" &
+		until [ -e "$BASE/static/.stagefs" ]; do sleep 0.02; done
+		# A holder of its own: this shell is init here, which inherits no lock (R5).
+		sh -c 'mkdir "$BASE/static/D" && echo content >"$BASE/static/D/file" && : >"$BASE/ready"; read line'
+		"$BIN" umount "$BASE/static"; wait`)
+	inside.Env = append(os.Environ(), "BIN="+stagefsBin(), "BASE="+base)
+	inside.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS, Unshareflags: syscall.CLONE_NEWNS}
+	stdin, err := inside.StdinPipe()
+	mustDo(t, err)
+	p := startCmd(t, inside)
+	defer stdin.Close()
+	eventually(t, "the mount in the namespace answers", func() bool { _, err := os.Stat(base + "/ready"); return err == nil })
+
+	// This one has their mounts, and its own pid namespace: pid 0 for FUSE.
+	outside := func(script string) string {
+		r := run(t, "nsenter", "--mount=/proc/"+itoa(p.Pid())+"/ns/mnt", "/bin/sh", "-c", `cd "`+dir+`" && `+script)
+		return strings.TrimSpace(itoa(r.Status) + " " + r.Out)
+	}
+	if got := outside("cat D/file"); got != "0 content" {
+		t.Errorf("reading: %q", got)
+	}
+	for _, script := range []string{
+		"echo x >D/file", "echo x >D/new", "mkdir D/new", "rm D/file", "mv D E", "chmod 0 D", "set -C; : >D/devserver",
+		"set -C; : >free/devserver", "mkdir free/devserver.lock", "ln -s x free/devserver.lock",
+	} {
+		if got := outside(script + " 2>/dev/null"); strings.HasPrefix(got, "0") {
+			t.Errorf("%s: %q, want a refusal", script, got)
+		}
+	}
+	outside("mkdir free/new; mkdir new")
+	rows := outside("grep -c . .stagefs/locks; cat .stagefs/locks")
+	if !strings.HasPrefix(rows, "0 2\n") {
+		t.Errorf("locks: %q, want the one of D and no other", rows)
+	}
+	if got := outside("cat D/file"); got != "0 content" {
+		t.Errorf("content at the end: %q", got)
+	}
+}

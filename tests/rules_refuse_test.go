@@ -1,0 +1,108 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestW4Allow: free paths are written by anyone, as their modes allow.
+func TestW4Allow(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("open"))
+	mustDo(t, os.Mkdir(m.Back("shut"), 0o755))
+	user := stranger(t)
+	user.must("creat", m.At("open/new"), "wronly,creat,excl")
+	user.want("EACCES", "creat", m.At("shut/new"), "wronly,creat,excl")
+	agent(t).must("creat", m.At("shut/new"), "wronly,creat,excl")
+}
+
+// TestW4Deny: with --unlocked=deny, writing needs a lock; taking one does not.
+func TestW4Deny(t *testing.T) {
+	dir := staticDir(t)
+	for _, sub := range []string{"old", "old/dir"} {
+		openDir(t, dir+"/"+sub)
+	}
+	mustDo(t, os.WriteFile(dir+"/old/file", []byte("content"), 0o666))
+	mustDo(t, os.Chmod(dir+"/old/file", 0o666))
+	m := mountDir(t, dir, dir+".mnt", "--unlocked=deny")
+	before := digest(t, m.Dir)
+	for _, a := range []*Agent{agent(t), stranger(t)} {
+		for _, call := range [][]string{
+			{"creat", m.At("old/new"), "wronly,creat"},
+			{"creat", m.At("old/file"), "wronly"},
+			{"creat", m.At("old/file"), "wronly,trunc"},
+			{"creat", m.At("new"), "wronly,creat"},
+			{"mknod", m.At("old/new"), "fifo"},
+			{"symlink", "x", m.At("old/new")},
+			{"link", m.At("old/file"), m.At("old/new")},
+			{"rename", m.At("old/file"), m.At("old/new")},
+			{"rename", m.At("old"), m.At("new")},
+			{"unlink", m.At("old/file")},
+			{"rmdir", m.At("old/dir")},
+			{"truncate", m.At("old/file"), "0"},
+			{"setxattr", m.At("old/file"), "user.k", "v"},
+			{"open", "x", m.At("old"), "tmpfile,rdwr"},
+		} {
+			a.want("EBUSY", call...)
+		}
+	}
+	agent(t).want("EBUSY", "chmod", m.At("old/file"), "0600")
+	if after := digest(t, m.Dir); after != before {
+		t.Errorf("refused, but changed:\n%s", diff(before, after))
+	}
+
+	a := stranger(t)
+	a.want("ok", "read", m.At("old/file"))
+	a.must("mkdir", m.At("mine"))
+	a.must("put", m.At("mine/file"), "data", "creat")
+	a.must("creat", m.At("old/devserver"), "wronly,creat,excl")
+	a.must("put", m.At("old/new"), "data", "creat")
+	a.must("unlink", m.At("old/devserver"))
+	a.want("EBUSY", "unlink", m.At("old/new"))
+}
+
+// TestW6: each refusal is counted and told: who, what, where, whose lock.
+func TestW6(t *testing.T) {
+	m := mount(t)
+	a, b := agent(t), stranger(t)
+	a.must("mkdir", m.At("D"))
+	a.must("put", m.At("D/file"), "x", "creat")
+	calls := [][]string{
+		{"creat", m.At("D/new"), "wronly,creat"},
+		{"mkdir", m.At("D/new")},
+		{"unlink", m.At("D/file")},
+		{"rename", m.At("D/file"), m.At("D/new")},
+		{"creat", m.At("D/file"), "wronly"},
+	}
+	for _, call := range calls {
+		b.want("EBUSY", call...)
+	}
+	b.want("EEXIST", "creat", m.At("D/devserver"), "wronly,creat,excl")
+	denials := m.Denials()
+	if len(denials) != len(calls)+1 {
+		t.Fatalf("%d denials, want %d: %+v", len(denials), len(calls)+1, denials)
+	}
+	for i, d := range denials {
+		if d.Pid != b.Pid || d.UID != nobody || d.Lock != "D" || d.LockPid != a.Pid || d.Op == "" || d.Reason == "" || d.Cmd == "" || d.Time.IsZero() {
+			t.Errorf("denial %d: %+v, want one of pid %d by the lock of pid %d on D", i, d, b.Pid, a.Pid)
+		}
+	}
+	for i, path := range []string{"D/new", "D/new", "D/file"} {
+		if denials[i].Path != path || denials[i].Errno != "EBUSY" {
+			t.Errorf("denial %d: %s of %s, want EBUSY of %s", i, denials[i].Errno, denials[i].Path, path)
+		}
+	}
+	if last := denials[len(denials)-1]; last.Errno != "EEXIST" || last.Path != "D/devserver" {
+		t.Errorf("denial of the lock name: %+v, want EEXIST", last)
+	}
+	if counted := m.metric("denials_total"); counted != len(denials) {
+		t.Errorf("denials counted in metrics: %d, want %d", counted, len(denials))
+	}
+	why := run(t, stagefsBin(), "why", m.At("D/file"))
+	if why.Status != 0 || !strings.Contains(why.Out, "D") || !strings.Contains(why.Out, itoa(a.Pid)) || !strings.Contains(why.Out, itoa(b.Pid)) {
+		t.Errorf("stagefs why: %v, want it to name owner %d and the refused %d", why, a.Pid, b.Pid)
+	}
+}

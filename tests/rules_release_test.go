@@ -1,0 +1,244 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+)
+
+// TestR1: a holder, whichever of its processes or threads, ends the existence
+// lock by taking the lock file's name away.
+func TestR1(t *testing.T) {
+	m := mount(t)
+	ways := map[string]func(lock string) [][]string{
+		"unlink": func(l string) [][]string { return [][]string{{"creat", l, "wronly,creat,excl"}, {"unlink", l}} },
+		"rmdir":  func(l string) [][]string { return [][]string{{"mkdir", l}, {"rmdir", l}} },
+		"rename away": func(l string) [][]string {
+			return [][]string{{"creat", l, "wronly,creat,excl"}, {"rename", l, l + ".gone"}}
+		},
+		"rename out": func(l string) [][]string {
+			return [][]string{{"creat", l, "wronly,creat,excl"}, {"rename", l, m.At("gone")}}
+		},
+		"rename over": func(l string) [][]string {
+			return [][]string{{"creat", l, "wronly,creat,excl"}, {"rename", l, filepath.Join(filepath.Dir(l), "index")}}
+		},
+	}
+	for name, way := range ways {
+		for _, who := range []string{"owner", "thread", "child", "grandchild"} {
+			t.Run(name+" by "+who, func(t *testing.T) {
+				m := m.on(t)
+				dir := name + " " + who
+				openDir(t, m.Back(dir))
+				mustDo(t, os.WriteFile(m.Back(dir, "index"), nil, 0o666))
+				a, b := agent(t), agent(t)
+				releaser := a
+				switch who {
+				case "child":
+					releaser = a.Child()
+				case "grandchild":
+					releaser = a.Child().Child()
+				}
+				calls := way(m.At(dir, "devserver"))
+				a.must(calls[0]...)
+				m.wantOwner(dir, a.Pid)
+				if who == "thread" {
+					calls[1] = append([]string{"thread"}, calls[1]...)
+				}
+				releaser.must(calls[1]...)
+				m.wantFree(dir)
+				b.must("creat", m.At(dir, "of-b"), "wronly,creat")
+			})
+		}
+	}
+}
+
+// TestR3: a lock goes with its directory: removed with it, or renamed.
+func TestR3(t *testing.T) {
+	m := mount(t)
+	a, b := agent(t), agent(t)
+	a.must("mkdir", m.At("D"))
+	token := m.Locks()["D"].Token
+	a.must("rename", m.At("D"), m.At("E"))
+	m.wantFree("D")
+	m.wantOwner("E", a.Pid)
+	if now := m.Locks()["E"].Token; now != token {
+		t.Errorf("token after the rename: %d, want %d as before", now, token)
+	}
+	b.want("EBUSY", "creat", m.At("E/new"), "wronly,creat")
+	a.Child().must("rmdir", m.At("E"))
+	m.wantFree("E")
+	b.must("mkdir", m.At("E"))
+	m.wantOwner("E", b.Pid)
+	if now := m.Locks()["E"].Token; now <= token {
+		t.Errorf("token of a later lock: %d, want more than %d", now, token)
+	}
+
+	openDir(t, m.Back("F"))
+	a.must("mkdir", m.At("X"))
+	a.must("rename", m.At("X"), m.At("F"), "exchange")
+	m.wantOwner("F", a.Pid)
+	m.wantFree("X")
+	a.must("rmdir", m.At("X"))
+}
+
+// TestR4: however the owner dies, its locks and the lock files that it made go;
+// what else it made stays.
+func TestR4(t *testing.T) {
+	m := mount(t)
+	ends := map[string]func(*Agent){
+		"kill":   (*Agent).Kill,
+		"exit 1": func(a *Agent) { a.Exit(1) },
+		"exit 0": func(a *Agent) { a.Exit(0) },
+	}
+	for name, end := range ends {
+		for way := range lockWays("") {
+			t.Run(name+"/"+way, func(t *testing.T) {
+				m := m.on(t)
+				dir := name + " " + way
+				openDir(t, m.Back(dir))
+				mustDo(t, os.WriteFile(m.Back(dir, "devserver.tmp"), nil, 0o666))
+				a, b := agent(t), agent(t)
+				bystander := a.Child()
+				lock := m.At(dir, "devserver")
+				a.must(lockWays(lock)[way][0]...)
+				a.must("put", m.At(dir, "result"), "data", "creat")
+				a.must("mkdir", m.At(dir+" implicit"))
+				a.must("put", m.At(dir+" implicit", "result"), "data", "creat")
+				end(a)
+				m.awaitFree(dir)
+				m.awaitFree(dir + " implicit")
+				if _, err := os.Lstat(m.Back(dir, "devserver")); err == nil {
+					t.Errorf("the lock file is left")
+				}
+				for _, d := range []string{dir, dir + " implicit"} {
+					if content, _ := os.ReadFile(m.Back(d, "result")); string(content) != "data" {
+						t.Errorf("%s/result = %q, want what the dead owner wrote", d, content)
+					}
+				}
+				b.must("creat", lock, "wronly,creat,excl")
+				m.wantOwner(dir, b.Pid)
+				bystander.want("EBUSY", "creat", m.At(dir, "orphan"), "wronly,creat")
+			})
+		}
+	}
+}
+
+// TestR5: an owner that exits with 0, having changed nothing but the making of
+// D or its lock file, hands the lock to its parent, again and again.
+func TestR5(t *testing.T) {
+	m := mount(t)
+	mk := func(dir string) []string { return []string{"mkdir", dir} }
+	lock := func(dir string) []string {
+		return []string{"creat", filepath.Join(dir, "devserver"), "wronly,creat,excl"}
+	}
+	for name, acquire := range map[string]func(string) []string{"mkdir": mk, "lock file": lock} {
+		fresh := func(t *testing.T, dir string) string {
+			if name == "lock file" {
+				openDir(t, m.Back(dir))
+			}
+			return m.At(dir)
+		}
+		t.Run(name+"/chain", func(t *testing.T) {
+			m := m.on(t)
+			a := agent(t)
+			b := a.Child()
+			c := b.Child()
+			dir := name + " chain"
+			path := fresh(t, dir)
+			c.must(acquire(path)...)
+			m.wantOwner(dir, c.Pid)
+			c.Exit(0)
+			eventually(t, "the parent has it", func() bool { return m.Locks()[dir].Pid == b.Pid })
+			agent(t).want("EBUSY", "creat", filepath.Join(path, "of-rival"), "wronly,creat")
+			b.Exit(0)
+			eventually(t, "the grandparent has it", func() bool { return m.Locks()[dir].Pid == a.Pid })
+			a.must("creat", filepath.Join(path, "of-a"), "wronly,creat")
+			a.Exit(0) // it has changed something
+			m.awaitFree(dir)
+		})
+		for _, status := range []int{0, 1, 75} {
+			for _, changed := range []string{"nothing", "own", "child's"} {
+				t.Run(name+"/exit "+strconv.Itoa(status)+" changed "+changed, func(t *testing.T) {
+					m := m.on(t)
+					a := agent(t)
+					b := a.Child()
+					dir := name + strconv.Itoa(status) + changed
+					path := fresh(t, dir)
+					b.must(acquire(path)...)
+					switch changed {
+					case "own":
+						b.must("creat", filepath.Join(path, "new"), "wronly,creat")
+					case "child's":
+						b.Child().must("creat", filepath.Join(path, "new"), "wronly,creat")
+					}
+					b.Exit(status)
+					if status == 0 && changed == "nothing" {
+						eventually(t, "the parent has it", func() bool { return m.Locks()[dir].Pid == a.Pid })
+						return
+					}
+					m.awaitFree(dir)
+				})
+			}
+		}
+		t.Run(name+"/dead parent", func(t *testing.T) {
+			m := m.on(t)
+			a := agent(t)
+			b := a.Child()
+			dir := name + " dead parent"
+			b.must(acquire(fresh(t, dir))...)
+			a.Kill()
+			b.Exit(0)
+			m.awaitFree(dir)
+		})
+		t.Run(name+"/init", func(t *testing.T) {
+			m := m.on(t)
+			a := agent(t)
+			b := a.Child()
+			a.Kill() // b is a child of init, or of a subreaper, now
+			dir := name + " init"
+			b.must(acquire(fresh(t, dir))...)
+			b.Exit(0)
+			m.awaitFree(dir)
+		})
+	}
+}
+
+// TestR8: a write handle that is left after a release is listed, and stands in
+// the way of the next owner until it is closed.
+func TestR8(t *testing.T) {
+	m := mount(t)
+	for _, how := range []string{"release", "kill"} {
+		t.Run(how, func(t *testing.T) {
+			m := m.on(t)
+			openDir(t, m.Back(how))
+			a, b := agent(t), agent(t)
+			left := a.Child()
+			lock := []string{"creat", m.At(how, "devserver"), "wronly,creat,excl"}
+			a.must(lock...)
+			left.must("open", "h", m.At(how, "file"), "wronly,creat")
+			if how == "release" {
+				a.must("unlink", m.At(how, "devserver"))
+			} else {
+				a.Kill()
+			}
+			m.awaitFree(how)
+			b.want("EEXIST", lock...)
+			var listed bool
+			for _, blocker := range m.Listing().Blockers {
+				listed = listed || blocker.Pid == left.Pid && blocker.Path == how+"/file"
+			}
+			if !listed {
+				t.Errorf("blockers: %+v, want pid %d with %s/file", m.Listing().Blockers, left.Pid, how)
+			}
+			left.must("write", "h", "late")
+			left.must("close", "h")
+			b.must(lock...)
+			if n := len(m.Listing().Blockers); n != 0 {
+				t.Errorf("%d blockers after the close, want 0", n)
+			}
+		})
+	}
+}

@@ -1,0 +1,128 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestTokens: a token is greater than all that were given before, by earlier
+// daemons too, however they ended.
+func TestTokens(t *testing.T) {
+	m := mount(t)
+	last := uint64(0)
+	for _, end := range []string{"umount", "kill", "SIGTERM", ""} {
+		a := agent(t)
+		for range 3 {
+			a.must("mkdir", m.At("D"))
+			token := m.Locks()["D"].Token
+			if token <= last {
+				t.Errorf("token %d after %d", token, last)
+			}
+			last = token
+			a.must("rmdir", m.At("D"))
+		}
+		switch end {
+		case "umount":
+			run(t, stagefsBin(), "umount", m.Path)
+		case "kill":
+			m.kill()
+			unix.Unmount(m.Path, unix.MNT_DETACH)
+		case "SIGTERM":
+			mustDo(t, m.cmd.Process.Signal(unix.SIGTERM))
+		case "":
+			return
+		}
+		eventually(t, "the daemon ends", m.dead)
+		m.start(nil)
+		m.awaitReady()
+	}
+}
+
+// TestS3: a lock file from before the mount is an orphan: listed, holding
+// nothing, in the way of who wants to make it, and removed by break.
+func TestS3(t *testing.T) {
+	dir := staticDir(t)
+	for _, sub := range []string{"D", "E", "F"} {
+		openDir(t, dir+"/"+sub)
+	}
+	mustDo(t, os.WriteFile(dir+"/D/devserver", nil, 0o666))
+	mustDo(t, os.Symlink("gone", dir+"/E/devserver.lock"))
+	mustDo(t, os.Mkdir(dir+"/F/devserver.lock", 0o777))
+	m := mountDir(t, dir, dir+".mnt")
+	a := agent(t)
+	a.must("readdir", m.At("D"))
+	for _, path := range []string{"D/devserver", "E/devserver.lock", "F/devserver.lock"} {
+		a.must("stat", m.At(path))
+	}
+	orphans := map[string]bool{}
+	for _, o := range m.Listing().Orphans {
+		orphans[o.Path] = true
+	}
+	for _, path := range []string{"D/devserver", "E/devserver.lock", "F/devserver.lock"} {
+		if !orphans[path] {
+			t.Errorf("%s is not listed: %v", path, orphans)
+		}
+	}
+	a.want("EEXIST", "creat", m.At("D/devserver"), "wronly,creat,excl")
+	a.must("creat", m.At("D/file"), "wronly,creat")
+	m.wantFree("D")
+	for _, sub := range []string{"D", "E", "F"} {
+		if r := run(t, stagefsBin(), "break", "--why", "orphan", m.At(sub)); r.Status != 0 {
+			t.Errorf("stagefs break %s: %v", sub, r)
+		}
+		entries, _ := os.ReadDir(m.Back(sub))
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), "devserver") {
+				t.Errorf("%s/%s is left after the break", sub, e.Name())
+			}
+		}
+		a.must("creat", m.At(sub, "devserver"), "wronly,creat,excl")
+		m.wantOwner(sub, a.Pid)
+	}
+	if left := m.Listing().Orphans; len(left) != 0 {
+		t.Errorf("orphans left: %v", left)
+	}
+}
+
+// TestMetrics: what is counted adds up, in Prometheus' text format.
+func TestMetrics(t *testing.T) {
+	m := mount(t)
+	a, b := agent(t), agent(t)
+	openDir(t, m.Back("E"))
+	a.must("mkdir", m.At("D"))
+	a.must("creat", m.At("E/devserver"), "wronly,creat,excl")
+	b.want("EBUSY", "mkdir", m.At("D/x"))
+	b.want("EEXIST", "mkdir", m.At("E/devserver.lock"))
+	a.must("unlink", m.At("E/devserver"))
+	for name, want := range map[string]int{"locks": 1, "acquisitions_total": 2, "releases_total": 1, "denials_total": 2, "handovers_total": 0} {
+		if got := m.metric(name); got != want {
+			t.Errorf("stagefs_%s = %d, want %d", name, got, want)
+		}
+	}
+}
+
+// metric is the sum of a metric over all its labels.
+func (m *Mount) metric(name string) int {
+	m.t.Helper()
+	text, err := os.ReadFile(m.control("metrics"))
+	mustDo(m.t, err)
+	sum, declared := 0, false
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if len(f) == 4 && f[1] == "TYPE" && f[2] == "stagefs_"+name {
+			declared = true
+		}
+		if base, _, _ := strings.Cut(f[0], "{"); base == "stagefs_"+name {
+			sum += atoi(f[len(f)-1])
+		}
+	}
+	if !declared {
+		m.t.Errorf("metrics have no TYPE of stagefs_%s", name)
+	}
+	return sum
+}
