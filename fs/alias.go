@@ -58,7 +58,8 @@ func (fs *FS) checkAliasWriters(r *request, dir *lockstate.Dir) error {
 	// Those that began before the lock was in force are over after this,
 	// and all others find it.
 	fs.aliasMu.Lock()
-	fs.aliasMu.Unlock() //nolint:staticcheck // the wait is the point
+	//lint:ignore SA2001 the wait is the point
+	fs.aliasMu.Unlock()
 	p := r.process()
 	return fs.aliasWriter(fs.table.Path(dir), func(o *procid.Process) bool {
 		return o.ID() == p.ID() || o.Descends(p.ID()) || fs.table.Holds(o, dir)

@@ -147,7 +147,7 @@ func (fs *FS) readDir(in *fuse.ReadIn, add func(*node, dirEntry) bool) fuse.Stat
 		if size == 0 {
 			return fuse.OK
 		}
-		if !(fs.reserved(h.node, e.name)) && !add(h.node, e) {
+		if !fs.reserved(h.node, e.name) && !add(h.node, e) {
 			return fuse.OK
 		}
 		s.at = s.at[size:]

@@ -60,7 +60,11 @@ func (fs *FS) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse
 		return fuse.EBADF
 	}
 	out.Lk = fuse.FileLock{Typ: unix.F_UNLCK}
-	if c, ok := fs.advisory.Get(n.id, lockOf(in)); ok {
+	get := fs.advisory.Get
+	if in.Lk.Typ == unix.F_UNLCK {
+		get = fs.advisory.GetOwn // F_OFD_GETLK of what is one's own
+	}
+	if c, ok := get(n.id, lockOf(in)); ok {
 		out.Lk = fuse.FileLock{Typ: unix.F_RDLCK, Start: c.Start, End: c.End, Pid: c.Pid}
 		if c.Write {
 			out.Lk.Typ = unix.F_WRLCK
@@ -92,6 +96,7 @@ func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Sta
 	if h == nil {
 		return fuse.EBADF
 	}
+	h.flushed.Store(false) // it is in use
 	want := lockOf(in)
 	at, lockFile := fs.lockFileOf(h.node)
 	if in.Lk.Typ == unix.F_UNLCK {
@@ -137,7 +142,7 @@ func (fs *FS) takeFile(cancel <-chan struct{}, node uint64, want advisory.Lock, 
 	if wait {
 		err = fs.advisory.Wait(node, want, cancel)
 	} else {
-		err = fs.advisory.Try(node, want)
+		err = fs.tryFile(cancel, node, want)
 	}
 	switch {
 	case err == nil:
@@ -152,6 +157,28 @@ func (fs *FS) takeFile(cancel <-chan struct{}, node uint64, want advisory.Lock, 
 		return fuse.EINVAL
 	}
 	return fuse.Status(syscall.ENOLCK)
+}
+
+// releaseTime bounds how long a try waits for the RELEASE of a description that
+// was closed already: the kernel sends it when close(2) has returned.
+const releaseTime = 20 * time.Millisecond
+
+func (fs *FS) tryFile(cancel <-chan struct{}, node uint64, want advisory.Lock) error {
+	var closing time.Time
+	for {
+		err := fs.advisory.Try(node, want)
+		var c *advisory.ConflictError
+		if !errors.As(err, &c) || c.Waiting {
+			return err
+		}
+		h := fs.handles.get(c.Lock.Handle, node)
+		if h != nil && !h.flushed.Load() || !more(&closing, releaseTime) {
+			return err
+		}
+		if !sleep(cancel, 100*time.Microsecond) {
+			return advisory.ErrCancelled
+		}
+	}
 }
 
 // takeDir takes the directory of a lock file whose lock the caller has.

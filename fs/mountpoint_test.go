@@ -52,10 +52,15 @@ func TestValidate(t *testing.T) {
 		t.Errorf("Validate(%+v) = %v, want nil", good, err)
 	}
 	for _, o := range []Options{
-		{}, {Dir: "/srv", Depth: -1}, {Dir: "/srv", Grace: -1},
-		{Dir: "/srv", LockNames: []string{""}}, {Dir: "/srv", LockNames: []string{"a/b"}},
-		{Dir: "/srv", LockNames: []string{"."}}, {Dir: "/srv", LockNames: []string{".stagefs"}},
-		{Dir: "/srv", LockNames: []string{"[a"}}, {Dir: "/srv", LockNames: []string{"*"}},
+		{},
+		{Dir: "/srv", Depth: -1},
+		{Dir: "/srv", Grace: -1},
+		{Dir: "/srv", LockNames: []string{""}},
+		{Dir: "/srv", LockNames: []string{"a/b"}},
+		{Dir: "/srv", LockNames: []string{"."}},
+		{Dir: "/srv", LockNames: []string{".stagefs"}},
+		{Dir: "/srv", LockNames: []string{"[a"}},
+		{Dir: "/srv", LockNames: []string{"*"}},
 		{Dir: "/srv", Candidates: []string{"a\x00b"}},
 	} {
 		if err := o.Validate(); err == nil {

@@ -29,7 +29,7 @@ func (fs *FS) createCandidate(r *request, in *fuse.CreateIn, out *fuse.CreateOut
 	now := time.Now()
 	c := &candidate{
 		fs: fs, parent: r.parent, name: r.name, owner: p, opens: 1, fd: -1,
-		mode: unix.S_IFREG | in.Mode&^in.Umask&07777, uid: in.Uid, gid: in.Gid, atime: now, mtime: now,
+		mode: unix.S_IFREG | in.Mode&^in.Umask&0o7777, uid: in.Uid, gid: in.Gid, atime: now, mtime: now,
 	}
 	st := unix.Statx_t{Mode: uint16(c.mode), Nlink: 1}
 	n := fs.nodes.anonymous(&st, -1, c)
@@ -131,7 +131,7 @@ func (c *candidate) writeOutLocked(r *request, dir int, name string, keep bool) 
 	}
 	fd := -1
 	err := c.fs.asCaller(r.header, func() (err error) {
-		fd, err = openAt(dir, first, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, c.mode&07777)
+		fd, err = openAt(dir, first, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, c.mode&0o7777)
 		return err
 	})
 	if err != nil {

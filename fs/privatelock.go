@@ -20,7 +20,7 @@ func (fs *FS) createPrivateLockFile(r *request, in *fuse.CreateIn, out *fuse.Cre
 	now := time.Now()
 	c := &candidate{
 		fs: fs, parent: r.parent, name: r.name, owner: p, opens: 1, fd: -1, lockFile: true,
-		mode: unix.S_IFREG | in.Mode&^in.Umask&07777, uid: in.Uid, gid: in.Gid, atime: now, mtime: now,
+		mode: unix.S_IFREG | in.Mode&^in.Umask&0o7777, uid: in.Uid, gid: in.Gid, atime: now, mtime: now,
 	}
 	st := unix.Statx_t{Mode: uint16(c.mode), Nlink: 1}
 	c.node = fs.nodes.anonymous(&st, -1, c)
@@ -54,7 +54,7 @@ func (fs *FS) settleLockFile(r *request, c *candidate) error {
 	fd, err := openAt(d.fd, c.name, unix.O_RDWR|unix.O_NONBLOCK, 0)
 	if err == unix.ENOENT {
 		err = fs.asCaller(r.header, func() (err error) {
-			fd, err = openAt(d.fd, c.name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, c.mode&07777)
+			fd, err = openAt(d.fd, c.name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, c.mode&0o7777)
 			return err
 		})
 	}
