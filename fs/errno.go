@@ -7,9 +7,10 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/advisory"
 )
 
-// errnos says what a program hears of each refusal of the table (W2). Where
+// errnos says what a program hears of each refusal of the tables (W2). Where
 // the protocol of a tool has an answer of its own (A8), the handler overrides
 // it. It is the only place where the table's errors become numbers.
 var errnos = []struct {
@@ -25,6 +26,11 @@ var errnos = []struct {
 	{lockstate.ErrCancelled, syscall.EINTR},
 	{lockstate.ErrGone, syscall.ENOENT},
 	{lockstate.ErrNoLock, syscall.ENOENT},
+	{advisory.ErrConflict, syscall.EAGAIN},
+	{advisory.ErrCancelled, syscall.EINTR},
+	{advisory.ErrDeadlock, syscall.EDEADLK},
+	{advisory.ErrRange, syscall.EINVAL},
+	{advisory.ErrLimit, syscall.ENOLCK},
 }
 
 // statusOf returns what the kernel is told of err.

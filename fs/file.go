@@ -245,8 +245,12 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 		flags := in.Flags
 		if _, lockFile := fs.lockFileOf(n); lockFile {
 			h.opener = r.process()
-			if flags&unix.O_TRUNC != 0 && !fs.mayChange(r, n) {
-				flags &^= unix.O_TRUNC // A10: succeeds and changes nothing
+			if flags&unix.O_TRUNC != 0 {
+				op, ok := fs.mayChange(r, n)
+				defer op.End()
+				if !ok {
+					flags &^= unix.O_TRUNC // A10: succeeds and changes nothing
+				}
 			}
 		} else if writes(flags) {
 			c, err := r.covering(n)
@@ -342,19 +346,16 @@ func (fs *FS) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	return fuse.OK
 }
 
-// mayChange reports whether the caller may change n now.
-func (fs *FS) mayChange(r *request, n *node) bool {
-	if fs.opts.Observe {
-		return true
-	}
+// mayChange reports whether the caller may change n now. The caller ends the
+// operation.
+func (fs *FS) mayChange(r *request, n *node) (op *lockstate.Op, ok bool) {
 	c, err := r.covering(n)
 	if err != nil {
-		return false
+		return nil, false
 	}
-	c.Quiet = true
-	op, err := r.admit(c)
-	op.End()
-	return err == nil
+	c.Quiet, c.Force = true, fs.opts.Observe
+	op, err = r.admit(c)
+	return op, err == nil
 }
 
 // Release is the last close.
@@ -418,8 +419,22 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint
 
 // writeLockFile writes to a lock file if the caller may now (A10).
 func (fs *FS) writeLockFile(cancel <-chan struct{}, h *handle, in *fuse.WriteIn, data []byte) (n uint32, status fuse.Status) {
-	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "write", node: h.node}
-	status = fs.attempt(r, false, func() error {
+	status = fs.changeLockFile(cancel, &in.InHeader, h, "write", func() (s fuse.Status) {
+		if h.cand != nil {
+			n, s = h.cand.write(in, data)
+		} else {
+			n, s = writeAt(h.fd, in, data)
+		}
+		return s
+	})
+	return n, status
+}
+
+// changeLockFile passes the gate for one change through a handle on a lock
+// file.
+func (fs *FS) changeLockFile(cancel <-chan struct{}, header *fuse.InHeader, h *handle, op string, change func() fuse.Status) fuse.Status {
+	r := &request{fs: fs, cancel: cancel, header: header, op: op, node: h.node}
+	return fs.attempt(r, false, func() error {
 		if h.cand.private() {
 			return lockstate.ErrHeld
 		}
@@ -433,18 +448,11 @@ func (fs *FS) writeLockFile(cancel <-chan struct{}, h *handle, in *fuse.WriteIn,
 			return err
 		}
 		defer op.End()
-		var s fuse.Status
-		if h.cand != nil {
-			n, s = h.cand.write(in, data)
-		} else {
-			n, s = writeAt(h.fd, in, data)
-		}
-		if s != fuse.OK {
+		if s := change(); s != fuse.OK {
 			return syscall.Errno(s)
 		}
 		return nil
 	})
-	return n, status
 }
 
 func writeAt(fd int, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
@@ -496,24 +504,38 @@ func (fs *FS) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut
 // Fallocate is fallocate(2).
 func (fs *FS) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
 	h := fs.handles.get(in.Fh, in.NodeId)
-	if h == nil || h.lock == nil {
+	if h == nil || h.fd < 0 || h.lock == nil && h.opener == nil {
 		return fuse.EBADF
 	}
-	return statusOf(ignoringEINTR(func() error {
-		return unix.Fallocate(h.fd, in.Mode, int64(in.Offset), int64(in.Length))
-	}))
+	change := func() fuse.Status {
+		return statusOf(ignoringEINTR(func() error {
+			return unix.Fallocate(h.fd, in.Mode, int64(in.Offset), int64(in.Length))
+		}))
+	}
+	if h.opener != nil {
+		return fs.changeLockFile(cancel, &in.InHeader, h, "fallocate", change)
+	}
+	return change()
 }
 
 // CopyFileRange is copy_file_range(2) between two files of the mount.
 func (fs *FS) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
 	src, dst := fs.handles.get(in.FhIn, in.NodeId), fs.handles.get(in.FhOut, in.NodeIdOut)
-	if src == nil || dst == nil || src.fd < 0 || dst.lock == nil {
+	if src == nil || dst == nil || src.fd < 0 || dst.fd < 0 || dst.lock == nil && dst.opener == nil {
 		return 0, fuse.EBADF
 	}
-	from, to := int64(in.OffIn), int64(in.OffOut)
-	n, err := unix.CopyFileRange(src.fd, &from, dst.fd, &to, int(min(in.Len, 1<<30)), 0)
-	if err != nil {
-		return 0, statusOf(err)
+	n := 0
+	change := func() fuse.Status {
+		from, to := int64(in.OffIn), int64(in.OffOut)
+		var err error
+		n, err = unix.CopyFileRange(src.fd, &from, dst.fd, &to, int(min(in.Len, 1<<30)), 0)
+		return statusOf(err)
 	}
-	return uint32(n), fuse.OK
+	status := fuse.OK
+	if dst.opener != nil {
+		status = fs.changeLockFile(cancel, &in.InHeader, dst, "copy_file_range", change)
+	} else {
+		status = change()
+	}
+	return uint32(max(n, 0)), status
 }

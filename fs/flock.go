@@ -3,7 +3,6 @@ package fs
 import (
 	"errors"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -15,8 +14,8 @@ import (
 )
 
 // Advisory locks. On an ordinary file they are what they are anywhere (M2). On
-// a lock file they are locks on its directory too (A4, A5): first the file's
-// lock is taken, where first come is first served (A8), then the directory.
+// a lock file they are locks on its directory too (A4, A5), which come together
+// with the lock on the file or not at all.
 
 // A fdKey names the descriptor lock that keeps a directory locked (R2): a flock
 // lock of an open file description, or the record locks of an owner.
@@ -97,120 +96,49 @@ func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Sta
 		return fuse.EBADF
 	}
 	h.flushed.Store(false) // it is in use
-	want := lockOf(in)
+	want, node := lockOf(in), h.node.id
 	at, lockFile := fs.lockFileOf(h.node)
-	if in.Lk.Typ == unix.F_UNLCK {
-		fs.advisory.Unlock(h.node.id, want)
-		fs.settleKeys(h.node.id, []fdKey{keyOf(h.node.id, &want)})
+	switch {
+	case in.Lk.Typ == unix.F_UNLCK:
+		fs.advisory.Unlock(node, want)
+		fs.settleKeys(node, []fdKey{keyOf(node, &want)})
 		return fuse.OK
+	case !lockFile && wait:
+		return statusOf(fs.advisory.Wait(node, want, cancel))
+	case !lockFile:
+		return fs.tryClosing(cancel, node, func() error { return fs.advisory.Try(node, want) })
 	}
-	want.Fair = lockFile
-	if !lockFile {
-		return fs.takeFile(cancel, h.node.id, want, wait)
-	}
-	w := &waiting{dir: at.parent.dir, proc: fs.process(&in.InHeader), since: time.Now()}
+	d := &dirLock{fs: fs, cancel: cancel, in: in, h: h, at: at, want: want}
+	var status fuse.Status
 	if wait {
-		fs.waits.add(w)
-		defer fs.waits.remove(w)
+		status = d.wait()
+	} else {
+		status = d.try()
 	}
-	before := fs.own(h.node.id, want)
-	if status := fs.takeFile(cancel, h.node.id, want, wait); status != fuse.OK {
-		fs.settleKeys(h.node.id, []fdKey{keyOf(h.node.id, &want)}) // flock(2): a refused conversion has lost the old lock
-		return status
-	}
-	status := fs.takeDir(cancel, in, h, at, want, wait)
-	if status != fuse.OK {
-		fs.advisory.Unlock(h.node.id, want)
-		for _, old := range before {
-			fs.advisory.Try(h.node.id, old)
-		}
-		fs.settleKeys(h.node.id, []fdKey{keyOf(h.node.id, &want)})
+	if status != fuse.OK && want.Flock {
+		d.dropOld() // flock(2): a conversion that is refused has lost the old lock
 	}
 	return status
-}
-
-// own returns the locks that a request's owner has on a file.
-func (fs *FS) own(node uint64, want advisory.Lock) []advisory.Lock {
-	return slices.DeleteFunc(fs.advisory.Locks(node), func(l advisory.Lock) bool {
-		return keyOf(node, &l) != keyOf(node, &want)
-	})
-}
-
-// takeFile takes the lock on the file.
-func (fs *FS) takeFile(cancel <-chan struct{}, node uint64, want advisory.Lock, wait bool) fuse.Status {
-	var err error
-	if wait {
-		err = fs.advisory.Wait(node, want, cancel)
-	} else {
-		err = fs.tryFile(cancel, node, want)
-	}
-	switch {
-	case err == nil:
-		return fuse.OK
-	case errors.Is(err, advisory.ErrConflict):
-		return fuse.EAGAIN
-	case errors.Is(err, advisory.ErrDeadlock):
-		return fuse.Status(syscall.EDEADLK)
-	case errors.Is(err, advisory.ErrCancelled):
-		return fuse.EINTR
-	case errors.Is(err, advisory.ErrRange):
-		return fuse.EINVAL
-	}
-	return fuse.Status(syscall.ENOLCK)
 }
 
 // releaseTime bounds how long a try waits for the RELEASE of a description that
 // was closed already: the kernel sends it when close(2) has returned.
 const releaseTime = 20 * time.Millisecond
 
-func (fs *FS) tryFile(cancel <-chan struct{}, node uint64, want advisory.Lock) error {
+// tryClosing repeats a try while all that is in its way is such a description.
+func (fs *FS) tryClosing(cancel <-chan struct{}, node uint64, try func() error) fuse.Status {
 	var closing time.Time
 	for {
-		err := fs.advisory.Try(node, want)
+		err := try()
 		var c *advisory.ConflictError
 		if !errors.As(err, &c) || c.Waiting {
-			return err
+			return statusOf(err)
 		}
 		h := fs.handles.get(c.Lock.Handle, node)
 		if h != nil && !h.flushed.Load() || !more(&closing, releaseTime) {
-			return err
+			return statusOf(err)
 		}
 		if !sleep(cancel, 100*time.Microsecond) {
-			return advisory.ErrCancelled
-		}
-	}
-}
-
-// takeDir takes the directory of a lock file whose lock the caller has.
-func (fs *FS) takeDir(cancel <-chan struct{}, in *fuse.LkIn, h *handle, at link, want advisory.Lock, wait bool) fuse.Status {
-	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "lock", parent: at.parent, name: at.name, errno: fuse.EAGAIN, quiet: wait}
-	r.proc = fs.lockOwner(in, h, want)
-	if r.proc == nil {
-		return fuse.Status(syscall.ENOLCK) // H4: and nobody would ever be woken
-	}
-	q := lockstate.Request{
-		Dir: at.parent.dir, Kind: lockstate.Shared, Protocol: "fcntl", File: at.name, Key: keyOf(h.node.id, &want),
-	}
-	if want.Write {
-		q.Kind = lockstate.Explicit
-	}
-	if want.Flock {
-		q.Protocol = "flock"
-	}
-	for {
-		bell := fs.table.Bell()
-		refused := false
-		status := fs.attempt(r, false, func() error {
-			err := fs.takeDirOnce(r, h, q)
-			refused = err != nil
-			return err
-		})
-		if status != fuse.EAGAIN || !refused || !wait || fs.table.Frozen() {
-			return status
-		}
-		select {
-		case <-bell:
-		case <-cancel:
 			return fuse.EINTR
 		}
 	}
@@ -226,26 +154,17 @@ func (fs *FS) lockOwner(in *fuse.LkIn, h *handle, want advisory.Lock) *procid.Pr
 	return fs.process(&in.InHeader)
 }
 
-func (fs *FS) takeDirOnce(r *request, h *handle, q lockstate.Request) error {
-	finish, err := fs.admitLock(r, q)
-	if err != nil {
-		return err
-	}
-	if h.cand.private() {
-		err = fs.settleLockFile(r, h.cand)
-	}
-	if ok := finish(err == nil); !ok && err == nil {
-		err = lockstate.ErrFrozen
-	}
-	return err
-}
-
 // settleKeys ends the locks on directories that descriptor locks kept which are
 // no more (R2).
 func (fs *FS) settleKeys(node uint64, keys []fdKey) {
 	if fs.table.Len() == 0 {
 		return
 	}
+	defer func() {
+		if fs.waits.any() {
+			fs.table.Ring()
+		}
+	}()
 	left := fs.advisory.Locks(node)
 	for _, k := range keys {
 		if slices.ContainsFunc(left, func(l advisory.Lock) bool { return keyOf(node, &l) == k }) {

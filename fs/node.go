@@ -341,13 +341,22 @@ func (t *nodeTable) len() int {
 	return len(t.byID)
 }
 
-// settle gives a node that was private its place in the backing.
-func (t *nodeTable) settle(n *node, st *unix.Statx_t, links []link) {
+// settle gives a node that was private its place in the backing. It takes over
+// fd, an O_PATH descriptor of it, or -1.
+func (t *nodeTable) settle(n *node, st *unix.Statx_t, links []link, fd int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n.key, n.nlink = identityOf(st), st.Nlink
 	if t.byKey[n.key] == nil {
 		t.byKey[n.key] = n
+	} else if fd >= 0 {
+		// Another node stands for the same file: it is the one that hears
+		// of changed names, so this one stands by a descriptor.
+		n.fd = fd
+		fd = -1
+	}
+	if fd >= 0 {
+		unix.Close(fd)
 	}
 	for _, l := range links {
 		n.linkLocked(l.parent, l.name)

@@ -98,7 +98,7 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 		if keep {
 			links = append(links, link{m.parent, c.name})
 		}
-		fs.nodes.settle(c.node, &m.st, links)
+		fs.nodes.settle(c.node, &m.st, links, -1)
 		if c.lock != nil {
 			c.node.addWriter(c.lock)
 		}

@@ -66,7 +66,12 @@ func (fs *FS) settleLockFile(r *request, c *candidate) error {
 		unix.Close(fd)
 		return err
 	}
-	fs.nodes.settle(c.node, &st, []link{{c.parent, c.name}})
+	path, err := openAt(d.fd, c.name, unix.O_PATH, 0)
+	if err != nil {
+		unix.Close(fd)
+		return err
+	}
+	fs.nodes.settle(c.node, &st, []link{{c.parent, c.name}}, path)
 	// Unlike another candidate's, this mutex is never held by who waits for
 	// FS.ns.
 	c.mu.Lock()

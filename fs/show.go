@@ -57,9 +57,7 @@ func (fs *FS) listing() lockstate.Listing {
 			Blockers: fs.blockers(s.Blockers),
 		}
 		row.Dir, row.DirBytes = text(s.Path)
-		if len(s.Files) > 0 {
-			row.File = s.Files[0]
-		}
+		row.File = s.File
 		l.Locks = append(l.Locks, row)
 	}
 	l.Blockers = fs.blockers(fs.table.LeftOpen())

@@ -10,52 +10,128 @@ import (
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
-// A waiting is a request that waits for a directory.
+// A waiting is a request that waits for a directory. Who waits for the same one
+// stands in line (A8): only who is at the front, or shares with all before it,
+// has its turn and is woken by what ends.
 type waiting struct {
 	dir   *lockstate.Dir
 	proc  *procid.Process
 	since time.Time
+	write bool
+	turn  chan struct{} // closed when it has its turn
+
+	// Protected by waitList.mu.
+	first  bool      // turn is closed
+	behind procid.ID // who has what it waits for
 }
 
-// waitList holds all that wait, for listings.
+// waitList holds the lines.
 type waitList struct {
-	mu  sync.Mutex
-	all map[*waiting]struct{}
+	mu    sync.Mutex
+	lines map[*lockstate.Dir][]*waiting
 }
 
-func (w *waitList) add(x *waiting) {
+// join puts x at the end of its line.
+func (w *waitList) join(x *waiting) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.all == nil {
-		w.all = make(map[*waiting]struct{})
+	if w.lines == nil {
+		w.lines = make(map[*lockstate.Dir][]*waiting)
 	}
-	w.all[x] = struct{}{}
+	w.lines[x.dir] = append(w.lines[x.dir], x)
+	w.callLocked(x.dir)
 }
 
-func (w *waitList) remove(x *waiting) {
+// leave takes x out of its line.
+func (w *waitList) leave(x *waiting) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.all, x)
+	w.lines[x.dir] = slices.DeleteFunc(w.lines[x.dir], func(y *waiting) bool { return y == x })
+	if len(w.lines[x.dir]) == 0 {
+		delete(w.lines, x.dir)
+		return
+	}
+	w.callLocked(x.dir)
 }
 
-// list returns who waits, in order of arrival. Who has the lock within a
-// moment does not count.
+// callLocked gives their turn to those at the front of a line.
+func (w *waitList) callLocked(dir *lockstate.Dir) {
+	for i, x := range w.lines[dir] {
+		if i > 0 && x.write {
+			return
+		}
+		if !x.first {
+			x.first = true
+			close(x.turn)
+		}
+		if x.write {
+			return
+		}
+	}
+}
+
+// waited reports whether somebody stands in line for dir.
+func (w *waitList) waited(dir *lockstate.Dir) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.lines[dir]) > 0
+}
+
+// any reports whether somebody waits for anything.
+func (w *waitList) any() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.lines) > 0
+}
+
+// circle notes behind whom x waits and reports whether that one waits for x in
+// the end, so that both would wait for ever.
+func (w *waitList) circle(x *waiting, behind procid.ID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	x.behind = behind
+	for range len(w.lines) {
+		next := w.waitsLocked(behind)
+		if next == nil {
+			return false
+		}
+		if behind = next.behind; behind == x.proc.ID() {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *waitList) waitsLocked(id procid.ID) *waiting {
+	for _, line := range w.lines {
+		for _, y := range line {
+			if y.first && y.proc.ID() == id {
+				return y
+			}
+		}
+	}
+	return nil
+}
+
+// list returns who waits, in order of arrival.
 func (w *waitList) list(fs *FS) []lockstate.Waiter {
 	w.mu.Lock()
-	all := make([]*waiting, 0, len(w.all))
-	for x := range w.all {
-		all = append(all, x)
-	}
+	all := slices.Collect(func(yield func(*waiting) bool) {
+		for _, line := range w.lines {
+			for _, x := range line {
+				if !yield(x) {
+					return
+				}
+			}
+		}
+	})
 	w.mu.Unlock()
 	slices.SortFunc(all, func(a, b *waiting) int { return cmp.Compare(a.since.UnixNano(), b.since.UnixNano()) })
 	rows := make([]lockstate.Waiter, 0, len(all))
 	for _, x := range all {
-		row := lockstate.Waiter{Since: x.since}
+		id := x.proc.ID()
+		row := lockstate.Waiter{Since: x.since, Pid: id.Pid, Start: id.Start, Cmd: fs.procs.Cmdline(id)}
 		row.Dir, _ = text(fs.table.Path(x.dir))
-		if x.proc != nil {
-			id := x.proc.ID()
-			row.Pid, row.Start, row.Cmd = id.Pid, id.Start, fs.procs.Cmdline(id)
-		}
 		rows = append(rows, row)
 	}
 	return rows

@@ -100,7 +100,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	}
 	t.token++
 	r := &row{
-		dir: d, kind: q.Kind, protocol: q.Protocol, owner: p, heirs: heirs,
+		dir: d, kind: q.Kind, protocol: q.Protocol, file: q.File, owner: p, heirs: heirs,
 		token: t.token, since: t.now(), pending: true,
 	}
 	switch {

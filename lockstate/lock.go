@@ -47,6 +47,7 @@ type Lock struct {
 	UID      uint32
 	Token    uint64
 	Since    time.Time
+	File     string   // the lock file that it was taken by, if any
 	Files    []string // lock files that keep it (existence locks)
 	Changed  bool     // something beneath was changed since the owner has it (R5)
 }
@@ -60,6 +61,7 @@ type row struct {
 	heirs    []procid.Ancestor // the owner's lineage at acquisition (R5)
 	token    uint64
 	since    time.Time
+	file     string // for listings
 	files    []string
 	keys     map[any]struct{} // the descriptor locks that keep it (R2)
 	pending  bool             // not committed
@@ -108,7 +110,7 @@ func (r *row) holds(p *procid.Process) bool {
 func (r *row) lock() Lock {
 	return Lock{
 		Dir: r.dir, Path: r.dir.path(), Kind: r.kind, Protocol: r.protocol,
-		Owner: r.owner.ID(), UID: r.owner.UID(), Token: r.token, Since: r.since,
+		Owner: r.owner.ID(), UID: r.owner.UID(), Token: r.token, Since: r.since, File: r.file,
 		Files: slices.Clone(r.files), Changed: r.changed,
 	}
 }

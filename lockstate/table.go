@@ -223,6 +223,13 @@ func (t *Table) Bell() <-chan struct{} {
 	return t.bell
 }
 
+// Ring closes the channel of Bell: something outside the table ended.
+func (t *Table) Ring() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ringLocked()
+}
+
 func (t *Table) ringLocked() {
 	if t.bell != nil {
 		close(t.bell)

@@ -24,6 +24,7 @@ type group struct {
 	pins    int    // other users of fd
 	serial  uint64 // in Resolver.watched; 0: not watched
 	watches []func(ID, Exit)
+	told    told
 }
 
 // A thread is a thread id that was resolved, with what proves that the id has
@@ -136,6 +137,9 @@ func (r *Resolver) freeLocked(g *group) {
 	g.fd = -1
 	if r.groups[g.proc.id] == g {
 		delete(r.groups, g.proc.id)
+	}
+	if r.pids[g.proc.id.Pid] == g {
+		delete(r.pids, g.proc.id.Pid)
 	}
 }
 

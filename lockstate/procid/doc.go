@@ -34,8 +34,18 @@
 //     first) and re-parented before it is seen again has lost its old
 //     ancestors. A watched process is not pushed out.
 //   - [Exit.Known] can be false: the status of a process that was reaped before
-//     it could be read is kept by the kernel only since Linux 6.15. An ordinary
-//     user's daemon is not shown another user's status before it is reaped.
+//     it could be read is kept by the kernel only since Linux 6.15. Before, the
+//     process events connector tells it to root in the initial namespaces, of
+//     all that are in the cache from the first watch on. [Resolver.KnowsExits]
+//     says whether there is either. An ordinary user's daemon is not shown another
+//     user's status before it is reaped.
+//   - The connector tells how threads end, and the status of a process is taken
+//     from its last one. A program that ends its threads one by one, without the
+//     C library, with different statuses, may be taken for another end. Events
+//     that come too fast (for 8 MiB of them to be read) are lost: the status is
+//     unknown then, as it is where the first thread of several ended unheard.
+//     (Some kernels of about Linux 6.7 tell nothing more once an event has found
+//     no taker: then statuses are unknown, whatever KnowsExits says.)
 //   - Two processes with the same pid that started in the same tick of the clock
 //     (10 ms) have the same ID. Pids come round that fast only when somebody
 //     with the right to do so sets the next one. Lookup tells even those apart.
@@ -54,7 +64,11 @@
 //
 // # Lock order
 //
-// Resolver.mu is the only mutex. It is held over poll(2) with no timeout,
-// PIDFD_GET_INFO, epoll_ctl(2) and close(2) of process descriptors, none of
-// which waits, and never over /proc or a callback.
+//	connector.mu
+//	    Resolver.mu
+//
+// Resolver.mu is held over poll(2) with no timeout, PIDFD_GET_INFO, epoll_ctl(2)
+// and close(2) of process descriptors, none of which waits, and never over /proc
+// or a callback. connector.mu is held over what is done to the connector's socket,
+// which never waits either, so that events are taken in in their order.
 package procid

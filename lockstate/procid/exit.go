@@ -19,7 +19,7 @@ type Exit struct {
 // the condition of a hand-over (R5).
 func (e Exit) Success() bool { return e.Known && e.Code == 0 && e.Signal == 0 }
 
-// exitPatience bounds the search for a status. Between the moment in which a
+// exitPatience bounds the search for a status where no connector is. Between the moment in which a
 // pidfd becomes readable and the one in which the status can be read lies a few
 // instructions' work of the dying process, which may be preempted there.
 const exitPatience = 5 * time.Millisecond
@@ -34,11 +34,20 @@ func fromWait(ws int) Exit {
 }
 
 // exitStatus finds out how the process id ended, which the caller knows to be
-// dead. fd is a pidfd from when it lived, or -1.
-func (k kernel) exitStatus(id ID, fd int) Exit {
-	for end := time.Now().Add(exitPatience); ; {
-		e, final := k.tryExitStatus(id, fd)
-		if final || time.Now().After(end) {
+// dead. fd is a pidfd from when it lived, g its pinned group or nil.
+func (r *Resolver) exitStatus(id ID, fd int, g *group) Exit {
+	for began := time.Now(); ; {
+		e, final := r.kernel.tryExitStatus(id, fd)
+		patience := exitPatience
+		if !e.Known && g != nil {
+			var more bool
+			e, more = r.heard(g)
+			if more {
+				patience = hearPatience
+			}
+			final = e.Known || final && !more
+		}
+		if final || time.Since(began) > patience {
 			return e
 		}
 		time.Sleep(200 * time.Microsecond)

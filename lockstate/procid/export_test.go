@@ -2,6 +2,16 @@
 
 package procid
 
+import "golang.org/x/sys/unix"
+
+// Deafen has the connector lose events, as it would on a machine where a great
+// many processes end while the daemon does not run, until listen is called.
+func (r *Resolver) Deafen() (listen func()) {
+	r.connector.mu.Lock()
+	unix.SetsockoptInt(r.connector.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 0) // the least there is
+	return r.connector.mu.Unlock
+}
+
 // ParseStat is parseStat for the tests outside of the package.
 func ParseStat(b []byte) (state byte, ppid int, start uint64, code int, err error) {
 	st, err := parseStat(b)

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -48,6 +49,9 @@ func helper(role string, n int) {
 		say(os.Getpid())
 		untilEOF(os.Stdin)
 		os.Exit(n)
+
+	case "reap": // has n children, says their pids, and reaps each the moment it ends
+		reapAll(n)
 
 	case "threads": // n further threads; says their ids
 		tids := make(chan int)
@@ -98,14 +102,18 @@ func helper(role string, n int) {
 		}
 		untilEOF(os.Stdin)
 
-	case "observe": // tells how process n ends
-		r, err := procid.NewResolver(procid.Options{})
+	case "observe", "observecompat": // tells how process n ends
+		r, err := procid.NewResolver(procid.Options{Compat: role == "observecompat"})
 		check(err)
 		p, err := r.ByPid(n)
 		check(err)
 		done := make(chan procid.Exit)
 		check(r.Watch(p.ID(), func(_ procid.ID, e procid.Exit) { done <- e }))
-		say(p.ID().Pid)
+		knows := 0
+		if r.KnowsExits() {
+			knows = 1
+		}
+		say(knows)
 		e := <-done
 		known := 0
 		if e.Known {
@@ -134,6 +142,42 @@ func helper(role string, n int) {
 		fmt.Fprintf(os.Stderr, "no role %q\n", role)
 		os.Exit(1)
 	}
+}
+
+// reapAll ends its children at the end of its standard input: every fourth by a
+// signal, the others with the statuses 0, 1 and 2. Meanwhile it keeps all
+// processors busy.
+func reapAll(n int) {
+	r, w, err := os.Pipe()
+	check(err)
+	children := make([]*exec.Cmd, n)
+	pids := make([]any, n)
+	for i := range children {
+		children[i] = child("exit "+strconv.Itoa(i%4), r)
+		children[i].Stdout = nil
+		check(children[i].Start())
+		pids[i] = children[i].Process.Pid
+	}
+	r.Close()
+	say(pids...)
+	untilEOF(os.Stdin)
+	var ended sync.WaitGroup
+	for _, c := range children {
+		ended.Go(func() { c.Wait() })
+	}
+	for range runtime.NumCPU() {
+		go func() {
+			for {
+			}
+		}()
+	}
+	for i, c := range children {
+		if i%4 == 3 {
+			c.Process.Kill()
+		}
+	}
+	w.Close()
+	ended.Wait()
 }
 
 // onLeader runs f on the first thread of the process.

@@ -12,7 +12,8 @@ import (
 // A kernel is what the running kernel offers.
 type kernel struct {
 	threads bool // PIDFD_THREAD, Linux 6.9
-	info    bool // PIDFD_GET_INFO, Linux 6.13; from 6.15 on also after the end
+	info    bool // PIDFD_GET_INFO, Linux 6.13
+	exits   bool // PIDFD_INFO_EXIT, Linux 6.15: it works also after the end
 }
 
 // probe finds out what the kernel offers by trying it on this process. It fails
@@ -45,5 +46,19 @@ func probe(compat bool) (kernel, error) {
 	}
 	in, err := info(fd, 0)
 	k.info = err == nil && in.tgid == uint32(pid)
+	k.exits = k.info && since(6, 15)
 	return k, nil
+}
+
+// since reports whether this is the given version of Linux or a later one. It
+// is for what cannot be tried: here, that would take a dead process. A kernel
+// that has more than its version says only loses a shorter way.
+func since(major, minor int) bool {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return false
+	}
+	var a, b int
+	n, _ := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &a, &b)
+	return n == 2 && (a > major || a == major && b >= minor)
 }

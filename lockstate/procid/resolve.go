@@ -13,12 +13,13 @@ import (
 // A sighting is a thread that was found, and its process. It owns its
 // descriptors.
 type sighting struct {
-	group  int  // pidfd of the thread group
-	thread int  // as thread.fd
-	file   bool // as thread.file
-	id     ID
-	ppid   int
-	euid   uint32
+	group      int  // pidfd of the thread group
+	thread     int  // as thread.fd
+	file       bool // as thread.file
+	id         ID
+	ppid       int
+	euid       uint32
+	leaderless bool // the first thread has ended
 }
 
 func (s *sighting) close() {
@@ -75,8 +76,9 @@ func (r *Resolver) attach(tid uint32, s *sighting, p *Process) (*group, bool) {
 	default:
 		// A dead group with the same ID is another process: the pid went round
 		// within one tick of the clock.
-		g = &group{proc: p, fd: s.group}
+		g = &group{proc: p, fd: s.group, told: told{leader: s.leaderless}}
 		r.groups[s.id] = g
+		r.pids[s.id.Pid] = g
 	}
 	g.pins++
 	r.insertLocked(tid, &thread{group: g, fd: s.thread, file: s.file})
@@ -143,7 +145,7 @@ func (k kernel) read(s *sighting) error {
 	if err != nil {
 		return err
 	}
-	s.id.Start, s.ppid = st.start, st.ppid
+	s.id.Start, s.ppid, s.leaderless = st.start, st.ppid, st.state == 'Z'
 	if k.info {
 		in, err := info(s.group, 0)
 		s.euid = in.euid

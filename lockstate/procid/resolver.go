@@ -29,10 +29,13 @@ type Resolver struct {
 	wg     sync.WaitGroup // the watcher and what it started
 	clock  atomic.Uint64  // counts uses, for the LRU order
 
+	connector connector
+
 	mu      sync.RWMutex
 	closed  bool               // guarded by mu
 	threads map[uint32]*thread // by thread id; guarded by mu
 	groups  map[ID]*group      // guarded by mu
+	pids    map[int]*group     // the latest of each pid in groups; guarded by mu
 	watched map[uint64]*group  // by group.serial; guarded by mu
 	serial  uint64             // last group.serial given; guarded by mu
 }
@@ -46,12 +49,14 @@ func NewResolver(o Options) (*Resolver, error) {
 		return nil, err
 	}
 	r := &Resolver{
-		kernel:  k,
-		epfd:    -1,
-		wakefd:  -1,
-		threads: make(map[uint32]*thread),
-		groups:  make(map[ID]*group),
-		watched: make(map[uint64]*group),
+		kernel:    k,
+		epfd:      -1,
+		wakefd:    -1,
+		connector: connector{fd: -1},
+		threads:   make(map[uint32]*thread),
+		groups:    make(map[ID]*group),
+		pids:      make(map[int]*group),
+		watched:   make(map[uint64]*group),
 	}
 	if err := r.startWatcher(); err != nil {
 		return nil, err
@@ -145,7 +150,7 @@ func (r *Resolver) ExitOf(id ID) Exit {
 		if !readable(g.fd) {
 			return Exit{}
 		}
-		return r.kernel.exitStatus(id, g.fd)
+		return r.exitStatus(id, g.fd, g)
 	}
 	r.mu.Unlock()
 	fd, err := openExact(id)
@@ -156,7 +161,7 @@ func (r *Resolver) ExitOf(id ID) Exit {
 	if !readable(fd) {
 		return Exit{}
 	}
-	return r.kernel.exitStatus(id, fd)
+	return r.exitStatus(id, fd, nil)
 }
 
 // openExact opens a pidfd of a process that is not reaped yet and has that

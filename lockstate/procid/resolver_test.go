@@ -339,10 +339,15 @@ func TestDeadLeaveCacheFirst(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
-	before := descriptors(t)
+	t.Run("native", func(t *testing.T) { testClose(t, false) })
+	t.Run("compat", func(t *testing.T) { testClose(t, true) })
+}
+
+func testClose(t *testing.T, compat bool) {
 	h := start(t, "exit 0")
 	h.numbers(t)
-	r, err := procid.NewResolver(procid.Options{})
+	before := descriptors(t)
+	r, err := procid.NewResolver(procid.Options{Compat: compat})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -360,12 +365,16 @@ func TestClose(t *testing.T) {
 	if err := r.Watch(id, func(procid.ID, procid.Exit) {}); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Watch after Close = %v, want os.ErrClosed", err)
 	}
+	if got := r.KnowsExits(); compat && got {
+		t.Errorf("KnowsExits() after Close = true")
+	}
+	after := descriptors(t)
 	h.kill()
 	h.Wait()
 	if len(ended) > 0 {
 		t.Errorf("watch called after Close")
 	}
-	if after := descriptors(t); after > before {
+	if after > before {
 		t.Errorf("%d descriptors left open", after-before)
 	}
 }
@@ -391,6 +400,7 @@ func TestConcurrentUse(t *testing.T) {
 						return
 					}
 					if j%16 == 0 {
+						r.KnowsExits()
 						r.Watch(p.ID(), func(procid.ID, procid.Exit) {})
 						r.Unwatch(p.ID())
 					}

@@ -18,6 +18,9 @@ func (r *Resolver) Watch(id ID, fn func(ID, Exit)) error {
 	if id.Pid <= 0 {
 		return fmt.Errorf("watch %v: %w", id, ErrUnknown)
 	}
+	if !r.kernel.exits {
+		r.listen() // without it, some statuses stay unknown: see KnowsExits
+	}
 	g, err := r.hold(id)
 	if err != nil {
 		if !isGone(err) {
@@ -129,6 +132,7 @@ func (r *Resolver) stopWatcher() error {
 		return fmt.Errorf("waking the watcher: %w", err)
 	}
 	r.wg.Wait()
+	r.closeConnector()
 	unix.Close(r.epfd)
 	unix.Close(r.wakefd)
 	return nil
@@ -155,10 +159,14 @@ func (r *Resolver) watch() {
 		}
 		for _, ev := range events[:max(n, 0)] {
 			serial := serialOf(ev)
-			if serial == 0 {
+			switch serial {
+			case 0:
 				return
+			case serialExits:
+				r.hear()
+			default:
+				r.died(serial)
 			}
-			r.died(serial)
 		}
 	}
 }
@@ -179,7 +187,7 @@ func (r *Resolver) died(serial uint64) {
 
 // finish finds out how a process ended and calls its watches.
 func (r *Resolver) finish(g *group) {
-	e := r.kernel.exitStatus(g.proc.id, g.fd)
+	e := r.exitStatus(g.proc.id, g.fd, g)
 	r.mu.Lock()
 	fns := g.watches // not before: an Unwatch meanwhile still counts
 	g.watches = nil

@@ -28,7 +28,7 @@ func TestWatch(t *testing.T) {
 		{"SIGHUP", func(h *process) { h.Process.Signal(unix.SIGHUP) }, 0, procid.Exit{Known: true, Signal: int(unix.SIGHUP)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			inBothModes(t, func(t *testing.T, r *procid.Resolver, compat bool) {
+			inBothModes(t, func(t *testing.T, r *procid.Resolver, _ bool) {
 				t.Run("zombie", func(t *testing.T) {
 					h := start(t, "exit "+strconv.Itoa(tt.code))
 					h.numbers(t)
@@ -39,7 +39,7 @@ func TestWatch(t *testing.T) {
 						t.Errorf("watch called with %v, want %v", got, want)
 					}
 					h.Wait()
-					if !compat {
+					if r.KnowsExits() {
 						// In the cache still, so its end is known still.
 						if got := r.ExitOf(id); got != tt.want {
 							t.Errorf("ExitOf(%v) after it was reaped = %v, want %v", id, got, tt.want)
@@ -59,8 +59,7 @@ func TestWatch(t *testing.T) {
 						if got.id != id {
 							t.Errorf("watch called for %v, want %v", got.id, id)
 						}
-						// Only newer kernels remember the reaped.
-						if got.exit != tt.want && (!compat || got.exit.Known) {
+						if got.exit != tt.want && (r.KnowsExits() || got.exit.Known) {
 							t.Errorf("watch called with %v, want %v", got.exit, tt.want)
 						}
 						<-reaped
@@ -89,7 +88,7 @@ func TestExitSuccess(t *testing.T) {
 
 // A process that its parent left is reaped by pid 1, at a speed of its own.
 func TestWatchAbandoned(t *testing.T) {
-	inBothModes(t, func(t *testing.T, r *procid.Resolver, compat bool) {
+	inBothModes(t, func(t *testing.T, r *procid.Resolver, _ bool) {
 		h := start(t, "tree 1")
 		pids := h.numbers(t)
 		child := lookup(t, r, pids[1]).ID()
@@ -98,7 +97,7 @@ func TestWatchAbandoned(t *testing.T) {
 		zombie(t, h.pid()) // and its children have another parent
 		unix.Kill(child.Pid, unix.SIGKILL)
 		got := <-ended
-		if want := (procid.Exit{Known: true, Signal: 9}); got.id != child || got.exit != want && (!compat || got.exit.Known) {
+		if want := (procid.Exit{Known: true, Signal: 9}); got.id != child || got.exit != want && (r.KnowsExits() || got.exit.Known) {
 			t.Errorf("watch called with %v, want %v %v", got, child, want)
 		}
 	})
@@ -133,7 +132,7 @@ func TestWatchWithoutPermission(t *testing.T) {
 }
 
 func TestWatchTheDead(t *testing.T) {
-	inBothModes(t, func(t *testing.T, r *procid.Resolver, compat bool) {
+	inBothModes(t, func(t *testing.T, r *procid.Resolver, _ bool) {
 		h := start(t, "exit 4")
 		id := identify(t, h)
 		h.stdin.Close()
@@ -153,7 +152,7 @@ func TestWatchTheDead(t *testing.T) {
 		h.stdin.Close()
 		h.Wait()
 		want := procid.Exit{Known: true, Code: 4}
-		if compat {
+		if !r.KnowsExits() {
 			want = procid.Exit{}
 		}
 		if got := <-watch(t, r, id); got != (ending{id, want}) {
@@ -174,6 +173,7 @@ func TestWatchTwice(t *testing.T) {
 		h := start(t, "exit 0")
 		h.numbers(t)
 		id := lookup(t, r, h.pid()).ID()
+		r.KnowsExits() // takes one, once
 		before := descriptors(t)
 		first, second := watch(t, r, id), watch(t, r, id)
 		if got := descriptors(t); got != before {

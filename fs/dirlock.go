@@ -1,0 +1,158 @@
+package fs
+
+import (
+	"errors"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/advisory"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// A dirLock is a request for a lock on a lock file, and so on its directory.
+// Both are taken in one step. Nobody keeps the one while it waits for the
+// other: the directory's holder may want it.
+type dirLock struct {
+	fs     *FS
+	cancel <-chan struct{}
+	in     *fuse.LkIn
+	h      *handle
+	at     link
+	want   advisory.Lock
+}
+
+// try takes the lock if it is free and nobody stands in line for it.
+func (d *dirLock) try() fuse.Status {
+	r := d.request()
+	if r.proc == nil {
+		return fuse.Status(syscall.ENOLCK) // H4
+	}
+	if d.fs.waits.waited(d.at.parent.dir) && !d.holds(r.proc) {
+		return fuse.EAGAIN
+	}
+	return d.fs.tryClosing(d.cancel, d.h.node.id, func() error {
+		status, _, conflict := d.take(r)
+		if conflict == nil && status != fuse.OK {
+			return syscall.Errno(status)
+		}
+		return conflict
+	})
+}
+
+// wait takes the lock when its turn has come.
+func (d *dirLock) wait() fuse.Status {
+	r := d.request()
+	if r.proc == nil {
+		return fuse.Status(syscall.ENOLCK) // H4: and nobody would ever be woken
+	}
+	r.quiet = true
+	x := &waiting{
+		dir: d.at.parent.dir, proc: r.proc, since: time.Now(), write: d.want.Write, turn: make(chan struct{}),
+	}
+	if d.want.Flock && d.converts() {
+		d.dropOld() // flock(2): a conversion is not atomic; two would wait for each other
+	}
+	if d.holds(r.proc) {
+		close(x.turn) // it has the directory already: those in line wait for it
+	} else {
+		d.fs.waits.join(x)
+		defer d.fs.waits.leave(x)
+	}
+	select {
+	case <-x.turn:
+	case <-d.cancel:
+		return fuse.EINTR
+	}
+	for {
+		bell := d.fs.table.Bell()
+		status, held, conflict := d.take(r)
+		switch {
+		case conflict == nil && held == nil:
+			return status
+		case held != nil && !d.want.Flock && d.fs.waits.circle(x, owner(held)):
+			return fuse.Status(syscall.EDEADLK)
+		}
+		select {
+		case <-bell:
+		case <-d.cancel:
+			return fuse.EINTR
+		}
+	}
+}
+
+// converts reports whether the description has a lock of the other kind.
+func (d *dirLock) converts() bool {
+	node := d.h.node.id
+	return slices.ContainsFunc(d.fs.advisory.Locks(node), func(l advisory.Lock) bool {
+		return keyOf(node, &l) == keyOf(node, &d.want) && l.Write != d.want.Write
+	})
+}
+
+// dropOld gives up what the description had.
+func (d *dirLock) dropOld() {
+	node := d.h.node.id
+	d.fs.advisory.Unlock(node, d.want)
+	d.fs.settleKeys(node, []fdKey{keyOf(node, &d.want)})
+}
+
+// owner returns whom a refusal is waited for.
+func owner(held *lockstate.HeldError) procid.ID {
+	if len(held.Handles) > 0 {
+		return held.Handles[0].Owner
+	}
+	return held.Lock.Owner
+}
+
+// holds reports whether p holds the directory already, by whatever protocol.
+func (d *dirLock) holds(p *procid.Process) bool {
+	_, held := d.fs.table.Governing(d.at.parent.dir)
+	return held && d.fs.table.Holds(p, d.at.parent.dir)
+}
+
+func (d *dirLock) request() *request {
+	return &request{
+		fs: d.fs, cancel: d.cancel, header: &d.in.InHeader, op: "lock", parent: d.at.parent, name: d.at.name,
+		errno: fuse.EAGAIN, proc: d.fs.lockOwner(d.in, d.h, d.want),
+	}
+}
+
+// take takes the directory and the file, or neither. held is what was in the
+// way on the directory, conflict what was on the file.
+func (d *dirLock) take(r *request) (status fuse.Status, held *lockstate.HeldError, conflict error) {
+	fs, node := d.fs, d.h.node.id
+	q := lockstate.Request{
+		Dir: d.at.parent.dir, Kind: lockstate.Shared, Protocol: "fcntl", File: d.at.name, Key: keyOf(node, &d.want),
+	}
+	if d.want.Write {
+		q.Kind = lockstate.Explicit
+	}
+	if d.want.Flock {
+		q.Protocol = "flock"
+	}
+	status = fs.attempt(r, false, func() error {
+		conflict, held = nil, nil
+		finish, err := fs.admitLock(r, q)
+		if err != nil {
+			errors.As(err, &held)
+			return err
+		}
+		if d.h.cand.private() {
+			err = fs.settleLockFile(r, d.h.cand)
+		}
+		if err == nil {
+			if err = fs.advisory.Try(node, d.want); errors.Is(err, advisory.ErrConflict) {
+				conflict = err
+			}
+		}
+		if ok := finish(err == nil); !ok && err == nil {
+			fs.advisory.Unlock(node, d.want)
+			err = lockstate.ErrFrozen
+		}
+		return err
+	})
+	return status, held, conflict
+}

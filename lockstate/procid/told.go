@@ -1,0 +1,178 @@
+//go:build linux
+
+package procid
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A told is what the connector said of a process. A process of one thread ends
+// with one event. One of several ends with the event of whichever thread was
+// last; where the first thread ended before, or was replaced by another one's
+// exec, its event says nothing about the end of the process.
+type told struct {
+	leader bool   // the first thread has ended
+	final  bool   // and a thread's event came in when the process was dead
+	code   int    // of the last event
+	dead   uint64 // when it was first found dead, CLOCK_MONOTONIC ns; 0: not yet
+	missed bool   // it was dead before the connector was opened
+}
+
+// hearPatience bounds the wait for the connector's word on a dead process. It
+// mostly is there already; but a busy machine may put the dying thread aside
+// just before it speaks, for some 20 ms as measured. A late release (R4) is the
+// lesser evil then: without the word, a crash would pass for a success.
+const hearPatience = 50 * time.Millisecond
+
+// serialExits stands for the connector in epfd.
+const serialExits = math.MaxUint64
+
+// KnowsExits reports whether the status of every process that is watched will
+// be learnt, also of one that is reaped at once: with Linux 6.15 or later, or
+// else where the process events connector can be had. Where it is false, a
+// crash (R4) cannot always be told from a success (R5).
+func (r *Resolver) KnowsExits() bool {
+	return r.kernel.exits || r.listen() == nil
+}
+
+// listen subscribes to the ends of processes where there is no other way to
+// know the status of one that was reaped. Only the first call does it.
+func (r *Resolver) listen() error {
+	c := &r.connector
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.tried {
+		return c.failed
+	}
+	c.tried = true
+	fd, err := openConnector()
+	if err == nil {
+		ev := event(serialExits)
+		if err = unix.EpollCtl(r.epfd, unix.EPOLL_CTL_ADD, fd, &ev); err == nil {
+			c.fd = fd
+			r.markMissed()
+			return nil
+		}
+		hangUp(fd)
+	}
+	c.failed = fmt.Errorf("process events connector: %w", err)
+	return c.failed
+}
+
+// markMissed notes which processes ended too early to be heard of.
+func (r *Resolver) markMissed() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, g := range r.pids {
+		g.told.missed = r.seenDeadLocked(g)
+	}
+}
+
+// hangUp ends a subscription. Older kernels go on making events for nobody when
+// they are not told.
+func hangUp(fd int) {
+	tellConnector(fd, procIgnore, 0)
+	unix.Close(fd)
+}
+
+// closeConnector comes before the end of epfd.
+func (r *Resolver) closeConnector() {
+	c := &r.connector
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fd >= 0 {
+		hangUp(c.fd)
+	}
+	c.fd, c.tried, c.failed = -1, true, os.ErrClosed
+}
+
+// hear takes in all that the connector has said so far. It reports whether there
+// is a connector.
+func (r *Resolver) hear() bool {
+	c := &r.connector
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fd < 0 {
+		return false
+	}
+	var buf [256]byte
+	for {
+		b, err := receive(c.fd, buf[:])
+		switch {
+		case err == unix.EAGAIN:
+			return true
+		case err == unix.ENOBUFS:
+			r.forget()
+		case err != nil: // nothing that the man pages know of
+			hangUp(c.fd)
+			c.fd, c.failed = -1, fmt.Errorf("process events connector: %w", err)
+			return false
+		case b != nil && what(b) == procEventExit:
+			r.note(parseExit(b))
+		}
+	}
+}
+
+// note keeps what an event says if it is about a process in the cache.
+func (r *Resolver) note(ev exitEvent) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g := r.pids[ev.tgid]
+	if g == nil {
+		return
+	}
+	t := &g.told
+	dead := r.seenDeadLocked(g)
+	if dead && ev.at > t.dead+uint64(hearPatience) {
+		return // a later process with its pid
+	}
+	t.code = ev.code
+	t.leader = t.leader || ev.pid == ev.tgid
+	t.final = t.final || t.leader && dead
+}
+
+// seenDeadLocked reports whether a process is dead, and keeps when that was
+// first seen.
+func (r *Resolver) seenDeadLocked(g *group) bool {
+	if g.told.dead == 0 && readable(g.fd) {
+		g.told.dead = uint64(monotonic())
+	}
+	return g.told.dead != 0
+}
+
+// forget drops what is known in part, since events were lost: such a process
+// stays unknown rather than be taken for another end.
+func (r *Resolver) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, g := range r.pids {
+		if !g.told.final {
+			g.told.leader, g.told.code = false, 0
+		}
+	}
+}
+
+// heard returns the end of a pinned, dead process as the connector told it, if
+// it did. more means that it still may.
+func (r *Resolver) heard(g *group) (e Exit, more bool) {
+	more = r.hear()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.seenDeadLocked(g)
+	if g.told.final {
+		return fromWait(g.told.code), false
+	}
+	return Exit{}, more && !g.told.missed
+}
+
+// monotonic is the clock of the connector's events.
+func monotonic() time.Duration {
+	var now unix.Timespec
+	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // cannot fail
+	return time.Duration(now.Nano())
+}
