@@ -173,7 +173,6 @@ func (fs *FS) discard(name string, place func() (dir string, ok bool)) error {
 	parent, err := fs.discardEntry(name, place)
 	if parent != nil {
 		fs.notifyAttr(parent)
-		fs.notifyEntry(parent, name)
 	}
 	return err
 }

@@ -51,7 +51,6 @@ type FS struct {
 
 	serverMu sync.Mutex
 	server   *fuse.Server // for notifications
-	notices  sync.WaitGroup
 }
 
 // validFor is how long the kernel may keep names and attributes. The backing
@@ -140,6 +139,12 @@ func (fs *FS) Init(s *fuse.Server) {
 }
 
 // notifyAttr tells the kernel that the attributes of n changed without it.
+//
+// Names are never notified: the kernel would lock the directory for it, which a
+// request that waits for the daemon may have locked, and if the daemon died in
+// between, neither could end. It is not needed: a lookup that is to create the
+// name exclusively always asks, and what is stale otherwise ends in ESTALE,
+// upon which the kernel asks again.
 func (fs *FS) notifyAttr(n *node) {
 	fs.serverMu.Lock()
 	s := fs.server
@@ -147,23 +152,6 @@ func (fs *FS) notifyAttr(n *node) {
 	if s != nil && n != nil {
 		s.InodeNotify(n.id, -1, 0) // ENOENT: the kernel does not know it, fine
 	}
-}
-
-// notifyEntry tells the kernel that a name changed without it. The kernel locks
-// the directory for that, so it is told by a goroutine that waits for nobody's
-// request; until then a lookup finds the truth, but for a name that was renamed.
-func (fs *FS) notifyEntry(parent *node, name string) {
-	fs.serverMu.Lock()
-	s := fs.server
-	fs.serverMu.Unlock()
-	if s == nil || parent == nil {
-		return
-	}
-	fs.notices.Add(1)
-	go func() {
-		defer fs.notices.Done()
-		s.EntryNotify(parent.id, name)
-	}()
 }
 
 // isLockName reports whether an entry called name in parent is a lock file.

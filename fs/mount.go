@@ -262,7 +262,6 @@ func mountFlags(root int) uintptr {
 func (s *Server) serve() {
 	s.fuse.Serve()
 	s.fs.orphans.close()
-	s.fs.notices.Wait()
 	err := s.fs.procs.Close()
 	s.fs.close()
 	unix.Close(s.fs.back.root)

@@ -224,9 +224,9 @@ func (fs *FS) renamed(m *renaming) {
 		fs.released(m.from.parent.dir, m.from.name)
 	}
 	if fs.isLockName(m.to.parent, m.to.name) {
-		// The kernel has kept what it knew of the old name, whose entry it
-		// may cache; a lock file's it may not (A11).
-		fs.notifyEntry(m.to.parent, m.to.name)
+		// The kernel may have kept the attributes, which a lock file's
+		// observers are not to see (A11).
+		fs.notifyAttr(m.src.node)
 	}
 	fs.cands.forget(m.from.parent, m.from.name)
 	fs.cands.forget(m.to.parent, m.to.name)

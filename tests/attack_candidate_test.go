@@ -284,3 +284,47 @@ func TestAttackCandidateLeft(t *testing.T) {
 		})
 	}
 }
+
+// TestAttackSharedName attacks W5: a name that everyone may touch is no way to
+// anything else beneath D.
+func TestAttackSharedName(t *testing.T) {
+	m := mount(t, "--shared-name", "staged.timestamp")
+	openDir(t, m.Back("D"))
+	openDir(t, m.Back("out"))
+	holder, b := agent(t), agent(t)
+	holder.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	holder.must("put", m.At("D/data"), "data", "creat")
+	shared := m.At("D/staged.timestamp")
+	b.must("open", "h", shared, "rdwr,creat")
+	b.must("write", "h", "x")
+	unshared := func() string {
+		os.Rename(m.Back("D/staged.timestamp"), m.Back("moved"))
+		defer os.Rename(m.Back("moved"), m.Back("D/staged.timestamp"))
+		return digest(t, m.Back("D/data")) + digest(t, m.Back("D/devserver"))
+	}
+	before := unshared()
+	for _, c := range [][]string{
+		{"rename", shared, m.At("D/data")}, {"rename", m.At("D/data"), shared}, {"rename", shared, m.At("D/data"), "exchange"},
+		{"rename", shared, m.At("D/new")}, {"link", shared, m.At("D/new")}, {"link", m.At("D/data"), m.At("out/staged.timestamp")},
+		{"rename", m.At("D/data"), m.At("out/staged.timestamp")}, {"link", m.At("D/devserver"), m.At("out/staged.timestamp")},
+		{"mkdir", m.At("D/staged.timestamp.d")}, {"put", m.At("D/data"), "evil", ""},
+	} {
+		b.want("EBUSY|EEXIST", c...)
+	}
+	// What the holder makes of it is nobody else's to write.
+	for _, how := range []string{"link", "rename"} {
+		if got := holder.Try(how, shared, m.At("D/mine")); got == "ok" {
+			was := digest(t, m.Back("D/mine"))
+			b.Try("write", "h", "evil")
+			b.Try("ftruncate", "h", "0")
+			b.Try("put", shared, "evil", "trunc")
+			if now := digest(t, m.Back("D/mine")); now != was {
+				t.Errorf("a stranger changed what the holder made by %s:\n%s", how, diff(was, now))
+			}
+			holder.Try("unlink", m.At("D/mine"))
+		}
+	}
+	if after := unshared(); after != before {
+		t.Errorf("changed:\n%s", diff(before, after))
+	}
+}

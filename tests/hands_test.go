@@ -160,8 +160,11 @@ func (h *hands) do(w []string) (out string, err error) {
 		m, err := unix.Mmap(fd(w[2]), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 		h.maps[w[1]] = m
 		return "", err
-	case "poke": // poke MAP DATA
+	case "poke": // poke MAP DATA [unsynced]
 		copy(h.maps[w[1]], w[2])
+		if w[3] == "unsynced" {
+			return "", nil
+		}
 		return "", unix.Msync(h.maps[w[1]], unix.MS_SYNC)
 	case "munmap":
 		return "", unix.Munmap(h.maps[w[1]])

@@ -201,3 +201,9 @@ func (c lockCall) waitExclusive(fd string) []string {
 }
 func (c lockCall) waitShared(fd string) []string { return []string{c.wait, fd, c.shared} }
 func (c lockCall) unlock(fd string) []string     { return []string{c.try, fd, "un"} }
+
+func command(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(name, args...)
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	return cmd
+}

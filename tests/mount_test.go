@@ -133,6 +133,7 @@ func (m *Mount) dead() bool {
 // stop unmounts, waits for the daemon, and looks at what it said.
 func (m *Mount) stop() {
 	if !m.dead() {
+		m.wantNoLeaks()
 		if r := run(m.t, stagefsBin(), "umount", m.Path); r.Status != 0 {
 			m.t.Errorf("stagefs umount %s: %v", m.Path, r)
 		}
@@ -161,6 +162,20 @@ func (m *Mount) stop() {
 	}
 	if m.t.Failed() {
 		m.t.Logf("log of the daemon of %s:\n%s", m.Path, shorten(log))
+	}
+}
+
+// wantNoLeaks expects that the daemon has let go of all that the test's
+// processes had open, once they are gone.
+func (m *Mount) wantNoLeaks() {
+	if m.user != 0 || len(mountsAt(m.Path)) == 0 {
+		return // nobody else can ask
+	}
+	for end := time.Now().Add(patience); m.metric("handles") > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			m.t.Errorf("the daemon keeps %d handles of files that nobody has open", m.metric("handles"))
+			return
+		}
 	}
 }
 

@@ -18,9 +18,25 @@ import (
 // R5), with the content as it came from the source.
 func TestH2Stagers(t *testing.T) {
 	need(t, "root", "fuse")
-	m := mount(t)
+	stageWithRivals(t, mount(t), stagerShapes())
+}
+
+// TestCompat: what Linux 5.10 offers is enough to know who belongs to whom.
+func TestCompat(t *testing.T) {
+	need(t, "root", "fuse")
+	var few []shapeOf
+	for _, s := range stagerShapes() {
+		if slices.Contains([]string{"shell script", "python", "double fork", "make -j", "rsync"}, s.name) {
+			few = append(few, s)
+		}
+	}
+	stageWithRivals(t, mount(t, "--compat"), few)
+}
+
+func stageWithRivals(t *testing.T, m *Mount, shapes []shapeOf) {
+	t.Helper()
 	src := sourceTree(t)
-	for i, s := range stagerShapes() {
+	for i, s := range shapes {
 		t.Run(s.name, func(t *testing.T) {
 			need(t, s.needs...)
 			st, resume := startPaused(t, m.on(t), s, fmt.Sprintf("build%d", i), src)

@@ -16,7 +16,7 @@ import (
 
 // patience is how long anything may take before a test calls it hung. It is
 // generous on purpose: the tests judge what happens, not how fast.
-const patience = 15 * time.Second
+const patience = 30 * time.Second
 
 // need skips the test unless the machine has all that is named: "root",
 // "fuse", or the path of a program. With STAGEFS_REQUIRE=1 it fails the test.

@@ -11,6 +11,7 @@ type shapeOf struct {
 	needs  []string
 	script string
 	stop   bool
+	owner  string   // the name of the process that the lock is of, "" for sh
 	others bool     // others of its processes work on while one pauses
 	extra  []string // files in $D besides those of $SRC
 }
@@ -25,7 +26,7 @@ func stagerShapes() []shapeOf {
 			extra: []string{"last"},
 		},
 		{
-			name: "interactive bash", needs: []string{"/usr/bin/script", "bash"},
+			name: "interactive bash", owner: "bash", needs: []string{"/usr/bin/script", "bash"},
 			// Each prompt line is a job of its own; the shell is the owner. The
 			// pause comes between two of them.
 			script: `printf '%s\n' 'mkdir "$D"' 'cp -r "$SRC"/. "$D"/' '$PAUSE' 'echo done >"$D/last"' 'exit' |
@@ -33,7 +34,7 @@ func stagerShapes() []shapeOf {
 			extra: []string{"last"},
 		},
 		{
-			name: "make -j", needs: []string{"make"}, others: true,
+			name: "make -j", owner: "make", needs: []string{"make"}, others: true,
 			script: `cat >"$TMP/Makefile" <<-'EOF'
 				FILES := $(notdir $(wildcard $(SRC)/*))
 				all: $(addprefix do-,$(FILES)) pause
@@ -44,7 +45,7 @@ func stagerShapes() []shapeOf {
 				make -s -j4 -f "$TMP/Makefile"`,
 		},
 		{
-			name: "ninja", needs: []string{"ninja"}, others: true,
+			name: "ninja", owner: "ninja", needs: []string{"ninja"}, others: true,
 			script: `cd "$TMP" && { printf 'rule cp\n  command = cp -r $in $out\nrule sh\n  command = $cmd && touch $out\n'
 				echo "build made: sh"; echo "  cmd = mkdir $D"; echo "build paused: sh | made"; echo "  cmd = $PAUSE"
 				for f in "$SRC"/*; do echo "build $D/${f##*/}: cp $f | made"; done; } >build.ninja && ninja --quiet`,
@@ -53,7 +54,7 @@ func stagerShapes() []shapeOf {
 			name:   "xargs -P",
 			script: `mkdir "$D" && ls "$SRC" | xargs -P4 -I{} cp -r "$SRC/{}" "$D/{}" && $PAUSE && ls "$SRC" | xargs -P4 -n1 sh -c 'touch "$D/$1"' sh`,
 		},
-		{name: "python", needs: []string{"/usr/bin/python3"}, script: `exec /usr/bin/python3 "$TMP/stager.py"`, others: true, extra: []string{"last"}},
+		{name: "python", owner: "python3", needs: []string{"/usr/bin/python3"}, script: `exec /usr/bin/python3 "$TMP/stager.py"`, others: true, extra: []string{"last"}},
 		{
 			name:   "setsid child",
 			script: `mkdir "$D" && cp -r "$SRC"/. "$D" && setsid -w sh -c '$PAUSE && echo done >"$D/last"'`,
@@ -69,11 +70,11 @@ func stagerShapes() []shapeOf {
 				until [ -e "$TMP/finished" ]; do sleep 0.02; done`,
 			extra: []string{"last"},
 		},
-		{name: "rsync", needs: []string{"rsync"}, script: `rsync -a "$SRC"/ "$D"/`, stop: true},
+		{name: "rsync", owner: "rsync", needs: []string{"rsync"}, script: `rsync -a "$SRC"/ "$D"/`, stop: true},
 		{name: "tar", needs: []string{"tar"}, others: true, script: `mkdir "$D" && tar -C "$SRC" -c . | { dd bs=10240 count=2 iflag=fullblock status=none; $PAUSE; cat; } | tar -C "$D" -x`},
-		{name: "cp -a", script: `cp -a "$SRC" "$D"`, stop: true},
-		{name: "unzip", needs: []string{"unzip", "/usr/bin/python3"}, script: `cd "$SRC" && /usr/bin/python3 -m zipfile -c "$TMP/src.zip" . && unzip -q "$TMP/src.zip" -d "$D"`, stop: true},
-		{name: "git clone", needs: []string{"git"}, script: `export GIT_CONFIG_GLOBAL=/dev/null; cd "$TMP" && cp -r "$SRC" repo && cd repo && git init -q . && git add . &&
+		{name: "cp -a", owner: "cp", script: `cp -a "$SRC" "$D"`, stop: true},
+		{name: "unzip", owner: "unzip", needs: []string{"unzip", "/usr/bin/python3"}, script: `cd "$SRC" && /usr/bin/python3 -m zipfile -c "$TMP/src.zip" . && unzip -q "$TMP/src.zip" -d "$D"`, stop: true},
+		{name: "git clone", owner: "git", needs: []string{"git"}, script: `export GIT_CONFIG_GLOBAL=/dev/null; cd "$TMP" && cp -r "$SRC" repo && cd repo && git init -q . && git add . &&
 			git -c user.name=a -c user.email=a@b commit -qm all && git clone -q "$TMP/repo" "$D" && rm -rf "$D/.git"`, stop: true},
 	}
 }

@@ -108,13 +108,17 @@ func (st *stage) pauseByStop() (resume func(), ok bool) {
 	return thaw, true
 }
 
-// heldNow reports an error unless a lock stands on the staged directory. A tool
-// that has exited hands it over (R5), which may take a moment.
+// heldNow waits until the lock on the staged directory is the right process's. A
+// tool that has exited hands it over (R5), which may take a moment.
 func (st *stage) heldNow() {
 	st.t.Helper()
-	eventually(st.t, "the directory is held", func() bool {
-		row := st.m.Locks()[st.name]
-		return row.Pid != 0 && running(row.Pid)
+	want := st.s.owner
+	if want == "" {
+		want = "sh"
+	}
+	eventually(st.t, "the directory is held by "+want, func() bool {
+		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", st.m.Locks()[st.name].Pid))
+		return strings.TrimSpace(string(comm)) == want
 	})
 }
 

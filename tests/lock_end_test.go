@@ -1,0 +1,196 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// TestR2: unlock, the last close and the owner's end release the directory, and
+// the lock file stays.
+func TestR2(t *testing.T) {
+	m := mount(t)
+	for _, call := range lockCalls() {
+		for how, end := range map[string]func(a *Agent){
+			"unlock":  func(a *Agent) { a.must(call.unlock("x")...) },
+			"close":   func(a *Agent) { a.must("close", "x") },
+			"exit":    func(a *Agent) { a.Exit(0) },
+			"failure": func(a *Agent) { a.Exit(1) },
+			"kill":    func(a *Agent) { a.Kill() },
+		} {
+			t.Run(call.name+"/"+how, func(t *testing.T) {
+				m := m.on(t)
+				dir := call.name + how
+				openDir(t, m.Back(dir))
+				a, b := locker(t), locker(t)
+				a.must("open", "x", m.At(dir, "devserver"), "rdwr,creat")
+				a.must(call.tryExclusive("x")...)
+				m.wantOwner(dir, a.Pid)
+				end(a)
+				m.awaitFree(dir)
+				if _, err := os.Stat(m.Back(dir, "devserver")); err != nil {
+					t.Errorf("the lock file afterwards: %v, want it there", err)
+				}
+				b.must("put", m.At(dir, "f"), "b", "creat")
+				b.must("open", "x", m.At(dir, "devserver"), "rdwr,creat")
+				b.want("ok", call.tryExclusive("x")...)
+				m.wantOwner(dir, b.Pid)
+			})
+		}
+	}
+}
+
+// TestR2Copies: what dup(2) and fork(2) make of a lock: flock and OFD locks
+// belong to the open file description, fcntl locks to the process.
+func TestR2Copies(t *testing.T) {
+	m := mount(t)
+	for _, call := range lockCalls() {
+		ofProcess := call.name == "fcntl"
+		t.Run(call.name, func(t *testing.T) {
+			m := m.on(t)
+			dir := call.name
+			file := m.lockFile(dir)
+			a, b := locker(t), locker(t)
+			want := func(what string, held bool) {
+				t.Helper()
+				row, is := m.Locks()[dir]
+				if is != held || held && row.Pid != a.Pid {
+					t.Errorf("after %s: row %+v (there: %v), want one of pid %d: %v", what, row, is, a.Pid, held)
+				}
+				wants := "ok"
+				if held {
+					wants = "EAGAIN"
+				}
+				b.must("open", "t", file, "rdwr")
+				if got := b.Try(call.tryExclusive("t")...); got != wants {
+					t.Errorf("after %s another's try = %s, want %s", what, got, wants)
+				}
+				b.must("close", "t")
+			}
+			take := func() {
+				t.Helper()
+				a.must("open", "x", file, "rdwr")
+				a.must(call.tryExclusive("x")...)
+			}
+			take()
+			a.must("dup", "x", "x2")
+			a.must("close", "x2")
+			want("the close of a copy", !ofProcess)
+			a.must(call.tryExclusive("x")...)
+			a.must("open", "y", file, "rdwr")
+			a.must("close", "y")
+			want("the close of another description", !ofProcess)
+			a.must(call.tryExclusive("x")...)
+
+			child := forked(a)
+			wants := "ok"
+			if ofProcess {
+				wants = "EAGAIN"
+			}
+			child.want(wants, call.tryExclusive("x")...)
+			want("the child's try", true)
+			child.must("put", m.At(dir, "of-child"), "", "creat")
+			child.must("close", "x")
+			want("the child's close of its copy", true)
+			forked(a).Kill()
+			want("the end of a child", true)
+
+			child = forked(a)
+			a.must("close", "x")
+			if ofProcess {
+				want("the owner's close", false)
+			} else {
+				want("the close of all but the child's copy", true)
+				child.must(call.unlock("x")...)
+			}
+			want("all", false)
+			child.Kill()
+		})
+	}
+}
+
+// TestR2Orphan: the child of a dead owner still has the description open. For
+// flock(2) the lock lives on, as anywhere: the directory must not be free for
+// some protocols and locked for others.
+func TestR2Orphan(t *testing.T) {
+	m := mount(t)
+	for _, call := range []lockCall{lockCalls()[0], lockCalls()[2]} {
+		t.Run(call.name, func(t *testing.T) {
+			m := m.on(t)
+			dir := call.name
+			file := m.lockFile(dir)
+			a, b := locker(t), locker(t)
+			a.must("open", "x", file, "rdwr")
+			a.must(call.tryExclusive("x")...)
+			child := forked(a)
+			a.Kill()
+			time.Sleep(50 * time.Millisecond) // R4 takes 10 ms
+			_, held := m.Locks()[dir]
+			b.must("open", "x", file, "rdwr")
+			try := b.Try(call.tryExclusive("x")...)
+			other := b.Try("put", m.At(dir, "devserver.lock"), "1", "creat,excl")
+			t.Logf("owner dead, a child has the descriptor: row there: %v, try-lock: %s, O_EXCL of another lock name: %s", held, try, other)
+			if consistent := held && try == "EAGAIN" && other == "EEXIST" || !held && try == "ok" && other == "ok"; !consistent {
+				t.Errorf("row there: %v, try-lock = %s, O_EXCL = %s: these contradict each other", held, try, other)
+			}
+			child.Kill()
+		})
+	}
+}
+
+// TestR2Exec: a lock survives exec.
+func TestR2Exec(t *testing.T) {
+	need(t, debianPython)
+	m := mount(t)
+	for name, lock := range map[string]string{"flock": "fcntl.flock(9, fcntl.LOCK_EX)", "fcntl": "fcntl.lockf(9, fcntl.LOCK_EX)"} {
+		t.Run(name, func(t *testing.T) {
+			m := m.on(t)
+			file := m.lockFile(name)
+			p := startCmd(t, command(debianPython, "-c", `
+import fcntl, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+os.dup2(fd, 9, inheritable=True)
+os.close(fd)
+`+lock+`
+os.execv("/bin/sleep", ["sleep", "1000"])`, file))
+			eventually(t, "it is another program", func() bool {
+				comm, _ := os.ReadFile("/proc/" + itoa(p.Pid()) + "/comm")
+				return string(comm) == "sleep\n"
+			})
+			m.wantOwner(name, p.Pid())
+			wantKeptOut(t, m, name, locker(t))
+			p.Kill()
+			m.awaitFree(name)
+		})
+	}
+}
+
+// TestR4FdTime: kill -9 of who has the lock, to the next one's lock.
+func TestR4FdTime(t *testing.T) {
+	m := mount(t)
+	file := m.lockFile("D")
+	for _, call := range lockCalls() {
+		var took []time.Duration
+		for range 15 {
+			parent := locker(t)
+			a, b := forked(parent), forked(parent)
+			for _, x := range []*Agent{a, b} {
+				x.must("open", "x", file, "rdwr")
+			}
+			a.must(call.tryExclusive("x")...)
+			got := b.StartGet("turn", "x", call.wait, call.exclusive)
+			m.awaitWaiters("D", 1)
+			start := monotonic()
+			a.Kill()
+			at, err := strconv.ParseInt(got(), 10, 64)
+			mustDo(t, err)
+			took = append(took, time.Duration(at-start))
+		}
+		slices.Sort(took)
+		t.Logf("%s: from kill -9 to the next one's lock: median %v, worst %v", call.name, took[len(took)/2], took[len(took)-1])
+	}
+}

@@ -1,0 +1,210 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// TestA5: shared locks keep writers and exclusive lockers out, and let each
+// other in; the last one's end frees the directory.
+func TestA5(t *testing.T) {
+	m := mount(t)
+	for _, call := range lockCalls() {
+		t.Run(call.name, func(t *testing.T) {
+			m := m.on(t)
+			dir := call.name
+			file := m.lockFile(dir)
+			readers := []*Agent{locker(t), lockerAs(t, nobody), locker(t)}
+			b := locker(t)
+			for _, r := range readers {
+				r.must("open", "x", file, "rdwr")
+				r.must(call.tryShared("x")...)
+			}
+			b.must("open", "x", file, "rdwr")
+			for n := len(readers); n > 0; n-- {
+				if rows := m.Listing().Locks; len(rows) != n || rows[0].Kind != "shared" || rows[0].Dir != dir {
+					t.Errorf("rows: %+v, want %d shared", rows, n)
+				}
+				if got := b.Try(call.tryExclusive("x")...); got != "EAGAIN" {
+					t.Errorf("exclusive try beside %d readers = %s, want EAGAIN", n, got)
+				}
+				for who, a := range map[string]*Agent{"a stranger": b, "a sharer": readers[n-1]} {
+					for _, try := range [][]string{{"put", m.At(dir, "f"), "x", "creat"}, {"mkdir", m.At(dir, "sub")}} {
+						if got := a.Try(try...); got != "EBUSY" {
+							t.Errorf("%s by %s beside %d readers = %s, want EBUSY", try[0], who, n, got)
+						}
+					}
+				}
+				b.want("EEXIST", "put", m.At(dir, "devserver.lock"), "1", "creat,excl")
+				readers[n-1].must(call.unlock("x")...)
+			}
+			m.wantFree(dir)
+			b.must(call.tryExclusive("x")...)
+			for _, r := range readers {
+				if got := r.Try(call.tryShared("x")...); got != "EAGAIN" {
+					t.Errorf("shared try beside the exclusive lock = %s, want EAGAIN", got)
+				}
+			}
+		})
+	}
+}
+
+// TestA5Calls: flock and fcntl locks, which don't see each other elsewhere,
+// meet on the directory of a lock file, and of two lock files.
+func TestA5Calls(t *testing.T) {
+	m := mount(t)
+	for _, first := range lockCalls() {
+		for _, second := range lockCalls() {
+			for _, name := range []string{"devserver", "devserver.lock"} {
+				t.Run(fmt.Sprintf("%s %s %s", first.name, second.name, name), func(t *testing.T) {
+					m := m.on(t)
+					dir := first.name + second.name + name
+					file := m.lockFile(dir)
+					a, b := locker(t), locker(t)
+					a.must("open", "x", file, "rdwr")
+					b.must("open", "x", m.At(dir, name), "rdwr,creat")
+					if name == "devserver.lock" {
+						b.must("close", "x") // its creation was a lock (A6)
+						b.must("unlink", m.At(dir, name))
+						b.must("open", "x", file, "rdwr")
+					}
+					a.must(first.tryShared("x")...)
+					if name == "devserver.lock" {
+						b.must("close", "x")
+						b.must("open", "x", m.At(dir, name), "rdwr,creat") // private (A10)
+					}
+					if got := b.Try(second.tryExclusive("x")...); got != "EAGAIN" {
+						t.Errorf("exclusive beside shared = %s, want EAGAIN", got)
+					}
+					if got := b.Try(second.tryShared("x")...); got != "ok" {
+						t.Errorf("shared beside shared = %s, want ok", got)
+					}
+					a.must(first.unlock("x")...)
+					if got := a.Try(first.tryExclusive("x")...); got != "EAGAIN" {
+						t.Errorf("exclusive beside the other's shared = %s, want EAGAIN", got)
+					}
+					b.must(second.unlock("x")...)
+					if got := a.Try(first.tryExclusive("x")...); got != "ok" {
+						t.Errorf("exclusive when all is free = %s, want ok", got)
+					}
+					m.wantOwner(dir, a.Pid)
+				})
+			}
+		}
+	}
+}
+
+// TestA5Convert: who shares alone goes to exclusive and back; beside another it
+// does not, and then it has what the kernel leaves it elsewhere: flock(2) has
+// lost the lock, fcntl(2) keeps it.
+func TestA5Convert(t *testing.T) {
+	m := mount(t)
+	for _, call := range lockCalls() {
+		t.Run(call.name, func(t *testing.T) {
+			m := m.on(t)
+			dir := call.name
+			file := m.lockFile(dir)
+			a, b := locker(t), locker(t)
+			for _, x := range []*Agent{a, b} {
+				x.must("open", "x", file, "rdwr")
+			}
+			a.must(call.tryShared("x")...)
+			if got := a.Try(call.tryExclusive("x")...); got != "ok" {
+				t.Fatalf("upgrade of the only reader = %s, want ok", got)
+			}
+			if rows := m.Listing().Locks; len(rows) != 1 || rows[0].Kind != "explicit" {
+				t.Errorf("rows after the upgrade: %+v, want one explicit", rows)
+			}
+			a.must("put", m.At(dir, "f"), "a", "creat")
+			if got := b.Try(call.tryShared("x")...); got != "EAGAIN" {
+				t.Errorf("shared try beside the upgraded lock = %s, want EAGAIN", got)
+			}
+			if got := a.Try(call.tryShared("x")...); got != "ok" {
+				t.Fatalf("downgrade = %s, want ok", got)
+			}
+			if rows := m.Listing().Locks; len(rows) != 1 || rows[0].Kind != "shared" {
+				t.Errorf("rows after the downgrade: %+v, want one shared", rows)
+			}
+			a.want("EBUSY", "put", m.At(dir, "f"), "a", "creat")
+			b.want("ok", call.tryShared("x")...)
+			if got := a.Try(call.tryExclusive("x")...); got != "EAGAIN" {
+				t.Errorf("upgrade beside another = %s, want EAGAIN", got)
+			}
+			left := 2
+			if call.name == "flock" {
+				left = 1
+			}
+			if rows := m.Listing().Locks; len(rows) != left {
+				t.Errorf("rows after the refused upgrade: %+v, want %d", rows, left)
+			}
+			a.must(call.unlock("x")...)
+			b.must(call.unlock("x")...)
+			m.wantFree(dir)
+		})
+	}
+}
+
+// TestA5Starve: a waiting exclusive lock is not starved by readers who come and
+// go, and a reader who comes after it is behind it.
+func TestA5Starve(t *testing.T) {
+	m := mount(t)
+	for _, call := range lockCalls() {
+		t.Run(call.name, func(t *testing.T) {
+			m := m.on(t)
+			dir := call.name
+			file := m.lockFile(dir)
+			first, writer, late := locker(t), locker(t), locker(t)
+			for _, a := range []*Agent{first, writer, late} {
+				a.must("open", "x", file, "rdwr")
+			}
+			first.must(call.tryShared("x")...)
+			wrote := writer.StartGet("turn", "x", call.wait, call.exclusive)
+			m.awaitWaiters(dir, 1)
+			if got := late.Try(call.tryShared("x")...); got != "EAGAIN" {
+				t.Errorf("shared try behind a waiting exclusive lock = %s, want EAGAIN", got)
+			}
+			read := late.StartGet("turn", "x", call.wait, call.shared)
+			m.awaitWaiters(dir, 2)
+			first.must(call.unlock("x")...)
+			w, _ := strconv.ParseInt(wrote(), 10, 64)
+			r, _ := strconv.ParseInt(read(), 10, 64)
+			if w == 0 || r < w {
+				t.Errorf("the late reader was %v earlier than the writer", time.Duration(w-r))
+			}
+			m.wantFree(dir)
+		})
+	}
+}
+
+// TestA5StarveAcross: nor is it by readers who lock by another call, or by
+// another lock file.
+func TestA5StarveAcross(t *testing.T) {
+	m := mount(t)
+	calls := lockCalls()
+	for _, name := range []string{"devserver", "devserver.lock"} {
+		t.Run(name, func(t *testing.T) {
+			m := m.on(t)
+			dir := "of-" + name
+			file := m.lockFile(dir)
+			first, writer, late := locker(t), locker(t), locker(t)
+			first.must("open", "x", file, "rdwr")
+			writer.must("open", "x", file, "rdwr")
+			first.must(calls[0].tryShared("x")...)
+			late.must("open", "x", m.At(dir, name), "rdwr,creat")
+			wrote := writer.Start("turn", "x", "flock", "ex")
+			m.awaitWaiters(dir, 1)
+			if got := late.Try(calls[1].tryShared("x")...); got != "EAGAIN" {
+				t.Errorf("shared fcntl try on %s behind a waiting exclusive flock = %s, want EAGAIN", name, got)
+			}
+			first.must(calls[0].unlock("x")...)
+			late.must("close", "x")
+			if got := wrote(); got != "ok" {
+				t.Errorf("the writer's turn = %s, want ok", got)
+			}
+		})
+	}
+}
