@@ -135,6 +135,7 @@ func (fs *FS) breakDir(h *fuse.InHeader, dir, why string) fuse.Status {
 }
 
 func (fs *FS) endLock(l lockstate.Lock, why lockstate.Reason) fuse.Status {
+	fs.endKeys(l)
 	if err := fs.cleanUp(l); err != nil {
 		return statusOf(err)
 	}

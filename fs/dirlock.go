@@ -94,9 +94,7 @@ func (d *dirLock) converts() bool {
 
 // dropOld gives up what the description had.
 func (d *dirLock) dropOld() {
-	node := d.h.node.id
-	d.fs.advisory.Unlock(node, d.want)
-	d.fs.settleKeys(node, []fdKey{keyOf(node, &d.want)})
+	d.fs.unlock(d.h.node.id, d.want)
 }
 
 // owner returns whom a refusal is waited for.
@@ -143,6 +141,8 @@ func (d *dirLock) take(r *request) (status fuse.Status, held *lockstate.HeldErro
 		if d.h.cand.private() {
 			err = fs.settleLockFile(r, d.h.cand)
 		}
+		fs.lockMu.Lock()
+		defer fs.lockMu.Unlock()
 		if err == nil {
 			if err = fs.advisory.Try(node, d.want); errors.Is(err, advisory.ErrConflict) {
 				conflict = err

@@ -133,6 +133,7 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		fs.narrowOwned(h)
 	}
 	for _, l := range dead {
+		fs.endKeys(l)
 		if err := fs.cleanUp(l); err != nil {
 			fs.log.Warn("cannot clean up after a dead process", "dir", l.Path, "err", err)
 		}
@@ -159,6 +160,9 @@ func (fs *FS) cleanUp(l lockstate.Lock) error {
 			now, ok := fs.table.Lock(l.Token)
 			return now.Path, ok && slices.Contains(now.Files, name)
 		})
+		if errors.Is(err, errNotLockDir) {
+			fs.orphans.add(orphanAt{l.Path, name})
+		}
 		if err != nil && first == nil {
 			first = fmt.Errorf("lock file %s: %w", name, err)
 		}

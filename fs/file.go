@@ -341,7 +341,7 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 func (fs *FS) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if h := fs.handles.get(in.Fh, in.NodeId); h != nil {
 		h.flushed.Store(true)
-		fs.closedCopy(in)
+		fs.closedCopy(h, in)
 	}
 	return fuse.OK
 }
@@ -368,7 +368,7 @@ func (fs *FS) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	if h == nil {
 		return
 	}
-	fs.closedLast(in)
+	fs.closedLast(h, in)
 	if h.cand != nil {
 		h.cand.closed()
 	}

@@ -99,9 +99,11 @@ func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Sta
 	want, node := lockOf(in), h.node.id
 	at, lockFile := fs.lockFileOf(h.node)
 	switch {
+	case in.Lk.Typ == unix.F_UNLCK && lockFile:
+		fs.unlock(node, want)
+		return fuse.OK
 	case in.Lk.Typ == unix.F_UNLCK:
 		fs.advisory.Unlock(node, want)
-		fs.settleKeys(node, []fdKey{keyOf(node, &want)})
 		return fuse.OK
 	case !lockFile && wait:
 		return statusOf(fs.advisory.Wait(node, want, cancel))
@@ -154,17 +156,17 @@ func (fs *FS) lockOwner(in *fuse.LkIn, h *handle, want advisory.Lock) *procid.Pr
 	return fs.process(&in.InHeader)
 }
 
-// settleKeys ends the locks on directories that descriptor locks kept which are
-// no more (R2).
-func (fs *FS) settleKeys(node uint64, keys []fdKey) {
-	if fs.table.Len() == 0 {
-		return
-	}
-	defer func() {
-		if fs.waits.any() {
-			fs.table.Ring()
-		}
-	}()
+// unlock gives up a lock on a lock file, and what only it kept (R2).
+func (fs *FS) unlock(node uint64, l advisory.Lock) {
+	fs.lockMu.Lock()
+	defer fs.lockMu.Unlock()
+	fs.advisory.Unlock(node, l)
+	fs.settleLocked(node, []fdKey{keyOf(node, &l)})
+}
+
+// settleLocked ends the locks on directories that descriptor locks kept which
+// are no more (R2).
+func (fs *FS) settleLocked(node uint64, keys []fdKey) {
 	left := fs.advisory.Locks(node)
 	for _, k := range keys {
 		if slices.ContainsFunc(left, func(l advisory.Lock) bool { return keyOf(node, &l) == k }) {
@@ -174,16 +176,44 @@ func (fs *FS) settleKeys(node uint64, keys []fdKey) {
 			fs.log.Debug("released", "dir", l.Path, "why", lockstate.Unlocked, "pid", l.Owner.Pid, "token", l.Token)
 		}
 	}
+	if fs.waits.any() {
+		fs.table.Ring()
+	}
+}
+
+// endKeys takes the descriptor locks away that kept a lock which ends for
+// another reason, so that nobody hears of a lock that there is no more (R4).
+func (fs *FS) endKeys(l lockstate.Lock) {
+	for _, k := range l.Keys {
+		key := k.(fdKey)
+		lock := advisory.Lock{Owner: key.id, End: advisory.MaxEnd}
+		if key.flock {
+			lock = advisory.Lock{Handle: key.id, Flock: true}
+		}
+		fs.unlock(key.node, lock)
+	}
 }
 
 // closedCopy drops the record locks of whoever closed a descriptor.
-func (fs *FS) closedCopy(in *fuse.FlushIn) {
+func (fs *FS) closedCopy(h *handle, in *fuse.FlushIn) {
+	if h.opener == nil {
+		fs.advisory.Flush(in.NodeId, in.LockOwner)
+		return
+	}
+	fs.lockMu.Lock()
+	defer fs.lockMu.Unlock()
 	fs.advisory.Flush(in.NodeId, in.LockOwner)
-	fs.settleKeys(in.NodeId, []fdKey{{in.NodeId, false, in.LockOwner}})
+	fs.settleLocked(in.NodeId, []fdKey{{in.NodeId, false, in.LockOwner}})
 }
 
 // closedLast drops what was locked through a description that is gone.
-func (fs *FS) closedLast(in *fuse.ReleaseIn) {
+func (fs *FS) closedLast(h *handle, in *fuse.ReleaseIn) {
+	if h.opener == nil {
+		fs.advisory.Release(in.NodeId, in.Fh)
+		return
+	}
+	fs.lockMu.Lock()
+	defer fs.lockMu.Unlock()
 	var keys []fdKey
 	for _, l := range fs.advisory.Locks(in.NodeId) {
 		if l.Handle == in.Fh {
@@ -191,5 +221,5 @@ func (fs *FS) closedLast(in *fuse.ReleaseIn) {
 		}
 	}
 	fs.advisory.Release(in.NodeId, in.Fh)
-	fs.settleKeys(in.NodeId, keys)
+	fs.settleLocked(in.NodeId, keys)
 }

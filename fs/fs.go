@@ -31,11 +31,14 @@ type FS struct {
 	root     *node
 	handles  handleTable
 	advisory *advisory.Table
-	waits    waitList
-	cands    candidates
-	denials  denialLog
-	orphans  orphanList
-	control  controlDir
+	// lockMu makes a change of a lock file's locks and of what they keep one
+	// step.
+	lockMu  sync.Mutex
+	waits   waitList
+	cands   candidates
+	denials denialLog
+	orphans orphanList
+	control controlDir
 
 	// ns protects the names in the backing: whoever relies on them holds it
 	// shared, a rename exclusively.

@@ -87,6 +87,10 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		// A2: covered already. The operation counts like any other.
 		return &Grant{t: t, op: t.startLocked([]*Dir{d}, nil)}, nil, false
 	}
+	if r := t.keys[q.Key]; q.Key != nil && r != nil && r.kind == q.Kind && r.dir == d && !r.pending {
+		// The description has the lock already, whoever asks again.
+		return &Grant{t: t, row: r, file: q.File, key: q.Key, protocol: q.Protocol}, nil, false
+	}
 	if err := t.admitGrantLocked(q, nil); err != nil {
 		t.stats.Refused++
 		return nil, err, false

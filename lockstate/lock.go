@@ -1,6 +1,7 @@
 package lockstate
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -49,6 +50,7 @@ type Lock struct {
 	Since    time.Time
 	File     string   // the lock file that it was taken by, if any
 	Files    []string // lock files that keep it (existence locks)
+	Keys     []any    // descriptor locks that keep it
 	Changed  bool     // something beneath was changed since the owner has it (R5)
 }
 
@@ -111,7 +113,7 @@ func (r *row) lock() Lock {
 	return Lock{
 		Dir: r.dir, Path: r.dir.path(), Kind: r.kind, Protocol: r.protocol,
 		Owner: r.owner.ID(), UID: r.owner.UID(), Token: r.token, Since: r.since, File: r.file,
-		Files: slices.Clone(r.files), Changed: r.changed,
+		Files: slices.Clone(r.files), Keys: slices.Collect(maps.Keys(r.keys)), Changed: r.changed,
 	}
 }
 

@@ -36,45 +36,47 @@ func fromWait(ws int) Exit {
 // exitStatus finds out how the process id ended, which the caller knows to be
 // dead. fd is a pidfd from when it lived, g its pinned group or nil.
 func (r *Resolver) exitStatus(id ID, fd int, g *group) Exit {
+	pause := 200 * time.Microsecond
 	for began := time.Now(); ; {
-		e, final := r.kernel.tryExitStatus(id, fd)
-		patience := exitPatience
+		e, patience := r.kernel.tryExitStatus(id, fd)
 		if !e.Known && g != nil {
-			var more bool
-			e, more = r.heard(g)
-			if more {
-				patience = hearPatience
+			if told, p := r.heard(g); told.Known || p > patience {
+				e, patience = told, p
 			}
-			final = e.Known || final && !more
 		}
-		if final || time.Since(began) > patience {
+		if time.Since(began) >= patience {
 			return e
 		}
-		time.Sleep(200 * time.Microsecond)
+		time.Sleep(pause)
+		pause = min(2*pause, exitPatience)
 	}
 }
 
-// tryExitStatus asks both places once. final means that asking again is no use.
+// tryExitStatus asks both places once. It may be worth asking again for patience
+// after the death.
 //
 // The zombie is asked first: a process that is reaped before that question has
 // left its status behind when the second one is asked. In the other order one
 // that is reaped in between would be missed.
-func (k kernel) tryExitStatus(id ID, fd int) (e Exit, final bool) {
+func (k kernel) tryExitStatus(id ID, fd int) (e Exit, patience time.Duration) {
 	st, err := readStat(id.Pid)
 	gone := err != nil || st.start != id.Start
 	if !gone && (st.state == 'Z' || st.state == 'X') && (st.code != 0 || mayKnow(id.Pid)) {
-		return fromWait(st.code), true
+		return fromWait(st.code), 0
 	}
 	if k.info && fd >= 0 {
 		// With the exit mask this call also works on a process that was reaped.
 		in, err := info(fd, pidfdInfoExit)
 		if err == nil && in.mask&pidfdInfoExit != 0 {
-			return fromWait(int(in.exitCode)), true
+			return fromWait(int(in.exitCode)), 0
 		}
 		// Before Linux 6.15 there is nothing to know about the reaped.
-		return Exit{}, gone && err == unix.ESRCH
+		gone = gone && err == unix.ESRCH
 	}
-	return Exit{}, gone
+	if gone {
+		return Exit{}, 0
+	}
+	return Exit{}, exitPatience
 }
 
 // mayKnow reports whether the kernel shows us the exit status in a zombie's

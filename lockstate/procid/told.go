@@ -19,15 +19,17 @@ type told struct {
 	leader bool   // the first thread has ended
 	final  bool   // and a thread's event came in when the process was dead
 	code   int    // of the last event
+	at     uint64 // of the last event, CLOCK_MONOTONIC ns
 	dead   uint64 // when it was first found dead, CLOCK_MONOTONIC ns; 0: not yet
-	missed bool   // it was dead before the connector was opened
+	missed bool   // it may have ended unheard
 }
 
-// hearPatience bounds the wait for the connector's word on a dead process. It
-// mostly is there already; but a busy machine may put the dying thread aside
-// just before it speaks, for some 20 ms as measured. A late release (R4) is the
-// lesser evil then: without the word, a crash would pass for a success.
-const hearPatience = 50 * time.Millisecond
+// hearPatience bounds the wait for the connector's word on a dead process.
+// Mostly it is there already; but a machine with too much to do may put the dying
+// thread aside just before it speaks, for 70 ms as measured with some thousand
+// runnable threads. A late release (R4) is the lesser evil then: without the
+// word, a crash would pass for a success.
+const hearPatience = 500 * time.Millisecond
 
 // serialExits stands for the connector in epfd.
 const serialExits = math.MaxUint64
@@ -131,7 +133,7 @@ func (r *Resolver) note(ev exitEvent) {
 	if dead && ev.at > t.dead+uint64(hearPatience) {
 		return // a later process with its pid
 	}
-	t.code = ev.code
+	t.code, t.at = ev.code, ev.at
 	t.leader = t.leader || ev.pid == ev.tgid
 	t.final = t.final || t.leader && dead
 }
@@ -145,29 +147,40 @@ func (r *Resolver) seenDeadLocked(g *group) bool {
 	return g.told.dead != 0
 }
 
-// forget drops what is known in part, since events were lost: such a process
-// stays unknown rather than be taken for another end.
+// forget is called when events were lost. They may have been those of the dead
+// that are not known yet: such a process stays unknown, rather than be waited
+// for or taken for another end.
 func (r *Resolver) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, g := range r.pids {
-		if !g.told.final {
-			g.told.leader, g.told.code = false, 0
+		if r.seenDeadLocked(g) && !g.told.final {
+			g.told.leader, g.told.missed = false, true
 		}
 	}
 }
 
 // heard returns the end of a pinned, dead process as the connector told it, if
-// it did. more means that it still may.
-func (r *Resolver) heard(g *group) (e Exit, more bool) {
-	more = r.hear()
+// it did. It may be worth asking again for patience after the death.
+func (r *Resolver) heard(g *group) (e Exit, patience time.Duration) {
+	open := r.hear()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.seenDeadLocked(g)
-	if g.told.final {
-		return fromWait(g.told.code), false
+	t := &g.told
+	switch {
+	case t.final:
+		return fromWait(t.code), 0
+	case t.leader && t.code != 0 && t.dead < t.at+uint64(hearPatience):
+		// What makes threads fail is the death of the whole process, or an exec,
+		// mostly one long ago. If only the last thread is late, its word will be
+		// the same.
+		return fromWait(t.code), exitPatience
+	case open && !t.missed:
+		return Exit{}, hearPatience
+	default:
+		return Exit{}, 0
 	}
-	return Exit{}, more && !g.told.missed
 }
 
 // monotonic is the clock of the connector's events.
