@@ -64,6 +64,8 @@ func (r *request) release() {
 }
 
 const (
+	// maxReaps bounds how many dead owners one request looks past.
+	maxReaps = 1000
 	// settleTime bounds how long a stager is held back (A12).
 	settleTime = time.Second
 	// closeTime bounds the wait for a RELEASE that the kernel sends after
@@ -84,7 +86,7 @@ func (r *request) process() *procid.Process {
 // during a try; exclusive excludes all other tries.
 func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status {
 	var settle, closing time.Time
-	for {
+	for reaps := 0; ; {
 		err := fs.locked(exclusive, func() error {
 			defer r.release()
 			return try()
@@ -104,10 +106,12 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			continue
 		}
 		switch {
-		case held.Err == lockstate.ErrHeld && !fs.procs.Alive(held.Lock.Owner):
+		case held.Err == lockstate.ErrHeld && reaps < maxReaps && !fs.procs.Alive(held.Lock.Owner):
 			// R4: a dead owner stands in nobody's way, even if the
-			// news of its death has not been handled yet.
+			// news of its death has not been handled yet. The lock may
+			// pass to a parent that is dead as well, and so on.
 			fs.reap(held.Lock.Owner)
+			reaps++
 			continue
 		case held.Err == lockstate.ErrOpen && fs.closingSoon(held) && more(&closing, closeTime):
 			if !sleep(r.cancel, 500*time.Microsecond) {

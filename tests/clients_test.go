@@ -164,14 +164,21 @@ func (b bench) prepare(dir string) {
 	}
 }
 
+// writeClientPy makes the program of the Python clients.
+func writeClientPy(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(tempDir(t), "client.py")
+	mustDo(t, os.WriteFile(path, []byte(clientPy), 0o644))
+	return path
+}
+
 // TestA8Clients tries every existence locker in four situations. What it says
 // on a mount is what it says on a plain directory when it is free, or when
 // somebody else has the lock; and a killed holder is in nobody's way.
 func TestA8Clients(t *testing.T) {
 	need(t, "root", "fuse")
 	m := mount(t, "--lock-name", "devserver", "--lock-name", "devserver.lock", "--lock-name", "index.lock")
-	python := filepath.Join(tempDir(t), "client.py")
-	mustDo(t, os.WriteFile(python, []byte(clientPy), 0o644))
+	python := writeClientPy(t)
 
 	var table strings.Builder
 	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)

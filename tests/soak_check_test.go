@@ -19,15 +19,19 @@ func (s *soak) verifyAll() {
 	}
 }
 
-// litterIn finds what no release or death may leave beneath dir: lock files
-// and the temporary files of the lockers that make them.
+// ofLockers tells whether a name is that of a lock file, or of the temporary
+// file of a locker that makes one.
+func ofLockers(name string) bool {
+	host, _ := os.Hostname()
+	return strings.HasPrefix(name, "devserver") || strings.HasPrefix(name, ".lk") || strings.HasPrefix(name, host+"-") ||
+		strings.HasPrefix(name, "_") && strings.HasSuffix(name, "."+host)
+}
+
+// litterIn finds what no release or death may leave beneath dir.
 func litterIn(dir string) []string {
 	var litter []string
-	host, _ := os.Hostname()
 	filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		name := filepath.Base(path)
-		if err == nil && (strings.HasPrefix(name, "devserver") || strings.HasPrefix(name, ".lk") || strings.HasPrefix(name, host+"-") ||
-			strings.HasPrefix(name, "_") && strings.HasSuffix(name, "."+host)) {
+		if err == nil && ofLockers(d.Name()) {
 			litter = append(litter, path)
 		}
 		return nil

@@ -97,8 +97,8 @@ func linked(f *os.File) bool {
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink > 0
 }
 
-// pick walks down from a build to any file but a lock file: that one has
-// attacks of its own, and answers of its own (A10).
+// pick walks down from a build to any file but a lock file, by whichever name:
+// that one has attacks of its own, and answers of its own (A10).
 func (s *soak) pick(dir string) target {
 	to := target{Dir: s.m.At(dir), Sub: s.m.At(dir), Anchor: strings.HasSuffix(dir, "/anchor")}
 	to.File = filepath.Join(to.Sub, "none")
@@ -108,7 +108,7 @@ func (s *soak) pick(dir string) target {
 			return to
 		}
 		e := entries[rand.IntN(len(entries))]
-		if strings.HasPrefix(e.Name(), "devserver") {
+		if ofLockers(e.Name()) {
 			return to
 		}
 		if !e.IsDir() {
@@ -253,9 +253,21 @@ func (s *soak) syscallRival() rivalKind {
 	return rivalKind{name: "syscalls", own: own, pause: 2 * time.Millisecond, attack: attack, stop: func() { a.conn.Close() }}
 }
 
-// lockRival tries to get the build's lock with every existence locker.
+// lockRival tries to get the build's lock with every existence locker, and by
+// file locks.
 func (s *soak) lockRival() rivalKind {
-	var clients []client
+	clients := []client{
+		{name: "flock", script: `exec flock -n "$1/devserver" sh -c 'echo acquired; rm "$1/devserver"' sh "$1"`},
+		{name: "lockf", script: `exec /usr/bin/python3 -c '
+import fcntl, os, sys
+f = open(sys.argv[1] + "/devserver.lock", "a")
+try:
+    fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit("locked")
+print("acquired")
+os.remove(f.name)' "$1"`},
+	}
 	for _, c := range existenceClients() {
 		if c.setUp == "" && !slices.ContainsFunc(c.needs, func(tool string) bool { _, err := exec.LookPath(tool); return err != nil }) {
 			clients = append(clients, c)
