@@ -87,12 +87,12 @@ func checkMountpoint(o *Options) (string, error) {
 		return "", err
 	}
 	if at != dir {
-		mounts, err := readMounts()
+		mounts, err := ReadMounts()
 		if err != nil {
 			return "", err
 		}
 		for _, m := range mounts {
-			if m.point == at {
+			if m.Path == at {
 				return "", fmt.Errorf("%s: %w", at, ErrMountpointBusy)
 			}
 		}
@@ -103,36 +103,48 @@ func checkMountpoint(o *Options) (string, error) {
 	return at, nil
 }
 
-// A mountLine is one line of /proc/self/mountinfo.
-type mountLine struct {
-	point, root, fstype, source string
-	dev                         string
+// A MountEntry is one line of /proc/self/mountinfo.
+type MountEntry struct {
+	ID        int
+	Dev       string // major:minor
+	Root      string // which directory of the file system is mounted
+	Path      string // where
+	Options   string // of the mount
+	FSType    string
+	Source    string
+	FSOptions string // of the file system
 }
 
-func readMounts() ([]mountLine, error) {
+// ReadMounts reads the mount table: it knows dead and hanging mounts too, and
+// touches none. Later entries cover earlier ones.
+func ReadMounts() ([]MountEntry, error) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return nil, err
 	}
-	var all []mountLine
-	for line := range bytes.Lines(b) {
-		if m, ok := parseMount(string(line)); ok {
-			all = append(all, m)
-		}
-	}
-	return all, nil
+	return ParseMounts(string(b)), nil
 }
 
-// parseMount reads a line as proc_pid_mountinfo(5) describes it.
-func parseMount(line string) (mountLine, bool) {
-	left, right, ok := strings.Cut(line, " - ")
-	l, r := strings.Fields(left), strings.Fields(right)
-	if !ok || len(l) < 5 || len(r) < 2 {
-		return mountLine{}, false
+// ParseMounts reads lines as proc_pid_mountinfo(5) describes them. It skips
+// those that are not.
+func ParseMounts(text string) []MountEntry {
+	var all []MountEntry
+	for line := range strings.Lines(text) {
+		left, right, ok := strings.Cut(line, " - ")
+		l, r := strings.Fields(left), strings.Fields(right)
+		if !ok || len(l) < 6 || len(r) < 3 {
+			continue
+		}
+		id, err := strconv.Atoi(l[0])
+		if err != nil {
+			continue
+		}
+		all = append(all, MountEntry{
+			ID: id, Dev: l[2], Root: unescape(l[3]), Path: unescape(l[4]), Options: l[5],
+			FSType: r[0], Source: unescape(r[1]), FSOptions: r[2],
+		})
 	}
-	return mountLine{
-		dev: l[2], root: unescape(l[3]), point: unescape(l[4]), fstype: r[0], source: unescape(r[1]),
-	}, true
+	return all
 }
 
 // unescape undoes the octal escapes of the mount table.
@@ -159,14 +171,14 @@ type MountInfo struct {
 
 // Mounts returns the stagefs mounts, dead ones included.
 func Mounts() ([]MountInfo, error) {
-	lines, err := readMounts()
+	lines, err := ReadMounts()
 	if err != nil {
 		return nil, err
 	}
 	var all []MountInfo
 	for _, m := range lines {
-		if m.fstype == "fuse.stagefs" {
-			all = append(all, MountInfo{Mountpoint: m.point, Source: m.source})
+		if m.FSType == "fuse.stagefs" {
+			all = append(all, MountInfo{Mountpoint: m.Path, Source: m.Source})
 		}
 	}
 	return all, nil
@@ -180,24 +192,24 @@ func FindMount(path string) (mountpoint, rel string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	lines, err := readMounts()
+	lines, err := ReadMounts()
 	if err != nil {
 		return "", "", err
 	}
-	var best mountLine
+	var best MountEntry
 	for _, m := range lines {
 		// Of mounts on the same point the later one is on top.
-		if within(abs, m.point) && len(m.point) >= len(best.point) {
+		if within(abs, m.Path) && len(m.Path) >= len(best.Path) {
 			best = m
 		}
 	}
-	if best.fstype != "fuse.stagefs" {
+	if best.FSType != "fuse.stagefs" {
 		return "", "", fmt.Errorf("%s: %w", path, ErrNoMount)
 	}
-	if rel, err = filepath.Rel(best.point, abs); err != nil {
+	if rel, err = filepath.Rel(best.Path, abs); err != nil {
 		return "", "", err
 	}
-	return best.point, rel, nil
+	return best.Path, rel, nil
 }
 
 // absoluteOf resolves the directory of a path that need not exist, or that a
@@ -227,14 +239,14 @@ func Unmount(mountpoint string, lazy bool) error {
 	if err != nil {
 		return err
 	}
-	mounts, err := readMounts()
+	mounts, err := ReadMounts()
 	if err != nil {
 		return err
 	}
 	found := ""
 	for _, m := range mounts {
-		if m.point == at {
-			found = m.fstype // of several on the same point the last is on top
+		if m.Path == at {
+			found = m.FSType // of several on the same point the last is on top
 		}
 	}
 	if found != "fuse.stagefs" {

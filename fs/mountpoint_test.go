@@ -6,31 +6,28 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestParseMount(t *testing.T) {
-	for line, want := range map[string]mountLine{
-		"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue": {
-			dev: "98:0", root: "/mnt1", point: "/mnt2", fstype: "ext3", source: "/dev/root",
-		},
-		`40 35 0:40 / /srv/with\040space rw - fuse.stagefs /srv/a\134b rw`: {
-			dev: "0:40", root: "/", point: "/srv/with space", fstype: "fuse.stagefs", source: `/srv/a\b`,
-		},
+func TestParseMounts(t *testing.T) {
+	for line, want := range map[string][]MountEntry{
+		"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue": {{
+			ID: 36, Dev: "98:0", Root: "/mnt1", Path: "/mnt2", Options: "rw,noatime", FSType: "ext3", Source: "/dev/root",
+			FSOptions: "rw,errors=continue",
+		}},
+		`40 35 0:40 / /srv/with\040space rw - fuse.stagefs /srv/a\134b rw`: {{
+			ID: 40, Dev: "0:40", Root: "/", Path: "/srv/with space", Options: "rw", FSType: "fuse.stagefs", Source: `/srv/a\b`,
+			FSOptions: "rw",
+		}},
+		"": nil, "-": nil, " - ": nil, "36 35 98:0 /mnt1": nil, "36 35 98:0 /a /b rw - ext3": nil, "x 35 98:0 /a /b rw - ext3 a rw": nil,
 	} {
-		got, ok := parseMount(line)
-		if diff := cmp.Diff(want, got, cmp.AllowUnexported(mountLine{})); diff != "" || !ok {
-			t.Errorf("parseMount(%q) is off (-want +got), %t:\n%s", line, ok, diff)
-		}
-	}
-	for _, line := range []string{"", "-", " - ", "36 35 98:0 /mnt1", "36 35 98:0 /a /b rw - ext3"} {
-		if got, ok := parseMount(line); ok {
-			t.Errorf("parseMount(%q) = %+v, want none", line, got)
+		if diff := cmp.Diff(want, ParseMounts(line)); diff != "" {
+			t.Errorf("ParseMounts(%q) is off (-want +got):\n%s", line, diff)
 		}
 	}
 }
 
-func FuzzParseMount(f *testing.F) {
+func FuzzParseMounts(f *testing.F) {
 	f.Add(`40 35 0:40 / /srv/with\040space rw - fuse.stagefs /srv/a\134b rw`)
 	f.Add(`1 2 3:4 \ \9 - \777 \12`)
-	f.Fuzz(func(t *testing.T, line string) { parseMount(line) })
+	f.Fuzz(func(t *testing.T, text string) { ParseMounts(text) })
 }
 
 func TestWithin(t *testing.T) {

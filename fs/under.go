@@ -69,26 +69,26 @@ func mountsUnder(root int, path string) ([]string, error) {
 		return nil, err
 	}
 	dev := fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor)
-	mounts, err := readMounts()
+	mounts, err := ReadMounts()
 	if err != nil {
 		return nil, err
 	}
 	// Where in its file system is the backing? At the path below the root of
 	// the mount that it is reached by.
-	var by mountLine
+	var by MountEntry
 	for _, m := range mounts {
-		if m.dev == dev && within(path, m.point) && len(m.point) >= len(by.point) {
+		if m.Dev == dev && within(path, m.Path) && len(m.Path) >= len(by.Path) {
 			by = m
 		}
 	}
-	if by.point == "" {
+	if by.Path == "" {
 		return nil, nil
 	}
-	inside := filepath.Join(by.root, strings.TrimPrefix(path, by.point))
+	inside := filepath.Join(by.Root, strings.TrimPrefix(path, by.Path))
 	var ways []string
 	for _, m := range mounts {
-		if m.dev == dev && m != by && within(m.root, inside) {
-			ways = append(ways, fmt.Sprintf("it is mounted at %s too", plain(m.point)))
+		if m.Dev == dev && m != by && within(m.Root, inside) {
+			ways = append(ways, fmt.Sprintf("it is mounted at %s too", plain(m.Path)))
 		}
 	}
 	return ways, nil

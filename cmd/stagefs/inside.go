@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/fs"
 )
 
 // A mountUser is one thing that keeps a mount busy.
@@ -33,12 +35,12 @@ func (u mountUser) String() string {
 //
 // A path does not tell whether something lies in the mount or in the backing
 // below it: over itself, both have the same. The id of the mount does.
-func mountUsers(mount *mountEntry) []mountUser {
+func mountUsers(mount *fs.MountEntry) []mountUser {
 	var users []mountUser
-	mounts, _ := readMountinfo()
+	mounts, _ := fs.ReadMounts()
 	for _, m := range mounts {
-		if m.id != mount.id && m.path != mount.path && below(m.path, mount.path) {
-			users = append(users, mountUser{what: "another mount, at", path: m.path})
+		if m.ID != mount.ID && m.Path != mount.Path && below(m.Path, mount.Path) {
+			users = append(users, mountUser{what: "another mount, at", path: m.Path})
 		}
 	}
 	procs, _ := filepath.Glob("/proc/[0-9]*")
@@ -58,20 +60,20 @@ func mountUsers(mount *mountEntry) []mountUser {
 }
 
 // useOf tells how the process below proc uses the mount, "" if it does not.
-func useOf(proc string, mount *mountEntry) (what, path string) {
+func useOf(proc string, mount *fs.MountEntry) (what, path string) {
 	for _, link := range []struct{ name, what string }{
 		{"/cwd", "its working directory is"},
 		{"/root", "its root directory is"},
 		{"/exe", "it runs"},
 	} {
-		if path, err := os.Readlink(proc + link.name); err == nil && below(path, mount.path) && linkMount(proc+link.name) == mount.id {
+		if path, err := os.Readlink(proc + link.name); err == nil && below(path, mount.Path) && linkMount(proc+link.name) == mount.ID {
 			return link.what, path
 		}
 	}
 	fds, _ := os.ReadDir(proc + "/fd")
 	for _, fd := range fds {
 		path, err := os.Readlink(proc + "/fd/" + fd.Name())
-		if err == nil && below(path, mount.path) && fdinfoMount(proc+"/fdinfo/"+fd.Name()) == mount.id {
+		if err == nil && below(path, mount.Path) && fdinfoMount(proc+"/fdinfo/"+fd.Name()) == mount.ID {
 			return "it has open", path
 		}
 	}
@@ -79,7 +81,7 @@ func useOf(proc string, mount *mountEntry) (what, path string) {
 	for line := range strings.Lines(string(maps)) {
 		// The path is the sixth field and may hold blanks.
 		if i := strings.IndexByte(line, '/'); i >= 0 {
-			if path := strings.TrimSuffix(line[i:], "\n"); below(path, mount.path) && path != mount.path {
+			if path := strings.TrimSuffix(line[i:], "\n"); below(path, mount.Path) && path != mount.Path {
 				return "it has mapped", path
 			}
 		}

@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate/filestore"
+
+	"github.com/stagefs/stagefs/fs"
 )
 
 // A machine is what doctor looks at.
@@ -186,20 +188,20 @@ func checkOpenFiles() finding {
 
 // checkMounts looks for mounts whose daemon is gone, or does not answer.
 func checkMounts() finding {
-	mounts, err := readMountinfo()
+	mounts, err := fs.ReadMounts()
 	if err != nil {
 		return finding{"mounts", statusWarn, err.Error(), ""}
 	}
 	var live, bad, fixes []string
 	for _, e := range mounts {
-		if e.fstype != fsType {
+		if e.FSType != fsType {
 			continue
 		}
-		if state := mountState(e.path); state == "" {
-			live = append(live, quote(e.path))
+		if state := mountState(e.Path); state == "" {
+			live = append(live, quote(e.Path))
 		} else {
-			bad = append(bad, quote(e.path)+" "+state)
-			fixes = append(fixes, "stagefs umount --lazy "+quote(e.path))
+			bad = append(bad, quote(e.Path)+" "+state)
+			fixes = append(fixes, "stagefs umount --lazy "+quote(e.Path))
 		}
 	}
 	switch {
@@ -274,7 +276,7 @@ func checkDirectory(dir string) []finding {
 	case !info.IsDir():
 		return []finding{{name, statusFail, quote(dir) + " is no directory", "name the directory itself"}}
 	}
-	mounts, err := readMountinfo()
+	mounts, err := fs.ReadMounts()
 	if err != nil {
 		return []finding{{name, statusWarn, err.Error(), ""}}
 	}
@@ -284,7 +286,7 @@ func checkDirectory(dir string) []finding {
 	}
 	fstype := "an unknown file system"
 	if on := covering(mounts, real); on != nil {
-		fstype = on.fstype
+		fstype = on.FSType
 	}
 	all := []finding{{name, statusOK, quote(dir) + " is on " + fstype, ""}}
 	var st unix.Statfs_t

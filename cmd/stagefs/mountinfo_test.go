@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/stagefs/stagefs/fs"
 )
 
 const mountTable = `22 1 0:21 / / rw,relatime - ext4 /dev/vda rw
@@ -16,18 +18,18 @@ const mountTable = `22 1 0:21 / / rw,relatime - ext4 /dev/vda rw
 broken line
 `
 
-func TestParseMountinfo(t *testing.T) {
-	all := parseMountinfo(mountTable)
+func TestMountTable(t *testing.T) {
+	all := fs.ParseMounts(mountTable)
 	if len(all) != 4 {
-		t.Fatalf("parseMountinfo has %d entries, want 4: %+v", len(all), all)
+		t.Fatalf("ParseMounts has %d entries, want 4: %+v", len(all), all)
 	}
-	if got := topMount(all, "/srv/static"); got == nil || got.id != 92 {
+	if got := topMount(all, "/srv/static"); got == nil || got.ID != 92 {
 		t.Errorf("topMount(/srv/static) = %+v, want the latest, 92", got)
 	}
-	if got := covering(all, "/srv/a b\nc/d"); got == nil || got.id != 91 || got.fstype != "tmpfs" {
+	if got := covering(all, "/srv/a b\nc/d"); got == nil || got.ID != 91 || got.FSType != "tmpfs" {
 		t.Errorf("covering = %+v, want 91", got)
 	}
-	if got := covering(all, "/srv/statics"); got == nil || got.path != "/" {
+	if got := covering(all, "/srv/statics"); got == nil || got.Path != "/" {
 		t.Errorf("covering(/srv/statics) = %+v, want the root", got)
 	}
 	if got := topMount(all, "/srv"); got != nil {
@@ -42,8 +44,8 @@ func TestMountUsers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	entry := &mountEntry{id: linkMount(dir), path: dir}
-	if entry.id == 0 {
+	entry := &fs.MountEntry{ID: linkMount(dir), Path: dir}
+	if entry.ID == 0 {
 		t.Fatal("the mount's id can't be told")
 	}
 	if got := mountUsers(entry); len(got) != 0 {
@@ -71,7 +73,7 @@ func TestMountUsers(t *testing.T) {
 	if u := got[cmd.Process.Pid]; u.what != "its working directory is" || u.comm != "sleep" {
 		t.Errorf("sleep: %q, want its working directory", u)
 	}
-	entry.id++
+	entry.ID++
 	if got := mountUsers(entry); len(got) != 0 {
 		t.Errorf("mountUsers = %v for another mount at the same path", got)
 	}

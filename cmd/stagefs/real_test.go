@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/fs"
 )
 
 // A realMount is a static directory that the program serves, over itself.
@@ -238,7 +240,7 @@ func TestRealBusy(t *testing.T) {
 	// The daemon detaches, goes on until the last user is gone, and ends (M4).
 	syscall.Kill(m.pid, syscall.SIGTERM)
 	for range 500 {
-		if e := topMount(must(readMountinfo())(t), m.dir); e == nil {
+		if e := topMount(must(fs.ReadMounts())(t), m.dir); e == nil {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)

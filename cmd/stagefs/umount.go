@@ -46,12 +46,12 @@ func (c *command) umountAction(ctx *cli.Context) error {
 }
 
 // findExact finds the stagefs mount at the given path, dead ones too.
-func findExact(given string) (string, *mountEntry, error) {
+func findExact(given string) (string, *fs.MountEntry, error) {
 	path, err := lexical(given)
 	if err != nil {
 		return "", nil, err
 	}
-	mounts, err := readMountinfo()
+	mounts, err := fs.ReadMounts()
 	if err != nil {
 		return "", nil, err
 	}
@@ -69,10 +69,10 @@ func findExact(given string) (string, *mountEntry, error) {
 			}
 		}
 	}
-	if mount == nil || mount.fstype != fsType {
+	if mount == nil || mount.FSType != fsType {
 		hint := ""
-		if over := covering(mounts, path); over != nil && over.fstype == fsType {
-			hint = "; it is inside the one at " + quote(over.path)
+		if over := covering(mounts, path); over != nil && over.FSType == fsType {
+			hint = "; it is inside the one at " + quote(over.Path)
 		}
 		return "", nil, exitf(exitUnavailable, "%s is no stagefs mount%s", quote(path), hint)
 	}
@@ -80,7 +80,7 @@ func findExact(given string) (string, *mountEntry, error) {
 }
 
 // whoIsInside describes what keeps a mount busy.
-func whoIsInside(mount *mountEntry) string {
+func whoIsInside(mount *fs.MountEntry) string {
 	const most = 10
 	users := mountUsers(mount)
 	if len(users) == 0 {
