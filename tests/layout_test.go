@@ -1,0 +1,46 @@
+package tests
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/stagefs/stagefs/"
+
+// mayImport are the arrows between the packages: who may import what of the
+// project, and go-fuse.
+var mayImport = map[string][]string{
+	"lockstate/procid":    {},
+	"lockstate/advisory":  {},
+	"lockstate/filestore": {"lockstate"},
+	"lockstate":           {"lockstate/procid"},
+	"fs":                  {"lockstate", "lockstate/procid", "lockstate/advisory", "lockstate/filestore", "go-fuse"},
+	"cmd/stagefs":         {"fs", "lockstate", "lockstate/procid", "lockstate/filestore"},
+	"tests":               {"lockstate"},
+}
+
+func TestImports(t *testing.T) {
+	cmd := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./...")
+	cmd.Dir = ".."
+	out, err := cmd.Output()
+	mustDo(t, err)
+	for line := range strings.Lines(string(out)) {
+		f := strings.Fields(line)
+		name := strings.TrimPrefix(f[0], module)
+		allowed, known := mayImport[name]
+		if !known {
+			t.Errorf("package %s has no place in the layout", name)
+		}
+		for _, imp := range f[1:] {
+			what, ours := strings.CutPrefix(imp, module)
+			if strings.HasPrefix(imp, "github.com/hanwen/go-fuse/") {
+				what, ours = "go-fuse", true
+			}
+			if ours && !slices.Contains(allowed, what) {
+				t.Errorf("%s imports %s", name, what)
+			}
+		}
+	}
+}
