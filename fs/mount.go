@@ -82,11 +82,14 @@ func Mount(o Options) (_ *Server, err error) {
 		return nil, err
 	}
 	unix.Umask(0) // modes come from the callers, with their umask applied
-	procs, err := procid.NewResolver(procid.Options{Compat: o.Compat})
+	procs, err := procid.NewResolver(procid.Options{Compat: o.Compat, Threads: min(dirCacheLimit(), 1024)})
 	if err != nil {
 		return nil, err
 	}
 	undo = append(undo, func() { procs.Close() })
+	if !procs.KnowsExits() {
+		s.warn("it cannot be learnt how processes end: what an owner leaves that changed nothing passes to its parent even if it was killed")
+	}
 	table := lockstate.New(lockstate.Options{
 		LastToken: s.store.Tokens(), Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked,
 	})

@@ -84,7 +84,7 @@ func (r *Resolver) held(id ID) *Process {
 func (r *Resolver) insertLocked(tid uint32, t *thread) {
 	if old := r.threads[tid]; old != nil {
 		r.dropLocked(tid, old)
-	} else if len(r.threads) >= maxThreads {
+	} else if len(r.threads) >= r.limit {
 		r.sweepLocked()
 	}
 	t.used.Store(r.clock.Add(1))
@@ -108,7 +108,7 @@ func (r *Resolver) sweepLocked() {
 			r.dropLocked(tid, t)
 		}
 	}
-	excess := len(living) - maxThreads*7/8
+	excess := len(living) - r.limit*7/8
 	if excess <= 0 {
 		return
 	}

@@ -19,9 +19,10 @@ type Exit struct {
 // the condition of a hand-over (R5).
 func (e Exit) Success() bool { return e.Known && e.Code == 0 && e.Signal == 0 }
 
-// exitPatience bounds the search for a status where no connector is. Between the moment in which a
-// pidfd becomes readable and the one in which the status can be read lies a few
-// instructions' work of the dying process, which may be preempted there.
+// exitPatience bounds the search for a status, but for what the connector may
+// still say. Between the moment in which a pidfd becomes readable and the one in
+// which the status can be read lies a few instructions' work of the dying
+// process, which may be preempted there.
 const exitPatience = 5 * time.Millisecond
 
 // fromWait reads a status as wait(2) gives it.

@@ -167,7 +167,8 @@ func reapAll(n int) {
 	}
 	for range runtime.NumCPU() {
 		go func() {
-			for {
+			for i := 0; ; i++ {
+				runtime.KeepAlive(i)
 			}
 		}()
 	}

@@ -4,6 +4,7 @@ package procid
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -18,12 +19,17 @@ type Options struct {
 	// Compat restricts the resolver to what Linux 5.10 offers. Without it, it
 	// uses what it finds.
 	Compat bool
+	// Threads bounds how many threads are kept, and with them the
+	// descriptors: at most two a thread, watched processes not counted.
+	// 0: 1024.
+	Threads int
 }
 
 // A Resolver tells which process a thread belongs to and watches processes for
 // their end. It is safe for use by several goroutines.
 type Resolver struct {
 	kernel kernel
+	limit  int            // Options.Threads
 	epfd   int            // epoll(7) of the watched pidfds
 	wakefd int            // eventfd(2) in epfd that ends the watcher
 	wg     sync.WaitGroup // the watcher and what it started
@@ -50,6 +56,7 @@ func NewResolver(o Options) (*Resolver, error) {
 	}
 	r := &Resolver{
 		kernel:    k,
+		limit:     cmp.Or(o.Threads, maxThreads),
 		epfd:      -1,
 		wakefd:    -1,
 		connector: connector{fd: -1},

@@ -176,7 +176,7 @@ func (r *Resolver) heard(g *group) (e Exit, patience time.Duration) {
 		// mostly one long ago. If only the last thread is late, its word will be
 		// the same.
 		return fromWait(t.code), exitPatience
-	case open && !t.missed:
+	case open && !t.missed && !r.closed: // Close waits for this
 		return Exit{}, hearPatience
 	default:
 		return Exit{}, 0
