@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxThreads bounds the cache, and with it the descriptors: at most two a
-// thread.
+// maxThreads is the default of Options.Threads.
 const maxThreads = 1024
 
 // A group is a process whose pidfd is held.
