@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -47,10 +46,10 @@ func wantRefusal(t *testing.T, status string, says []string, args ...string) {
 }
 
 // unmountNew takes away the mounts that were not there before, and counts them.
-func unmountNew(before []string) int {
+func unmountNew(before map[string]string) int {
 	count := 0
-	for _, mnt := range mountsBelow(testRoot()) {
-		if !slices.Contains(before, mnt) {
+	for mnt := range mountsBelow(testRoot()) {
+		if before[mnt] == "" {
 			unix.Unmount(mnt, unix.MNT_DETACH)
 			count++
 		}

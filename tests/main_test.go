@@ -25,8 +25,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -136,6 +140,7 @@ func copyFile(from, to string, mode os.FileMode) error {
 func startJanitor(root string) (io.Closer, error) {
 	cmd := exec.Command(agentBin())
 	cmd.Env = []string{envJanitor + "=" + root}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // what ends the test's group leaves it
 	cmd.Stderr = os.Stderr
 	pipe, err := cmd.StdinPipe()
 	if err != nil {
@@ -144,21 +149,46 @@ func startJanitor(root string) (io.Closer, error) {
 	return pipe, cmd.Start()
 }
 
+// janitorMain clears up as soon as the test process is dead, or dying: one that
+// hangs in a request of a hung daemon can't die before its mount does.
 func janitorMain(root string) int {
-	io.Copy(io.Discard, os.Stdin)
+	gone := make(chan struct{})
+	go func() { io.Copy(io.Discard, os.Stdin); close(gone) }()
+	for dying := false; !dying; {
+		select {
+		case <-gone:
+			dying = true
+		case <-time.After(time.Second):
+			dying = killed(os.Getppid())
+		}
+	}
+	for mnt, dev := range mountsBelow(root) {
+		_, minor, _ := strings.Cut(dev, ":")
+		os.WriteFile("/sys/fs/fuse/connections/"+minor+"/abort", []byte("1"), 0)
+		unix.Unmount(mnt, unix.MNT_DETACH)
+	}
 	for _, pid := range markedPids(root) {
 		unix.Kill(pid, unix.SIGKILL)
 	}
-	for _, mnt := range mountsBelow(root) {
-		unix.Unmount(mnt, unix.MNT_DETACH)
+	if len(mountsBelow(root)) == 0 {
+		os.RemoveAll(root)
 	}
 	return 0
+}
+
+// killed tells whether SIGKILL waits for a process, proc(5).
+func killed(pid int) bool {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, rest, _ := strings.Cut(string(status), "\nShdPnd:")
+	line, _, _ := strings.Cut(rest, "\n")
+	pending, _ := strconv.ParseUint(strings.TrimSpace(line), 16, 64)
+	return pending&(1<<(unix.SIGKILL-1)) != 0
 }
 
 // leftOvers describes the processes and mounts of this run that still are.
 func leftOvers(root string) []string {
 	var left []string
-	for _, mnt := range mountsBelow(root) {
+	for mnt := range mountsBelow(root) {
 		left = append(left, "mount "+mnt)
 	}
 	for _, pid := range markedPids(root) {
@@ -190,14 +220,23 @@ func pidsWithEnv(line string) []int {
 	return pids
 }
 
-// mountsBelow lists the mount points below dir, the latest first.
-func mountsBelow(dir string) []string {
+// mountsBelow has the mount points below dir, with their device numbers.
+func mountsBelow(dir string) map[string]string {
 	info, _ := os.ReadFile("/proc/self/mountinfo")
-	var mounts []string
+	mounts := map[string]string{}
+	octal := regexp.MustCompile(`\\[0-7]{3}`)
 	for line := range strings.Lines(string(info)) {
 		f := strings.Fields(line)
-		if len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
-			mounts = append([]string{f[4]}, mounts...)
+		if len(f) < 5 {
+			continue
+		}
+		// Blanks and the like are in octal there, proc_pid_mountinfo(5).
+		at := octal.ReplaceAllStringFunc(f[4], func(o string) string {
+			b, _ := strconv.ParseUint(o[1:], 8, 8)
+			return string([]byte{byte(b)})
+		})
+		if strings.HasPrefix(at, dir+"/") {
+			mounts[at] = f[2]
 		}
 	}
 	return mounts

@@ -149,10 +149,8 @@ func (m *Mount) stop() {
 			}
 		}
 	}
-	for _, mnt := range mountsBelow(filepath.Dir(m.Path)) {
-		if mnt == m.Path {
-			unix.Unmount(mnt, unix.MNT_DETACH)
-		}
+	if mountedAt(m.Path) {
+		unix.Unmount(m.Path, unix.MNT_DETACH)
 	}
 	log := m.Log()
 	for _, bad := range []string{"panic:", "DATA RACE", "fatal error:", "\ngoroutine "} {
@@ -168,7 +166,7 @@ func (m *Mount) stop() {
 // wantNoLeaks expects that the daemon has let go of all that the test's
 // processes had open, once they are gone.
 func (m *Mount) wantNoLeaks() {
-	if m.user != 0 || len(mountsAt(m.Path)) == 0 {
+	if m.user != 0 || !mountedAt(m.Path) {
 		return // nobody else can ask
 	}
 	for end := time.Now().Add(patience); m.metric("handles") > 0; time.Sleep(10 * time.Millisecond) {
