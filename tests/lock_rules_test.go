@@ -90,10 +90,19 @@ func wantKeptOut(t *testing.T, m *Mount, dir string, b *Agent) {
 func TestA8TryLock(t *testing.T) {
 	m := mount(t)
 	held := map[string]func(a *Agent, dir string){
-		"mkdir":      func(a *Agent, dir string) { a.must("mkdir", m.At(dir)) },
-		"lock file":  func(a *Agent, dir string) { openDir(t, m.Back(dir)); a.must("put", m.At(dir, "devserver"), "1", "creat,excl") },
-		"other name": func(a *Agent, dir string) { openDir(t, m.Back(dir)); a.must("put", m.At(dir, "devserver.lock"), "1", "creat,excl") },
-		"opened":     func(a *Agent, dir string) { openDir(t, m.Back(dir)); a.must("open", "x", m.At(dir, "devserver"), "rdwr,creat") },
+		"mkdir": func(a *Agent, dir string) { a.must("mkdir", m.At(dir)) },
+		"lock file": func(a *Agent, dir string) {
+			openDir(t, m.Back(dir))
+			a.must("put", m.At(dir, "devserver"), "1", "creat,excl")
+		},
+		"other name": func(a *Agent, dir string) {
+			openDir(t, m.Back(dir))
+			a.must("put", m.At(dir, "devserver.lock"), "1", "creat,excl")
+		},
+		"opened": func(a *Agent, dir string) {
+			openDir(t, m.Back(dir))
+			a.must("open", "x", m.At(dir, "devserver"), "rdwr,creat")
+		},
 	}
 	for _, call := range lockCalls() {
 		held[call.name] = func(a *Agent, dir string) {

@@ -156,7 +156,9 @@ func TestA8OneWins(t *testing.T) {
 func TestA8Fifo(t *testing.T) {
 	m := mount(t)
 	for _, call := range lockCalls() {
-		t.Run(call.name, func(t *testing.T) { queue{waiters: 64, call: func(int) lockCall { return call }}.try(t, m.on(t), call.name) })
+		t.Run(call.name, func(t *testing.T) {
+			queue{waiters: 64, call: func(int) lockCall { return call }}.try(t, m.on(t), call.name)
+		})
 	}
 }
 

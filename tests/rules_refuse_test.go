@@ -62,6 +62,18 @@ func TestW4Deny(t *testing.T) {
 	a.must("put", m.At("old/new"), "data", "creat")
 	a.must("unlink", m.At("old/devserver"))
 	a.want("EBUSY", "unlink", m.At("old/new"))
+
+	// A lock on D covers its name too (C1).
+	a.must("mkdir", m.At("short"))
+	a.want("ok", "rename", m.At("short"), m.At("shorter"))
+	a.want("ok", "rmdir", m.At("shorter"))
+	a.must("mkdir", m.At("short2"))
+	a.want("ok", "rmdir", m.At("short2"))
+	a.must("mkdir", m.At("short"))
+	a.Child().want("ok", "rmdir", m.At("short"))
+	if got := a.Get("sh", "mkdir "+m.At("short3")+" && rmdir "+m.At("short3")); got != "0 " {
+		t.Errorf("mkdir and rmdir by two children: %q", got)
+	}
 }
 
 // TestW6: each refusal is counted and told: who, what, where, whose lock.
