@@ -268,6 +268,14 @@ func (g *Grant) Commit() (Lock, bool) {
 		t.rekeyLocked(r, k)
 	}
 	for _, old := range slices.Clone(r.dir.rows) {
+		// The lock file that its owner made by opening it only waited for
+		// the lock on the descriptor, a shared one too (A6).
+		if i := slices.Index(old.files, r.file); r.kind == Shared && i >= 0 && old.protocol == "open" && old.owner.ID() == r.owner.ID() {
+			if old.files = slices.Delete(old.files, i, i+1); len(old.files) == 0 && len(old.keys) == 0 {
+				t.endLocked(old, Replaced)
+				continue
+			}
+		}
 		// An explicit lock replaces the owner's implicit one (A13), and its
 		// shared one, which it was converted from.
 		if old != r && r.kind == Explicit && old.kind != Explicit && old.owner.ID() == r.owner.ID() {
