@@ -67,6 +67,33 @@ func TestA6Lock(t *testing.T) {
 	}
 }
 
+// TestA6Shared: a shared lock takes the place of the existence lock as well.
+func TestA6Shared(t *testing.T) {
+	m := mount(t)
+	for _, call := range lockCalls() {
+		t.Run(call.name, func(t *testing.T) {
+			m := m.on(t)
+			dir := call.name
+			openDir(t, m.Back(dir))
+			a, b := locker(t), locker(t)
+			a.must("open", "x", m.At(dir, "devserver"), "rdwr,creat")
+			a.must(call.tryShared("x")...)
+			if rows := m.Listing().Locks; len(rows) != 1 || rows[0].Kind != "shared" {
+				t.Errorf("rows after the shared lock: %+v, want one shared", rows)
+			}
+			b.must("open", "x", m.At(dir, "devserver"), "rdwr")
+			if got := b.Try(call.tryShared("x")...); got != "ok" {
+				t.Errorf("another's shared try = %s, want ok", got)
+			}
+			a.want("EBUSY", "put", m.At(dir, "f"), "", "creat")
+			a.must(call.unlock("x")...)
+			b.must("close", "x")
+			a.Exit(0)
+			m.awaitFree(dir)
+		})
+	}
+}
+
 // TestA6Race: who opens the lock file first holds the directory already when
 // others wait for the file. All get their turn, and none waits for ever.
 func TestA6Race(t *testing.T) {
