@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// The mount table as the kernel writes it.
 func TestParseMounts(t *testing.T) {
 	for line, want := range map[string][]MountEntry{
 		"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue": {{

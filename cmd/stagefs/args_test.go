@@ -8,6 +8,7 @@ import (
 	"testing"
 )
 
+// Options work in any place of the command line.
 func TestNormalize(t *testing.T) {
 	app := (&command{}).app()
 	for _, tt := range []struct{ args, want string }{

@@ -10,6 +10,7 @@ import (
 	"github.com/stagefs/stagefs/fs"
 )
 
+// What is written to the ctl file, and what its errno values mean to a user.
 func TestControl(t *testing.T) {
 	for _, tt := range []struct {
 		verb string

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 )
 
+// No name drives a terminal or forges a line.
 func TestQuote(t *testing.T) {
 	for name, want := range map[string]string{
 		"a/b c":        "a/b c",
