@@ -35,6 +35,9 @@ func (fs *FS) command(h *fuse.InHeader, data []byte) fuse.Status {
 
 func (fs *FS) commandLine(h *fuse.InHeader, line string) fuse.Status {
 	verb, rest, _ := strings.Cut(line, " ")
+	if verb == "check" && rest == "" {
+		return fs.check(h)
+	}
 	dir, why, err := cutDir(strings.TrimLeft(rest, " "))
 	if err != nil {
 		return fuse.EINVAL
@@ -49,6 +52,19 @@ func (fs *FS) commandLine(h *fuse.InHeader, line string) fuse.Status {
 		return fs.breakDir(h, dir, why)
 	}
 	return fuse.EINVAL
+}
+
+// check verifies the tables' invariants, for an admin: it stops them for a
+// moment. EIO says that one does not hold; the log says which.
+func (fs *FS) check(h *fuse.InHeader) fuse.Status {
+	if h.Uid != 0 && h.Uid != fs.uid {
+		return fuse.EPERM
+	}
+	if err := errors.Join(fs.table.Check(), fs.advisory.Check()); err != nil {
+		fs.log.Error("the tables are damaged", "err", err)
+		return fuse.EIO
+	}
+	return fuse.OK
 }
 
 var errBadPath = errors.New("not a path beneath the mount")

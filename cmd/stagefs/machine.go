@@ -213,18 +213,36 @@ func checkMounts() finding {
 	return finding{"mounts", statusOK, "no stagefs mount", ""}
 }
 
+// checkTables asks the daemon to verify its tables; only an admin may.
+func checkTables(path string) error {
+	ctl, err := os.OpenFile(filepath.Join(path, fs.ControlDir, "ctl"), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer ctl.Close()
+	_, err = ctl.WriteString("check\n")
+	return err
+}
+
 // mountState is empty for a mount that answers. One that hangs keeps the
 // goroutine that asked: the program ends soon.
 func mountState(path string) string {
 	answer := make(chan error, 1)
 	go func() {
 		var st unix.Statfs_t
-		answer <- unix.Statfs(path, &st)
+		err := unix.Statfs(path, &st)
+		if err == nil {
+			err = checkTables(path)
+		}
+		answer <- err
 	}()
 	select {
 	case err := <-answer:
 		if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
 			return "is dead"
+		}
+		if errors.Is(err, unix.EIO) {
+			return "has damaged tables: its log says which; report it"
 		}
 		return ""
 	case <-time.After(2 * time.Second):
