@@ -77,6 +77,7 @@ func Mount(o Options) (_ *Server, err error) {
 		s.warn("what is done through this is not seen: %s", w)
 	}
 
+	raiseProcs()
 	// Nobody gets at the backing through /proc/PID/fd.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return nil, err
