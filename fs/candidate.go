@@ -179,6 +179,12 @@ func (fs *FS) noteCandidate(r *request, h *handle, key identity) {
 // registerCandidate registers an ordinary file as a candidate.
 func (fs *FS) registerCandidate(c *candidate) bool {
 	c.won.Store(true)
+	return fs.register(c)
+}
+
+// register adds a candidate and has its owner watched. It reports false where
+// there is no room, or the owner cannot be watched.
+func (fs *FS) register(c *candidate) bool {
 	if !fs.cands.add(c) {
 		return false
 	}

@@ -138,7 +138,7 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 			fs.log.Warn("cannot clean up after a dead process", "dir", l.Path, "err", err)
 		}
 		fs.table.End(l.Token, lockstate.Exited)
-		fs.log.Debug("released", "dir", l.Path, "why", lockstate.Exited, "pid", l.Owner.Pid, "token", l.Token)
+		fs.logReleased(l, lockstate.Exited)
 	}
 	fs.cands.reap(fs, id)
 }

@@ -173,7 +173,7 @@ func (fs *FS) settleLocked(node uint64, keys []fdKey) {
 			continue
 		}
 		if l, ok := fs.table.ReleaseKey(k); ok {
-			fs.log.Debug("released", "dir", l.Path, "why", lockstate.Unlocked, "pid", l.Owner.Pid, "token", l.Token)
+			fs.logReleased(l, lockstate.Unlocked)
 		}
 	}
 	if fs.waits.any() {

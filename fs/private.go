@@ -26,31 +26,37 @@ func (fs *FS) createCandidate(r *request, in *fuse.CreateIn, out *fuse.CreateOut
 	if p == nil || held && fs.table.Holds(p, r.parent.dir) {
 		return false, 0
 	}
+	if !fs.openPrivate(r, in, out, false) {
+		return false, 0
+	}
+	return true, fuse.OK
+}
+
+// openPrivate makes a private file for the caller of Create and opens it, and
+// reports whether there was room. lockFile says what it stands for.
+func (fs *FS) openPrivate(r *request, in *fuse.CreateIn, out *fuse.CreateOut, lockFile bool) bool {
 	now := time.Now()
 	c := &candidate{
-		fs: fs, parent: r.parent, name: r.name, owner: p, opens: 1, fd: -1,
+		fs: fs, parent: r.parent, name: r.name, owner: r.process(), opens: 1, fd: -1, lockFile: lockFile,
 		mode: unix.S_IFREG | in.Mode&^in.Umask&0o7777, uid: in.Uid, gid: in.Gid, atime: now, mtime: now,
 	}
 	st := unix.Statx_t{Mode: uint16(c.mode), Nlink: 1}
-	n := fs.nodes.anonymous(&st, -1, c)
-	c.node = n
-	if !fs.cands.add(c) {
-		fs.nodes.forget(n.id, 1)
-		return false, 0
+	c.node = fs.nodes.anonymous(&st, -1, c)
+	if !fs.register(c) {
+		fs.nodes.forget(c.node.id, 1)
+		return false
 	}
-	if err := fs.watch(p); err != nil {
-		fs.cands.drop(c)
-		fs.nodes.forget(n.id, 1)
-		return true, statusOf(err)
-	}
-	out.EntryOut.NodeId = n.id
+	out.EntryOut.NodeId = c.node.id
 	c.mu.Lock()
 	c.fillLocked(&out.EntryOut.Attr)
 	c.mu.Unlock()
-	h := &handle{fd: -1, node: n, cand: c}
+	h := &handle{fd: -1, node: c.node, cand: c}
+	if lockFile {
+		h.opener = c.owner
+	}
 	out.OpenOut.Fh = fs.handles.add(h)
 	out.OpenOut.OpenFlags = fuse.FOPEN_DIRECT_IO
-	return true, fuse.OK
+	return true
 }
 
 // reapGoverning reaps the owner of the lock that governs d if it is dead.

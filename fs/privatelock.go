@@ -1,8 +1,6 @@
 package fs
 
 import (
-	"time"
-
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
@@ -13,32 +11,9 @@ import (
 // in a directory that somebody else holds: the caller gets one of its own, so
 // that it can try to lock it, or wait (A10).
 func (fs *FS) createPrivateLockFile(r *request, in *fuse.CreateIn, out *fuse.CreateOut) fuse.Status {
-	p := r.process()
-	if p == nil {
+	if r.process() == nil || !fs.openPrivate(r, in, out, true) {
 		return fuse.Status(unix.EEXIST)
 	}
-	now := time.Now()
-	c := &candidate{
-		fs: fs, parent: r.parent, name: r.name, owner: p, opens: 1, fd: -1, lockFile: true,
-		mode: unix.S_IFREG | in.Mode&^in.Umask&0o7777, uid: in.Uid, gid: in.Gid, atime: now, mtime: now,
-	}
-	st := unix.Statx_t{Mode: uint16(c.mode), Nlink: 1}
-	c.node = fs.nodes.anonymous(&st, -1, c)
-	if !fs.cands.add(c) {
-		fs.nodes.forget(c.node.id, 1)
-		return fuse.Status(unix.EEXIST)
-	}
-	if err := fs.watch(p); err != nil {
-		fs.cands.drop(c)
-		fs.nodes.forget(c.node.id, 1)
-		return statusOf(err)
-	}
-	out.EntryOut.NodeId = c.node.id
-	c.mu.Lock()
-	c.fillLocked(&out.EntryOut.Attr)
-	c.mu.Unlock()
-	out.OpenOut.Fh = fs.handles.add(&handle{fd: -1, node: c.node, cand: c, opener: p})
-	out.OpenOut.OpenFlags = fuse.FOPEN_DIRECT_IO
 	return fuse.OK
 }
 

@@ -138,6 +138,10 @@ func (fs *FS) admitRemoval(r *request, c lockstate.Change) (*lockstate.Op, error
 // released carries out R1.
 func (fs *FS) released(d *lockstate.Dir, name string) {
 	if l, ok := fs.table.ReleaseFile(d, name); ok {
-		fs.log.Debug("released", "dir", l.Path, "why", lockstate.Unlinked, "pid", l.Owner.Pid, "token", l.Token)
+		fs.logReleased(l, lockstate.Unlinked)
 	}
+}
+
+func (fs *FS) logReleased(l lockstate.Lock, why lockstate.Reason) {
+	fs.log.Debug("released", "dir", l.Path, "why", why, "pid", l.Owner.Pid, "token", l.Token)
 }
