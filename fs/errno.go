@@ -20,6 +20,7 @@ var errnos = []struct {
 	{lockstate.ErrHeld, syscall.EBUSY},
 	{lockstate.ErrOpen, syscall.EBUSY},
 	{lockstate.ErrUnlocked, syscall.EBUSY},
+	{lockstate.ErrRevoked, syscall.EBUSY},
 	{lockstate.ErrRoot, syscall.EBUSY},
 	{lockstate.ErrNobody, syscall.EBUSY},
 	{lockstate.ErrFrozen, syscall.EBUSY},

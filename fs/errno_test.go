@@ -24,6 +24,7 @@ func TestStatusOf(t *testing.T) {
 		{&lockstate.HeldError{Err: lockstate.ErrHeld}, fuse.EBUSY, true},
 		{&lockstate.HeldError{Err: lockstate.ErrOpen}, fuse.EBUSY, true},
 		{&lockstate.HeldError{Err: lockstate.ErrUnlocked}, fuse.EBUSY, true},
+		{lockstate.ErrRevoked, fuse.EBUSY, false},
 		{lockstate.ErrRoot, fuse.EBUSY, false},
 		{lockstate.ErrNobody, fuse.EBUSY, true},
 		{lockstate.ErrFrozen, fuse.EBUSY, true},
@@ -45,7 +46,7 @@ func TestStatusOf(t *testing.T) {
 func TestErrnosAreComplete(t *testing.T) {
 	for _, err := range []error{
 		lockstate.ErrHeld, lockstate.ErrOpen, lockstate.ErrUnlocked, lockstate.ErrRoot, lockstate.ErrNobody,
-		lockstate.ErrFrozen, lockstate.ErrCancelled, lockstate.ErrGone, lockstate.ErrNoLock,
+		lockstate.ErrFrozen, lockstate.ErrCancelled, lockstate.ErrGone, lockstate.ErrNoLock, lockstate.ErrRevoked,
 	} {
 		n := 0
 		for _, e := range errnos {

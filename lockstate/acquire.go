@@ -15,6 +15,9 @@ type Request struct {
 	Protocol string // mkdir, create, link …
 	File     string // the lock file that keeps it, if any
 	Key      any    // the descriptor lock that keeps it instead (A4, A5), comparable
+
+	// Revocable: handles opened under the lock can be revoked (L3).
+	Revocable bool
 }
 
 // A Grant is an acquisition that was admitted. Its lock is in force against
@@ -106,6 +109,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	r := &row{
 		dir: d, kind: q.Kind, protocol: q.Protocol, file: q.File, owner: p, heirs: heirs,
 		token: t.token, since: t.now(), pending: true,
+		revocable: q.Revocable,
 	}
 	switch {
 	case q.Key != nil:

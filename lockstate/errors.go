@@ -18,6 +18,10 @@ var (
 	ErrUnlocked = errors.New("writing here needs a lock")
 )
 
+// ErrRevoked: the lock that the handle was opened under was taken from its
+// holder (L3).
+var ErrRevoked = errors.New("the lock that this was opened under has ended")
+
 // Other failures of an acquisition.
 var (
 	// ErrRoot: the root of the mount is never locked (C4).

@@ -2,6 +2,7 @@ package lockstate
 
 import (
 	"slices"
+	"sync/atomic"
 
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
@@ -10,6 +11,9 @@ import (
 type Handle struct {
 	t    *Table
 	proc *procid.Process // who opened it
+
+	revocable bool // set once
+	revoked   atomic.Bool
 
 	// Protected by Table.mu.
 	dirs   []*Dir // where the file has a name
@@ -58,9 +62,67 @@ func (t *Table) OpenHandle(c Change, name string) (*Handle, error) {
 	if len(c.Dirs) > 0 {
 		if r := c.Dirs[0].governing(); r != nil {
 			h.under = r.token
+			h.revocable = r.revocable
 		}
 	}
+	if h.revocable {
+		if t.revocable[h.under] == nil {
+			t.revocable[h.under] = make(map[*Handle]struct{})
+		}
+		t.revocable[h.under][h] = struct{}{}
+	}
 	return h, nil
+}
+
+// Revocable reports whether the handle was opened under a lock that may be
+// taken from its holder (L3): each change through it passes [Handle.Begin].
+func (h *Handle) Revocable() bool { return h != nil && h.revocable }
+
+// Revoked reports whether nothing may be changed through the handle any more.
+// It is one atomic load.
+func (h *Handle) Revoked() bool { return h != nil && h.revoked.Load() }
+
+// Begin admits one change through the handle. An acquisition waits for it, as
+// for any operation in flight, until the caller ends it. It fails with
+// ErrRevoked once the handle was revoked, and is free for one that never will
+// be.
+func (h *Handle) Begin() (*Op, error) {
+	switch {
+	case h == nil || !h.revocable:
+		return nil, nil
+	case h.revoked.Load():
+		return nil, ErrRevoked
+	}
+	h.t.mu.Lock()
+	defer h.t.mu.Unlock()
+	if h.revoked.Load() {
+		return nil, ErrRevoked
+	}
+	return h.t.startLocked(slices.Clone(h.dirs), nil), nil
+}
+
+// Revoke ends the right to change anything through the handle, which stands in
+// nobody's way from then on. It does nothing to one that is not revocable.
+func (h *Handle) Revoke() {
+	if !h.Revocable() {
+		return
+	}
+	h.t.mu.Lock()
+	defer h.t.mu.Unlock()
+	h.revokeLocked()
+}
+
+func (h *Handle) revokeLocked() {
+	h.revoked.Store(true)
+	h.leaveAllLocked()
+	h.t.ringLocked()
+}
+
+// revokeUnderLocked revokes all handles that were opened under r.
+func (t *Table) revokeUnderLocked(r *row) {
+	for h := range t.revocable[r.token] {
+		h.revokeLocked()
+	}
 }
 
 // Owner returns the process that opened the handle.
@@ -71,13 +133,10 @@ func (h *Handle) Owner() *procid.Process { return h.proc }
 func (h *Handle) Moved(name string, dirs ...*Dir) {
 	h.t.mu.Lock()
 	defer h.t.mu.Unlock()
-	if h.closed {
+	if h.closed || h.revoked.Load() {
 		return
 	}
-	for _, d := range slices.Clone(h.dirs) {
-		h.leaveLocked(d)
-		h.t.pruneLocked(d)
-	}
+	h.leaveAllLocked()
 	h.name = name
 	for _, d := range dirs {
 		h.enterLocked(d)
@@ -93,11 +152,20 @@ func (h *Handle) Close() {
 	h.t.mu.Lock()
 	defer h.t.mu.Unlock()
 	h.closed = true
+	h.leaveAllLocked()
+	if h.revocable {
+		if delete(h.t.revocable[h.under], h); len(h.t.revocable[h.under]) == 0 {
+			delete(h.t.revocable, h.under)
+		}
+	}
+	h.t.ringLocked()
+}
+
+func (h *Handle) leaveAllLocked() {
 	for _, d := range slices.Clone(h.dirs) {
 		h.leaveLocked(d)
 		h.t.pruneLocked(d)
 	}
-	h.t.ringLocked()
 }
 
 func (h *Handle) enterLocked(d *Dir) {

@@ -52,6 +52,10 @@ type Lock struct {
 	Files    []string // lock files that keep it (existence locks)
 	Keys     []any    // descriptor locks that keep it
 	Changed  bool     // something beneath was changed since the owner has it (R5)
+
+	// Revocable: what is opened for writing under it loses the right to
+	// write when the lock is taken from its holder (L3).
+	Revocable bool
 }
 
 // row is a lock in the table. All fields are protected by Table.mu.
@@ -68,6 +72,8 @@ type row struct {
 	keys     map[any]struct{} // the descriptor locks that keep it (R2)
 	pending  bool             // not committed
 	changed  bool
+	// revocable is set once, before the row is in force.
+	revocable bool
 
 	// members are descendants that were seen as holders. They stay holders
 	// when their parents die (H2).
@@ -114,6 +120,7 @@ func (r *row) lock() Lock {
 		Dir: r.dir, Path: r.dir.path(), Kind: r.kind, Protocol: r.protocol,
 		Owner: r.owner.ID(), UID: r.owner.UID(), Token: r.token, Since: r.since, File: r.file,
 		Files: slices.Clone(r.files), Keys: slices.Collect(maps.Keys(r.keys)), Changed: r.changed,
+		Revocable: r.revocable,
 	}
 }
 

@@ -31,19 +31,22 @@ type Table struct {
 
 	refillMu sync.Mutex // serializes reserve
 
-	mu       sync.Mutex
-	root     *Dir
-	owners   map[procid.ID]map[*row]struct{}
-	heirs    map[procid.ID]map[*row]struct{} // by who is next in line (R5)
-	tokens   map[uint64]*row
-	keys     map[any]*row
-	bell     chan struct{} // closed when something ends that somebody may wait for
-	token    uint64        // the last one given out
-	reserved uint64        // the last one that may be given out
-	inflight []*Op
-	draining []*Grant
-	frozen   bool
-	stats    Stats
+	mu     sync.Mutex
+	root   *Dir
+	owners map[procid.ID]map[*row]struct{}
+	heirs  map[procid.ID]map[*row]struct{} // by who is next in line (R5)
+	tokens map[uint64]*row
+	keys   map[any]*row
+	// revocable are the open handles by the token of the revocable lock
+	// that they were opened under (L3).
+	revocable map[uint64]map[*Handle]struct{}
+	bell      chan struct{} // closed when something ends that somebody may wait for
+	token     uint64        // the last one given out
+	reserved  uint64        // the last one that may be given out
+	inflight  []*Op
+	draining  []*Grant
+	frozen    bool
+	stats     Stats
 
 	rows atomic.Int64 // len(tokens), readable without mu
 }
@@ -63,12 +66,13 @@ const reserveBlock = 4096
 func New(o Options) *Table {
 	t := &Table{
 		now: o.Now, reserve: o.Reserve, deny: o.DenyUnlocked,
-		root:   &Dir{},
-		owners: make(map[procid.ID]map[*row]struct{}),
-		heirs:  make(map[procid.ID]map[*row]struct{}),
-		tokens: make(map[uint64]*row),
-		keys:   make(map[any]*row),
-		token:  o.LastToken, reserved: o.LastToken,
+		root:      &Dir{},
+		owners:    make(map[procid.ID]map[*row]struct{}),
+		heirs:     make(map[procid.ID]map[*row]struct{}),
+		tokens:    make(map[uint64]*row),
+		keys:      make(map[any]*row),
+		revocable: make(map[uint64]map[*Handle]struct{}),
+		token:     o.LastToken, reserved: o.LastToken,
 		stats: Stats{Acquired: make(map[string]uint64), Ended: make(map[Reason]uint64)},
 	}
 	if t.now == nil {
@@ -206,6 +210,9 @@ func (t *Table) endLocked(r *row, why Reason) {
 	}
 	for k := range r.keys {
 		delete(t.keys, k)
+	}
+	if why == Broken {
+		t.revokeUnderLocked(r) // L3
 	}
 	close(r.ended)
 	t.ringLocked()
