@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"path"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -52,8 +53,18 @@ type FS struct {
 	watchMu sync.Mutex
 	watched map[procid.ID]*procid.Process // protected by watchMu
 
-	serverMu sync.Mutex
-	server   *fuse.Server // for notifications
+	kernel kernel // set before the first request is answered
+}
+
+// A kernel is the way to the kernel besides answering its requests, whatever
+// transport carries those. *fuse.Server is one.
+type kernel interface {
+	// InodeNotify makes the kernel forget an inode's attributes, and its
+	// content from off on unless off is negative.
+	InodeNotify(node uint64, off, length int64) fuse.Status
+	// RegisterBackingFd gives the kernel a file for passthrough.
+	RegisterBackingFd(*fuse.BackingMap) (int32, syscall.Errno)
+	UnregisterBackingFd(id int32) syscall.Errno
 }
 
 // validFor is how long the kernel may keep names and attributes. The backing
@@ -134,12 +145,9 @@ func (fs *FS) close() {
 // String names the file system to go-fuse.
 func (fs *FS) String() string { return "stagefs" }
 
-// Init is called when the kernel has agreed to the protocol.
-func (fs *FS) Init(s *fuse.Server) {
-	fs.serverMu.Lock()
-	defer fs.serverMu.Unlock()
-	fs.server = s
-}
+// Init is called when the kernel has agreed to the protocol, before any other
+// request is read.
+func (fs *FS) Init(s *fuse.Server) { fs.kernel = s }
 
 // notifyAttr tells the kernel that the attributes of n changed without it.
 //
@@ -149,11 +157,8 @@ func (fs *FS) Init(s *fuse.Server) {
 // name exclusively always asks, and what is stale otherwise ends in ESTALE,
 // upon which the kernel asks again.
 func (fs *FS) notifyAttr(n *node) {
-	fs.serverMu.Lock()
-	s := fs.server
-	fs.serverMu.Unlock()
-	if s != nil && n != nil {
-		s.InodeNotify(n.id, -1, 0) // ENOENT: the kernel does not know it, fine
+	if n != nil {
+		fs.kernel.InodeNotify(n.id, -1, 0) // ENOENT: the kernel does not know it, fine
 	}
 }
 
