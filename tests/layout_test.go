@@ -15,6 +15,7 @@ var mayImport = map[string][]string{
 	"lockstate/procid":    {},
 	"lockstate/advisory":  {},
 	"lockstate/filestore": {"lockstate"},
+	"lockstate/storetest": {"lockstate"},
 	"lockstate":           {"lockstate/procid"},
 	"fs":                  {"lockstate", "lockstate/procid", "lockstate/advisory", "lockstate/filestore", "go-fuse"},
 	"cmd/stagefs":         {"fs", "lockstate", "lockstate/procid", "lockstate/filestore"},

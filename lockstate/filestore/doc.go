@@ -1,13 +1,18 @@
 // Package filestore keeps in files what must outlive the daemon: which process
-// serves a backing directory, and how far the fencing tokens have come.
+// serves a backing directory, how far the fencing tokens have come, and the
+// locks in force.
 //
 // # Files
 //
 // A state directory may serve many backings. Each has a key, which the caller
-// makes from the identity of the backing, and two files:
+// makes from the identity of the backing, and these files:
 //
-//	KEY.lock    flock(2)ed by the daemon that serves the backing (M1); holds its pid
-//	KEY.tokens  the mark: no token above it was ever given out
+//	KEY.lock       flock(2)ed by the daemon that serves the backing (M1); holds its pid
+//	KEY.tokens     the mark: no token above it was ever given out
+//	KEY.locks.N    the locks when generation N began
+//	KEY.journal.N  what has changed since
+//
+// All are text, each line with a checksum.
 //
 // # Guarantees
 //
@@ -15,6 +20,13 @@
 //     drops the flock when the process dies, however that happens.
 //   - After any end of the daemon, kill -9 and power cut included, the mark is at
 //     least as high as every value that [Store.Reserve] has accepted.
+//   - After kill -9 of the daemon, all records are there that [Store.Flush] has
+//     returned for; after a power cut, all that [Store.Sync] has returned for,
+//     and others up to about a second before the cut.
+//   - A record that is torn or damaged (S2) is left out and the file kept for
+//     inspection; the rest is used.
+//   - A full disk stops neither tokens nor locks; the records of new locks are
+//     written when there is room again.
 //   - A mark that is torn, damaged or missing (S2) is replaced by one that is
 //     higher than any before it, see [Store.Tokens].
 //

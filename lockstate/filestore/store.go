@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
+
+	"github.com/stagefs/stagefs/lockstate"
 )
 
 // ErrClosed is returned by methods of a closed [Store].
@@ -41,7 +43,11 @@ type Store struct {
 	// path meanwhile: the daemon must never walk into its own mount (M4).
 	dir  *os.Root // nil once closed
 	mark uint64   // all of KEY.tokens
+
+	journal journal
 }
+
+var _ lockstate.Store = (*Store)(nil)
 
 // Open takes the state of the backing with the given key below stateDir, which
 // it makes if necessary. If another process has it, the error is a *[HeldError].
@@ -80,11 +86,13 @@ func (s *Store) open(lockPath string) error {
 		s.guard.Close()
 		return fmt.Errorf("writing the pid: %w", err)
 	}
-	if err := s.loadMark(fresh); err != nil {
-		s.guard.Close()
-		return err
+	if err = s.loadMark(fresh); err == nil {
+		err = s.loadJournal()
 	}
-	return nil
+	if err != nil {
+		s.guard.Close()
+	}
+	return err
 }
 
 // Warnings tells what was found damaged when the store was opened (S2).
@@ -97,10 +105,11 @@ func (s *Store) Close() error {
 	if s.dir == nil {
 		return nil
 	}
+	kept := s.journal.close()
 	// An empty file tells a daemon that starts at this moment, and loses to yet
 	// another, that the pid it reads is not this one's.
 	err := s.dir.WriteFile(s.key+".lock", nil, 0o600)
-	err = errors.Join(err, s.guard.Close(), s.dir.Close())
+	err = errors.Join(kept, err, s.guard.Close(), s.dir.Close())
 	s.dir = nil
 	return err
 }

@@ -8,6 +8,8 @@ import (
 	"os"
 	"strconv"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Tokens returns the mark: tokens up to and including it may have been given
@@ -95,14 +97,15 @@ func (s *Store) clockMark() uint64 {
 	return uint64(max(latest.UnixMicro(), 0)) + clockSlack
 }
 
-// writeMarkLocked replaces the file by a new one, so that a crash at any point leaves
-// the old mark or the new one.
+// writeMarkLocked writes the mark into a second file, which then changes places
+// with the first: a crash at any point leaves the old mark or the new one, and
+// a full disk does not stop it, since both files have their room already.
 func (s *Store) writeMarkLocked(mark uint64) error {
 	name := s.key + ".tokens"
-	if err := s.writeSynced(name+".tmp", encodeMark(mark)); err != nil {
+	if err := s.overwriteSynced(name+".tmp", encodeMark(mark)); err != nil {
 		return fmt.Errorf("writing the token mark: %w", err)
 	}
-	if err := s.dir.Rename(name+".tmp", name); err != nil {
+	if err := s.exchange(name+".tmp", name); err != nil {
 		return fmt.Errorf("writing the token mark: %w", err)
 	}
 	if err := s.syncDir(); err != nil {
@@ -110,6 +113,31 @@ func (s *Store) writeMarkLocked(mark uint64) error {
 	}
 	s.mark = mark
 	return nil
+}
+
+// overwriteSynced is writeSynced into the blocks that the file has.
+func (s *Store) overwriteSynced(name string, data []byte) error {
+	f, err := s.dir.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(data, 0)
+	return errors.Join(err, f.Truncate(int64(len(data))), f.Sync(), f.Close())
+}
+
+// exchange swaps two files, or moves the first where the second does not exist
+// or the file system cannot swap.
+func (s *Store) exchange(a, b string) error {
+	d, err := s.dir.Open(".")
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	err = unix.Renameat2(int(d.Fd()), a, int(d.Fd()), b, unix.RENAME_EXCHANGE)
+	if err == unix.ENOENT || err == unix.EINVAL || err == unix.ENOSYS {
+		return s.dir.Rename(a, b)
+	}
+	return err
 }
 
 func (s *Store) writeSynced(name string, data []byte) error {
@@ -134,7 +162,7 @@ const markHeader = "stagefs-tokens 1 "
 // encodeMark writes one line: the header, the mark, and a checksum of both.
 func encodeMark(mark uint64) []byte {
 	line := markHeader + strconv.FormatUint(mark, 10)
-	sum := crc32.Checksum([]byte(line), crc32.MakeTable(crc32.Castagnoli))
+	sum := crc32.Checksum([]byte(line), castagnoli)
 	return fmt.Appendf(nil, "%s %08x\n", line, sum)
 }
 

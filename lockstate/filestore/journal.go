@@ -1,0 +1,304 @@
+package filestore
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The journal is a file of lines that are only ever appended to; a snapshot
+// holds what a journal would add up to. Generation N is the snapshot of that
+// number and the journal that goes on from it.
+
+const (
+	// syncEvery is how long a record may be lost to a power cut.
+	syncEvery = time.Second
+	// ahead is how much room is allocated before it is needed, in bytes: so a
+	// disk that fills up is noticed before a record is cut off.
+	ahead = 256 << 10
+	// compactAt is the size from which a journal is replaced by a snapshot,
+	// in bytes, if less than a quarter of it is still true.
+	compactAt = 4 << 20
+)
+
+// journal is the part of a [Store] that keeps records.
+type journal struct {
+	store *Store
+
+	mu      sync.Mutex
+	live    map[uint64][]byte // every record, as the lines below add up to
+	bytes   int               // size of live
+	pending []byte            // lines not written yet
+	seq     uint64            // number of the last line
+	written uint64            // number of the last change that the kernel has
+
+	// writeMu is held while the files are written. It is taken before mu.
+	writeMu   sync.Mutex
+	file      *os.File
+	gen       uint64
+	size      int64 // of file
+	allocated int64
+	synced    uint64 // number of the last change that is on disk
+	failed    error  // why nothing can be written; a new generation ends it
+
+	loaded map[uint64][]byte
+	stop   chan struct{}
+	done   chan struct{}
+}
+
+// Load returns the records that the store held when it was opened, by token.
+func (s *Store) Load() map[uint64][]byte { return s.journal.loaded }
+
+// Put keeps the record of a lock: one line of text, which the caller changes no
+// more.
+func (s *Store) Put(token uint64, record []byte) {
+	j := &s.journal
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.bytes += len(record) - len(j.live[token])
+	j.live[token] = record
+	j.seq++
+	j.pending = appendLine(j.pending, opPut, token, record)
+}
+
+// Delete forgets the record of a lock.
+func (s *Store) Delete(token uint64) {
+	j := &s.journal
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	old, ok := j.live[token]
+	if !ok {
+		return
+	}
+	delete(j.live, token)
+	j.bytes -= len(old)
+	j.seq++
+	j.pending = appendLine(j.pending, opDelete, token, nil)
+}
+
+// Flush hands all records to the kernel: from then on they outlive this
+// process. Who finds a flush under way shares the next one.
+func (s *Store) Flush() error {
+	j := &s.journal
+	j.mu.Lock()
+	want := j.seq
+	have := j.written
+	j.mu.Unlock()
+	if have >= want {
+		return nil
+	}
+	j.writeMu.Lock()
+	defer j.writeMu.Unlock()
+	return j.flushLocked(want)
+}
+
+// flushLocked writes what is pending, unless the change wanted is written already.
+// The caller holds writeMu.
+func (j *journal) flushLocked(want uint64) error {
+	j.mu.Lock()
+	if j.written >= want {
+		j.mu.Unlock()
+		return nil
+	}
+	if j.failed != nil {
+		// The next generation is made of live.
+		j.pending = j.pending[:0]
+		j.mu.Unlock()
+		return j.failed
+	}
+	lines, seq := j.pending, j.seq
+	j.pending = nil
+	j.mu.Unlock()
+
+	err := j.append(lines)
+	if err != nil {
+		j.failed = fmt.Errorf("writing the journal: %w", err)
+		return j.failed
+	}
+	j.mu.Lock()
+	j.written = seq
+	if j.pending == nil {
+		j.pending = lines[:0]
+	}
+	j.mu.Unlock()
+	return nil
+}
+
+func (j *journal) append(lines []byte) error {
+	if j.file == nil {
+		return ErrClosed
+	}
+	if need := j.size + int64(len(lines)); need > j.allocated {
+		room := need + ahead
+		err := unix.Fallocate(int(j.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, j.allocated, room-j.allocated)
+		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+			return os.NewSyscallError("fallocate", err)
+		}
+		j.allocated = room
+	}
+	n, err := j.file.WriteAt(lines, j.size)
+	j.size += int64(n)
+	return err
+}
+
+// Sync is Flush, and waits for the disk.
+func (s *Store) Sync() error {
+	j := &s.journal
+	j.mu.Lock()
+	want := j.seq
+	j.mu.Unlock()
+	j.writeMu.Lock()
+	defer j.writeMu.Unlock()
+	return j.syncLocked(want)
+}
+
+func (j *journal) syncLocked(want uint64) error {
+	if err := j.flushLocked(want); err != nil {
+		return err
+	}
+	if j.synced >= want {
+		return nil
+	}
+	j.mu.Lock()
+	written := j.written
+	j.mu.Unlock()
+	if j.file == nil {
+		return ErrClosed
+	}
+	if err := unix.Fdatasync(int(j.file.Fd())); err != nil {
+		j.failed = fmt.Errorf("syncing the journal: %w", err)
+		return j.failed
+	}
+	j.synced = written
+	return nil
+}
+
+// Err tells why records cannot be kept at the moment, or nil.
+func (s *Store) Err() error {
+	j := &s.journal
+	j.writeMu.Lock()
+	defer j.writeMu.Unlock()
+	return j.failed
+}
+
+// tend keeps the journal on disk, and small, until the store is closed.
+func (j *journal) tend() {
+	defer close(j.done)
+	tick := time.NewTicker(syncEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-j.stop:
+			return
+		case <-tick.C:
+		}
+		j.mu.Lock()
+		seq, live := j.seq, j.bytes
+		j.mu.Unlock()
+
+		j.writeMu.Lock()
+		full := j.size > compactAt && j.size > 4*int64(live)
+		if j.failed != nil || full {
+			j.renewLocked()
+		} else {
+			j.syncLocked(seq)
+		}
+		j.writeMu.Unlock()
+	}
+}
+
+// renewLocked begins the next generation, with all that is live. Until it is
+// whole, the present one counts. The caller holds writeMu: what is put meanwhile
+// waits for the new journal.
+func (j *journal) renewLocked() error {
+	if j.store.dir == nil {
+		return ErrClosed
+	}
+	j.mu.Lock()
+	seq := j.seq
+	live := maps.Clone(j.live)
+	j.pending = nil
+	j.mu.Unlock()
+
+	gen := j.gen + 1
+	file, err := j.store.begin(gen, live)
+	if err != nil {
+		j.failed = err
+		return err
+	}
+	if j.file != nil {
+		j.file.Close()
+	}
+	j.store.removeGenerations(gen)
+	j.file, j.gen, j.size, j.allocated, j.failed, j.synced = file, gen, 0, 0, nil, seq
+	j.mu.Lock()
+	j.written = max(j.written, seq)
+	j.mu.Unlock()
+	return nil
+}
+
+// begin writes the snapshot of a generation and makes its journal.
+func (s *Store) begin(gen uint64, live map[uint64][]byte) (*os.File, error) {
+	var b bytes.Buffer
+	b.WriteString(snapshotHeader)
+	var line []byte
+	for _, token := range slices.Sorted(maps.Keys(live)) {
+		line = appendLine(line[:0], opPut, token, live[token])
+		b.Write(line)
+	}
+	b.Write(appendLine(line[:0], opEnd, uint64(len(live)), nil))
+
+	journal, snapshot := s.journalName(gen), s.snapshotName(gen)
+	file, err := s.dir.OpenFile(journal, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("beginning a journal: %w", err)
+	}
+	err = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, ahead)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = nil
+	}
+	if err == nil {
+		err = s.writeSynced(snapshot+".tmp", b.Bytes())
+	}
+	if err == nil {
+		err = s.dir.Rename(snapshot+".tmp", snapshot)
+	}
+	if err == nil {
+		err = s.syncDir()
+	}
+	if err != nil {
+		file.Close()
+		s.dir.Remove(snapshot + ".tmp")
+		s.dir.Remove(snapshot)
+		s.dir.Remove(journal)
+		return nil, fmt.Errorf("writing a snapshot: %w", err)
+	}
+	return file, nil
+}
+
+// close writes what is left.
+func (j *journal) close() error {
+	close(j.stop)
+	<-j.done
+	j.writeMu.Lock()
+	defer j.writeMu.Unlock()
+	j.mu.Lock()
+	seq := j.seq
+	j.mu.Unlock()
+	err := j.syncLocked(seq)
+	if err != nil {
+		err = j.renewLocked() // perhaps there is room again
+	}
+	if j.file != nil {
+		err = errors.Join(err, j.file.Close())
+		j.file = nil
+	}
+	return err
+}

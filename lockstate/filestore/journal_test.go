@@ -1,0 +1,309 @@
+package filestore_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/filestore"
+	"github.com/stagefs/stagefs/lockstate/storetest"
+)
+
+// files is a backend in a directory.
+type files struct{ dir string }
+
+func (f files) Open(t *testing.T) lockstate.Store {
+	t.Helper()
+	s, err := filestore.Open(f.dir, "key")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// Killed opens a copy: a killed process leaves the files as they are.
+func (f files) Killed(t *testing.T) lockstate.Store {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(f.dir)); err != nil {
+		t.Fatal(err)
+	}
+	return files{dir}.Open(t)
+}
+
+func TestConformance(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Backend { return files{t.TempDir()} })
+}
+
+// fill leaves a snapshot with three records and a journal with changes of them,
+// as a killed daemon does, and returns their files.
+func fill(t *testing.T) (dir string, state []string) {
+	t.Helper()
+	first := t.TempDir()
+	s := open(t, first)
+	for token := range uint64(3) {
+		s.Put(token, fmt.Appendf(nil, `{"token":%d}`, token))
+	}
+	s.Close()
+	s = open(t, first)
+	s.Put(3, []byte(`{"token":3}`))
+	s.Delete(1)
+	s.Put(2, []byte(`{"token":2,"again":true}`))
+	if err := s.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	dir = t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(first)); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	for _, pattern := range []string{"key.locks.*", "key.journal.*"} {
+		found, _ := filepath.Glob(filepath.Join(dir, pattern))
+		state = append(state, found...)
+	}
+	if len(state) != 2 {
+		t.Fatalf("state files %q, want a snapshot and a journal", state)
+	}
+	return dir, state
+}
+
+// TestS2 cuts each file off at every byte and flips every bit of it: the store
+// opens, says so, keeps the damaged file, and has every record whose line is
+// whole.
+func TestS2(t *testing.T) {
+	dir, state := fill(t)
+	for _, file := range state {
+		good, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		try := func(bad []byte, what string) {
+			t.Helper()
+			copied := t.TempDir()
+			if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(copied, filepath.Base(file)), bad, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s, err := filestore.Open(copied, "key")
+			if err != nil {
+				t.Fatalf("%s: Open = %v", what, err)
+			}
+			defer s.Close()
+			// A journal that ends with a whole line tells nothing of what
+			// came after it.
+			whole := strings.Contains(file, "journal") && (len(bad) == 0 || bad[len(bad)-1] == '\n') && bytes.HasPrefix(good, bad)
+			aside, _ := filepath.Glob(filepath.Join(copied, "*.damaged-*"))
+			if whole != (len(s.Warnings()) == 0) || whole != (len(aside) == 0) {
+				t.Fatalf("%s: Warnings() = %q, set aside %q", what, s.Warnings(), aside)
+			}
+			// Each record is one that was put, and at most one line is lost.
+			got := s.Load()
+			for token, r := range got {
+				if want := fmt.Sprintf(`{"token":%d}`, token); string(r) != want && string(r) != `{"token":2,"again":true}` {
+					t.Fatalf("%s: record %d is %q", what, token, r)
+				}
+			}
+			if bytes.Count(bad, []byte("\n")) == bytes.Count(good, []byte("\n")) && len(got) < 2 {
+				t.Fatalf("%s: one damaged line cost all but %d records", what, len(got))
+			}
+		}
+		for n := range good {
+			try(good[:n], fmt.Sprintf("%s cut off at %d", filepath.Base(file), n))
+			flipped := bytes.Clone(good)
+			flipped[n] ^= 1 << (n % 8)
+			try(flipped, fmt.Sprintf("%s with bit %d of byte %d flipped", filepath.Base(file), n%8, n))
+		}
+		try(make([]byte, len(good)), filepath.Base(file)+" zeroed")
+	}
+}
+
+// A daemon that died while it began a generation leaves both.
+func TestGenerationCutOff(t *testing.T) {
+	dir, _ := fill(t)
+	s := open(t, dir)
+	want := s.Load()
+	if len(want) != 3 || string(want[2]) != `{"token":2,"again":true}` {
+		t.Fatalf("Load() = %v", want)
+	}
+	s.Close()
+	// The files of the earlier generation, beside those of the later.
+	older, _ := fill(t)
+	later, _ := filepath.Glob(filepath.Join(dir, "key.*"))
+	for _, f := range later {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(older, filepath.Base(f)), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = open(t, older)
+	if got := s.Load(); len(got) != len(want) {
+		t.Errorf("Load() = %v, want %v", got, want)
+	}
+	if left, _ := filepath.Glob(filepath.Join(older, "key.journal.*")); len(left) != 1 {
+		t.Errorf("journals %q, want one", left)
+	}
+}
+
+// The journal does not grow with what is over.
+func TestCompaction(t *testing.T) {
+	if testing.Short() {
+		t.Skip("writes 8 MiB")
+	}
+	dir := t.TempDir()
+	s := open(t, dir)
+	long := bytes.Repeat([]byte("x"), 1<<10)
+	for i := range uint64(8 << 10) {
+		s.Put(i, long)
+		if i > 0 {
+			s.Delete(i - 1)
+		}
+		if err := s.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for { // tended each second
+		if size := stateSize(t, dir); size < 1<<20 {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	s.Close()
+	if got := open(t, dir).Load(); len(got) != 1 || len(got[8<<10-1]) != len(long) {
+		t.Errorf("Load() has %d records, want the last one", len(got))
+	}
+}
+
+func stateSize(t *testing.T, dir string) (size int64) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil {
+			size += info.Size()
+		}
+	}
+	return size
+}
+
+// TestFullDisk fills the file system of the state: tokens go on, records are
+// kept as soon as there is room, and nothing that was kept before is lost.
+func TestFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	if err := exec.Command("mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", dir).Run(); err != nil {
+		t.Skipf("needs root to mount a small file system: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := exec.Command("umount", dir).Run(); err != nil {
+			t.Error(err)
+		}
+	})
+	s, err := filestore.Open(dir, "key")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.Reserve(10); err != nil {
+		t.Fatal(err)
+	}
+	s.Put(1, []byte(`{"token":1}`))
+	if err := s.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	fillUp(t, filepath.Join(dir, "ballast"))
+	long := bytes.Repeat([]byte("x"), 1<<10)
+	token := uint64(2)
+	for ; err == nil && token < 2000; token++ {
+		s.Put(token, long)
+		err = s.Flush()
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("Flush() on a full disk = %v, want ENOSPC", err)
+	}
+	for i := range uint64(3) {
+		if err := s.Reserve(5000 * (i + 1)); err != nil {
+			t.Errorf("Reserve() on a full disk = %v", err)
+		}
+	}
+	for i := uint64(3); i < token; i++ {
+		s.Delete(i)
+	}
+	if err := os.Remove(filepath.Join(dir, "ballast")); err != nil {
+		t.Fatal(err)
+	}
+	for s.Flush() != nil { // tried again each second
+		time.Sleep(20 * time.Millisecond)
+	}
+	next := files{dir}.Killed(t)
+	if got := next.Load(); len(got) != 2 || string(got[1]) != `{"token":1}` {
+		t.Errorf("Load() has %d records, want 1 and 2", len(got))
+	}
+	if got := next.Tokens(); got < 15000 {
+		t.Errorf("Tokens() = %d, want 15000", got)
+	}
+}
+
+func fillUp(t *testing.T, name string) {
+	t.Helper()
+	f, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for size := 64 << 10; size > 0; size /= 2 {
+		for err = nil; err == nil; {
+			_, err = f.Write(make([]byte, size))
+		}
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+}
+
+func FuzzJournal(f *testing.F) {
+	f.Add([]byte("5d3a9ab1 P 1 {}\n"))
+	f.Fuzz(func(t *testing.T, journal []byte) {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "key.journal.0"), journal, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := filestore.Open(dir, "key")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+	})
+}
+
+func BenchmarkAcquisition(b *testing.B) {
+	s, err := filestore.Open(b.TempDir(), "key")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	record := bytes.Repeat([]byte("x"), 300)
+	var token uint64
+	for b.Loop() {
+		token++
+		s.Put(token, record)
+		if err := s.Flush(); err != nil {
+			b.Fatal(err)
+		}
+		s.Delete(token)
+	}
+}

@@ -1,0 +1,67 @@
+package filestore
+
+import (
+	"bytes"
+	"fmt"
+	"hash/crc32"
+	"strconv"
+)
+
+// A line of a journal or a snapshot is text:
+//
+//	CRC OP TOKEN [RECORD]
+//
+// CRC is the CRC-32C of the rest of the line in hexadecimal digits.
+
+const (
+	opPut    = 'P'
+	opDelete = 'D'
+	opEnd    = 'E' // of a snapshot, with the number of its records for a token
+)
+
+const snapshotHeader = "stagefs-locks 1\n"
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+type line struct {
+	op     byte
+	token  uint64
+	record []byte
+}
+
+// appendLine adds a line to b.
+func appendLine(b []byte, op byte, token uint64, record []byte) []byte {
+	start := len(b)
+	b = append(b, "00000000 "...)
+	b = append(b, op, ' ')
+	b = strconv.AppendUint(b, token, 10)
+	if record != nil {
+		b = append(b, ' ')
+		b = append(b, record...)
+	}
+	sum := crc32.Checksum(b[start+9:], castagnoli)
+	const digits = "0123456789abcdef"
+	for i := range 8 {
+		b[start+i] = digits[sum>>(28-4*i)&15]
+	}
+	return append(b, '\n')
+}
+
+// parseLine accepts what appendLine writes, without the newline.
+func parseLine(text []byte) (l line, ok bool) {
+	var err error
+	crc, rest, ok := bytes.Cut(text, []byte(" "))
+	if !ok || string(crc) != fmt.Sprintf("%08x", crc32.Checksum(rest, castagnoli)) {
+		return l, false
+	}
+	if len(rest) < 3 || rest[1] != ' ' {
+		return l, false
+	}
+	l.op = rest[0]
+	token, record, has := bytes.Cut(rest[2:], []byte(" "))
+	if has {
+		l.record = bytes.Clone(record)
+	}
+	l.token, err = strconv.ParseUint(string(token), 10, 64)
+	return l, err == nil && has == (l.op == opPut) && (has || l.op == opDelete || l.op == opEnd)
+}
