@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -98,6 +99,9 @@ type backing struct {
 	root int // opened before mounting
 	proc int // /proc/self/fd
 	dirs dirCache
+
+	xattrs   xattrAt
+	oldChmod atomic.Bool // there is no fchmodat2(2), which came with Linux 6.6
 }
 
 // procName is what a descriptor is called below backing.proc.

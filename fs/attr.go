@@ -253,27 +253,20 @@ func (fs *FS) setAttr(n *node, h *handle, in *fuse.SetAttrIn) error {
 		p = place{fd: h.fd}
 	}
 	defer p.done()
-	fd := p.fd
-	if p.name != "" {
-		if fd, err = openAt(p.fd, p.name, unix.O_PATH, 0); err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-	}
 	uid, hasUID := in.GetUID()
 	gid, hasGID := in.GetGID()
 	if hasUID || hasGID {
-		if err := unix.Fchownat(fd, "", int(int32(uid)), int(int32(gid)), unix.AT_EMPTY_PATH); err != nil {
+		if err := unix.Fchownat(p.fd, p.name, int(int32(uid)), int(int32(gid)), unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return err
 		}
 	}
 	if mode, ok := in.GetMode(); ok {
-		if err := unix.Fchmodat(fs.back.proc, procName(fd), mode, 0); err != nil {
+		if err := fs.back.chmod(p, mode); err != nil {
 			return err
 		}
 	}
 	if size, ok := in.GetSize(); ok {
-		if err := fs.truncate(place{fd: fd}, h, int64(size)); err != nil {
+		if err := fs.truncate(p, h, int64(size)); err != nil {
 			return err
 		}
 	}
@@ -282,9 +275,33 @@ func (fs *FS) setAttr(n *node, h *handle, in *fuse.SetAttrIn) error {
 			timespec(in.Valid, fuse.FATTR_ATIME, fuse.FATTR_ATIME_NOW, in.Atime, in.Atimensec),
 			timespec(in.Valid, fuse.FATTR_MTIME, fuse.FATTR_MTIME_NOW, in.Mtime, in.Mtimensec),
 		}
-		return unix.UtimesNanoAt(fd, "", ts, unix.AT_EMPTY_PATH)
+		return unix.UtimesNanoAt(p.fd, p.name, ts, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW)
 	}
 	return nil
+}
+
+// chmod is chmod(2) for the file at p, never through a symlink (M3).
+func (b *backing) chmod(p place, mode uint32) error {
+	if p.name != "" && !b.oldChmod.Load() {
+		err := unix.Fchmodat(p.fd, p.name, mode, unix.AT_SYMLINK_NOFOLLOW)
+		if err != unix.EOPNOTSUPP {
+			return err
+		}
+		// The kernel cannot, or the file is a symlink and has no mode.
+	}
+	fd := p.fd
+	if p.name != "" {
+		var err error
+		if fd, err = openAt(p.fd, p.name, unix.O_PATH, 0); err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+	}
+	err := unix.Fchmodat(b.proc, procName(fd), mode, 0)
+	if err == nil && p.name != "" {
+		b.oldChmod.Store(true)
+	}
+	return err
 }
 
 func timespec(valid, set, now uint32, sec uint64, nsec uint32) unix.Timespec {

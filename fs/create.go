@@ -192,10 +192,10 @@ func (fs *FS) newEntry(m *making, out *fuse.EntryOut) fuse.Status {
 	return status
 }
 
-// modeOf returns the mode that the backing is asked for: with the umask, but
+// modeOf returns the mode that the backing is asked for in n, open as dir: with the umask, but
 // where a default ACL takes its place (acl(5)).
-func (fs *FS) modeOf(dir int, mode, umask uint32) uint32 {
-	if umask == 0 || fs.hasDefaultACL(dir) {
+func (fs *FS) modeOf(n *node, dir int, mode, umask uint32) uint32 {
+	if umask == 0 || fs.hasDefaultACL(n, dir) {
 		return mode
 	}
 	return mode &^ umask
@@ -206,7 +206,7 @@ func (fs *FS) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *
 	m := &making{r: &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "mknod"}, name: name, protocol: "mknod"}
 	m.do = func(dir int) error {
 		return fs.asCaller(&in.InHeader, func() error {
-			return unix.Mknodat(dir, name, fs.modeOf(dir, in.Mode, in.Umask), int(unix.Mkdev(in.Rdev>>8&0xfff, in.Rdev&0xff|in.Rdev>>12&0xfff00)))
+			return unix.Mknodat(dir, name, fs.modeOf(m.parent, dir, in.Mode, in.Umask), int(unix.Mkdev(in.Rdev>>8&0xfff, in.Rdev&0xff|in.Rdev>>12&0xfff00)))
 		})
 	}
 	return fs.newEntry(m, out)
@@ -228,7 +228,7 @@ func (fs *FS) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *
 	m := &making{r: r, name: name, protocol: "mkdir", quiet: true, undo: unix.AT_REMOVEDIR}
 	m.do = func(dir int) error {
 		return fs.asCaller(&in.InHeader, func() error {
-			return unix.Mkdirat(dir, name, fs.modeOf(dir, in.Mode, in.Umask))
+			return unix.Mkdirat(dir, name, fs.modeOf(m.parent, dir, in.Mode, in.Umask))
 		})
 	}
 	parent := fs.nodes.get(in.NodeId)

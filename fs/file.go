@@ -171,7 +171,7 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, h *handle) error {
 	m.do = func(dir int) error {
 		return fs.asCaller(r.header, func() (err error) {
 			flags := backingFlags(in.Flags)&^unix.O_TRUNC | unix.O_CREAT | unix.O_EXCL
-			h.fd, err = openAt(dir, r.name, flags, fs.modeOf(dir, in.Mode, in.Umask))
+			h.fd, err = openAt(dir, r.name, flags, fs.modeOf(m.parent, dir, in.Mode, in.Umask))
 			return err
 		})
 	}
@@ -317,7 +317,7 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 		h.lock.Moved("")
 		flags := int(in.Flags)&^(unix.O_CREAT|unix.O_APPEND|unix.O_DIRECT|unix.O_NOFOLLOW) | unix.O_TMPFILE
 		err = fs.asCaller(&in.InHeader, func() (err error) {
-			h.fd, err = unix.Openat(d.fd, ".", flags|unix.O_CLOEXEC, fs.modeOf(d.fd, in.Mode, in.Umask))
+			h.fd, err = unix.Openat(d.fd, ".", flags|unix.O_CLOEXEC, fs.modeOf(parent, d.fd, in.Mode, in.Umask))
 			return err
 		})
 		if err != nil {

@@ -24,6 +24,7 @@ type FS struct {
 	privileged bool // root: other users' files and processes are served too
 	uid        uint32
 	caps       capabilities
+	started    time.Time
 
 	back     backing
 	table    *lockstate.Table
@@ -83,7 +84,10 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	if fs.caps, err = readCapabilities(); err != nil {
 		return nil, err
 	}
+	fs.started = time.Now()
 	fs.back.root = root
+	fs.back.xattrs.old.Store(o.Compat)
+	fs.back.oldChmod.Store(o.Compat)
 	fs.back.dirs.limit = dirCacheLimit()
 	if fs.back.proc, err = unix.Open("/proc/self/fd", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, err

@@ -16,6 +16,8 @@ type node struct {
 	key identity // what the backing calls it
 	typ uint32   // S_IFMT bits
 
+	plain plainMark
+
 	cached *dirFD         // protected by dirCache.mu
 	dir    *lockstate.Dir // for a directory; set once
 

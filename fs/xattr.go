@@ -14,30 +14,6 @@ import (
 // governing lock (§9).
 const xattrPrefix = "user.stagefs."
 
-// withPath calls f with a path by which system calls that know no descriptor
-// reach n.
-func (fs *FS) withPath(n *node, f func(path string) error) error {
-	p, err := fs.back.place(n)
-	if err != nil {
-		return err
-	}
-	defer p.done()
-	fd := p.fd
-	if p.name != "" {
-		if fd, err = openAt(p.fd, p.name, unix.O_PATH, 0); err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-	}
-	return f("/proc/self/fd/" + procName(fd))
-}
-
-// hasDefaultACL reports whether what is made in the directory gets its ACL.
-func (fs *FS) hasDefaultACL(dir int) bool {
-	n, err := unix.Getxattr("/proc/self/fd/"+strconv.Itoa(dir), "system.posix_acl_default", nil)
-	return err == nil && n > 0
-}
-
 // GetXAttr is getxattr(2).
 func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, dest []byte) (uint32, fuse.Status) {
 	n := fs.nodes.get(h.NodeId)
@@ -54,16 +30,20 @@ func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, de
 		}
 		return uint32(copy(dest, v)), fuse.OK
 	}
+	if tellsPlain(attr) && fs.plain(n.plain.load()) {
+		return 0, fuse.ENODATA
+	}
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
-	var size int
-	err := fs.withPath(n, func(path string) (err error) {
-		size, err = unix.Getxattr(path, attr, dest)
-		if err == unix.ERANGE && len(dest) == 0 {
-			size, err = unix.Getxattr(path, attr, nil)
-		}
-		return err
-	})
+	p, err := fs.back.place(n)
+	if err != nil {
+		return 0, statusOf(err)
+	}
+	defer p.done()
+	if tellsPlain(attr) && !fs.hasXattrs(n, p) {
+		return 0, fuse.ENODATA
+	}
+	size, err := fs.back.getxattr(p, attr, dest)
 	if err == nil && size > len(dest) {
 		return uint32(size), fuse.ERANGE
 	}
@@ -99,13 +79,21 @@ func (fs *FS) ListXAttr(cancel <-chan struct{}, h *fuse.InHeader, dest []byte) (
 	if n == nil || n.cand.private() {
 		return 0, fuse.OK
 	}
+	mark := n.plain.load()
+	if fs.plain(mark) {
+		return 0, fuse.OK
+	}
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
-	var size int
-	err := fs.withPath(n, func(path string) (err error) {
-		size, err = unix.Listxattr(path, dest)
-		return err
-	})
+	p, err := fs.back.place(n)
+	if err != nil {
+		return 0, statusOf(err)
+	}
+	defer p.done()
+	size, err := fs.back.listxattr(p, dest)
+	if err == nil && size == 0 {
+		fs.setPlain(&n.plain, mark)
+	}
 	if err == nil && size > len(dest) {
 		return uint32(size), fuse.ERANGE
 	}
@@ -114,19 +102,19 @@ func (fs *FS) ListXAttr(cancel <-chan struct{}, h *fuse.InHeader, dest []byte) (
 
 // SetXAttr is setxattr(2), and how an ACL is set.
 func (fs *FS) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
-	return fs.changeXAttr(cancel, &in.InHeader, "setxattr", attr, func(path string) error {
-		return unix.Setxattr(path, attr, data, int(in.Flags))
+	return fs.changeXAttr(cancel, &in.InHeader, "setxattr", attr, func(p place) error {
+		return fs.back.setxattr(p, attr, data, int(in.Flags))
 	})
 }
 
 // RemoveXAttr is removexattr(2).
 func (fs *FS) RemoveXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string) fuse.Status {
-	return fs.changeXAttr(cancel, h, "removexattr", attr, func(path string) error {
-		return unix.Removexattr(path, attr)
+	return fs.changeXAttr(cancel, h, "removexattr", attr, func(p place) error {
+		return fs.back.removexattr(p, attr)
 	})
 }
 
-func (fs *FS) changeXAttr(cancel <-chan struct{}, h *fuse.InHeader, name, attr string, f func(path string) error) fuse.Status {
+func (fs *FS) changeXAttr(cancel <-chan struct{}, h *fuse.InHeader, name, attr string, f func(place) error) fuse.Status {
 	n := fs.nodes.get(h.NodeId)
 	if n == nil || n.cand.private() || strings.HasPrefix(attr, xattrPrefix) {
 		return fuse.EPERM
@@ -143,7 +131,13 @@ func (fs *FS) changeXAttr(cancel <-chan struct{}, h *fuse.InHeader, name, attr s
 			return err
 		}
 		defer op.End()
-		return fs.withPath(n, f)
+		p, err := fs.back.place(n)
+		if err != nil {
+			return err
+		}
+		defer p.done()
+		defer n.plain.changed()
+		return f(p)
 	})
 }
 

@@ -39,6 +39,33 @@ func asBacking() []scriptCase {
 			creat {}/setgid/file wronly,creat,excl 02755
 			mkdir {}/setgid/dir 0750
 			symlink x {}/setgid/sym`},
+		{name: "ACL that comes and goes", lines: `
+			creat {}/open/before wronly,creat,excl 0666
+			getxattr {}/open/before system.posix_acl_access
+			setfacl {}/open default
+			creat {}/open/during wronly,creat,excl 0666
+			mkdir {}/open/dir 0777
+			creat {}/open/dir/file wronly,creat,excl 0640
+			removexattr {}/open system.posix_acl_default
+			creat {}/open/after wronly,creat,excl 0666
+			mkdir {}/open/dir2 0777
+			setfacl {}/open/before
+			getxattr {}/open/before system.posix_acl_access`},
+		{name: "xattrs that come and go", lines: `
+			creat {}/open/file wronly,creat,excl 0666
+			getxattr {}/open/file security.test
+			getxattr {}/open/file user.test
+			setxattr {}/open/file security.test one
+			getxattr {}/open/file security.test
+			setxattr {}/open/file user.test two
+			removexattr {}/open/file security.test
+			getxattr {}/open/file security.test
+			getxattr {}/open/file user.test
+			removexattr {}/open/file user.test
+			getxattr {}/open/file user.test
+			symlink file {}/open/link
+			setxattr {}/open/link security.test three
+			getxattr {}/open/link security.test`},
 		{name: "default ACL", uid: nobody, lines: `
 			umask 077
 			creat {}/acl/file wronly,creat,excl 0666

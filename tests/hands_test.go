@@ -74,8 +74,9 @@ func (h *hands) do(w []string) (out string, err error) {
 		return string(buf[:max(n, 0)]), err
 	case "removexattr":
 		return "", unix.Lremovexattr(w[1], w[2])
-	case "setfacl":
-		return "", unix.Lsetxattr(w[1], "system.posix_acl_access", accessACL(), 0)
+	case "setfacl": // setfacl PATH [default]
+		kind := "system.posix_acl_" + map[string]string{"": "access", "default": "default"}[w[2]]
+		return "", unix.Lsetxattr(w[1], kind, accessACL(), 0)
 	case "setflags":
 		return "", setFlags(w[1])
 	case "stat":

@@ -1,0 +1,75 @@
+package fs
+
+import (
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A plainMark remembers that a file has no extended attributes, and so no ACL:
+// most have none, and are asked for some all the time. It is forgotten when
+// they are changed, and after validFor at the latest.
+//
+// The low half says in which period that was found, 0 for not; the high half
+// grows with each change, so that what was found before it is not noted after.
+type plainMark struct{ bits atomic.Uint32 }
+
+// load returns the mark for is and set.
+func (m *plainMark) load() uint32 { return m.bits.Load() }
+
+// is reports whether a loaded mark says that there are none.
+func (fs *FS) plain(mark uint32) bool {
+	return mark&0xffff != 0 && mark&0xffff == fs.period()
+}
+
+// setPlain notes that there are none, unless they were changed since mark was
+// loaded.
+func (fs *FS) setPlain(m *plainMark, mark uint32) {
+	m.bits.CompareAndSwap(mark, mark&^0xffff|fs.period())
+}
+
+// changed forgets.
+func (m *plainMark) changed() {
+	for {
+		old := m.bits.Load()
+		if m.bits.CompareAndSwap(old, old&^0xffff+1<<16) {
+			return
+		}
+	}
+}
+
+// period numbers the spans of validFor since the start, from 1 to 0xffff and
+// again.
+func (fs *FS) period() uint32 {
+	return uint32(time.Since(fs.started)/validFor)%0xffff + 1
+}
+
+// hasXattrs reports whether the file at p may have extended attributes.
+func (fs *FS) hasXattrs(n *node, p place) bool {
+	mark := n.plain.load()
+	if fs.plain(mark) {
+		return false
+	}
+	if size, err := fs.back.listxattr(p, nil); err != nil || size > 0 {
+		return true
+	}
+	fs.setPlain(&n.plain, mark)
+	return false
+}
+
+// tellsPlain reports whether listxattr(2) would show the attribute if it were
+// there. Some file systems have others that it never shows.
+func tellsPlain(attr string) bool {
+	return strings.HasPrefix(attr, "security.") || strings.HasPrefix(attr, "system.posix_acl_")
+}
+
+// hasDefaultACL reports whether what is made in the directory gets its ACL.
+func (fs *FS) hasDefaultACL(n *node, dir int) bool {
+	if !fs.hasXattrs(n, place{fd: dir, name: "."}) {
+		return false
+	}
+	size, err := fs.back.getxattr(place{fd: dir, name: "."}, "system.posix_acl_default", nil)
+	return err != unix.ENODATA && err != unix.EOPNOTSUPP && (err != nil || size > 0)
+}
