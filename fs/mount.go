@@ -25,6 +25,7 @@ type Server struct {
 	store      *filestore.Store
 	fuse       *fuse.Server
 	mountpoint string
+	dead       *deadMount // whose place is taken
 	warnings   []string
 	done       chan struct{} // closed when the kernel has let go
 	err        error         // of cleaning up; valid after done
@@ -50,10 +51,11 @@ func Mount(o Options) (_ *Server, err error) {
 		}
 	}()
 
-	root, err := openBacking(o.Dir)
+	root, dead, err := openStatic(o.Dir)
 	if err != nil {
 		return nil, err
 	}
+	s.dead = dead
 	undo = append(undo, func() { unix.Close(root) })
 	if s.mountpoint, err = checkMountpoint(&o); err != nil {
 		return nil, err
@@ -66,7 +68,7 @@ func Mount(o Options) (_ *Server, err error) {
 	}
 	undo = append(undo, func() { s.store.Close() })
 
-	ways, err := waysUnder(root, o.Dir)
+	ways, err := waysUnder(root, o.Dir, dead)
 	if err != nil {
 		s.warn("cannot look for ways under the mount: %v", err)
 	}
@@ -189,7 +191,7 @@ func (s *Server) mount(o *Options) error {
 	}
 	at := s.mountpoint
 	if unix.Geteuid() == 0 {
-		fd, err := mountDirect(o, s.mountpoint, s.fs.back.root)
+		fd, err := s.mountDirect(o, s.mountpoint, s.fs.back.root)
 		if err != nil {
 			return err
 		}
@@ -227,10 +229,21 @@ func userAllowOther() bool {
 
 // mountDirect mounts as root, without a helper, and returns the descriptor of
 // the connection. The mount behaves as the backing does: with its flags.
-func mountDirect(o *Options, mountpoint string, root int) (int, error) {
+func (s *Server) mountDirect(o *Options, mountpoint string, root int) (int, error) {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("/dev/fuse: %w: %w", ErrNoFuse, err)
+	}
+	if s.dead != nil && s.dead.path == mountpoint {
+		err := s.dead.mountBeneath(o.Dir, fd, root)
+		if err == nil {
+			return fd, nil
+		}
+		s.warn("%s could be written past the mount for a moment, because this kernel cannot mount beneath a dead mount: %v", o.Dir, err)
+		if err := s.dead.clear(); err != nil {
+			unix.Close(fd)
+			return -1, err
+		}
 	}
 	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read=%d", fd, maxWrite)
 	if err := unix.Mount(o.Dir, mountpoint, "fuse.stagefs", mountFlags(root), data); err != nil {

@@ -25,21 +25,26 @@ func openBacking(dir string) (int, error) {
 	case err != nil:
 		return -1, &os.PathError{Op: "open", Path: dir, Err: err}
 	}
+	if err := checkBacking(fd, dir); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// checkBacking refuses what cannot be served.
+func checkBacking(fd int, dir string) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil {
-		unix.Close(fd)
-		return -1, &os.PathError{Op: "statfs", Path: dir, Err: err}
+		return &os.PathError{Op: "statfs", Path: dir, Err: err}
 	}
 	switch {
 	case st.Type == unix.FUSE_SUPER_MAGIC:
-		err = onFuse(dir)
+		return onFuse(dir)
 	case st.Flags&unix.ST_RDONLY != 0:
-		err = fmt.Errorf("%s: %w", dir, ErrReadOnly)
-	default:
-		return fd, nil
+		return fmt.Errorf("%s: %w", dir, ErrReadOnly)
 	}
-	unix.Close(fd)
-	return -1, err
+	return nil
 }
 
 // onFuse tells a directory that is served already from any other on FUSE.
@@ -67,7 +72,19 @@ func onFuse(dir string) error {
 func checkMountpoint(o *Options) (string, error) {
 	at := o.Mountpoint
 	if at == "" {
-		return absolute(o.Dir)
+		return absoluteOf(o.Dir)
+	}
+	dead, err := findDead(at)
+	if err != nil {
+		return "", err
+	}
+	if dead != nil {
+		if dir, err := absoluteOf(o.Dir); err == nil && dir == dead.path {
+			return dir, nil // its place is taken when all else is ready
+		}
+		if err := dead.clear(); err != nil {
+			return "", err
+		}
 	}
 	var st unix.Stat_t
 	switch err := unix.Stat(at, &st); {
@@ -78,11 +95,10 @@ func checkMountpoint(o *Options) (string, error) {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return "", fmt.Errorf("%s: %w", at, ErrNotDirectory)
 	}
-	at, err := absolute(at)
-	if err != nil {
+	if at, err = absolute(at); err != nil {
 		return "", err
 	}
-	dir, err := absolute(o.Dir)
+	dir, err := absoluteOf(o.Dir)
 	if err != nil {
 		return "", err
 	}

@@ -12,9 +12,10 @@ import (
 
 // waysUnder returns what reaches the backing past the mount that is about to
 // be made over it (M5): working directories, roots and descriptors of
-// processes, and other mounts of the same directory.
-func waysUnder(root int, dir string) ([]string, error) {
-	path, err := os.Readlink("/proc/self/fd/" + procName(root))
+// processes, and other mounts of the same directory. What is open on a dead
+// mount over it reaches nothing.
+func waysUnder(root int, dir string, dead *deadMount) ([]string, error) {
+	path, err := absoluteOf(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -28,7 +29,7 @@ func waysUnder(root int, dir string) ([]string, error) {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		ways = append(ways, waysOf(pid, path)...)
+		ways = append(ways, waysOf(pid, path, dead)...)
 	}
 	mounts, err := mountsUnder(root, path)
 	return append(ways, mounts...), err
@@ -36,11 +37,11 @@ func waysUnder(root int, dir string) ([]string, error) {
 
 // waysOf looks at one process. What cannot be read belongs to somebody whose
 // processes the mount does not serve anyway, or is gone.
-func waysOf(pid int, path string) []string {
+func waysOf(pid int, path string, dead *deadMount) []string {
 	var ways []string
 	look := func(what, link string) {
 		target, err := os.Readlink(link)
-		if err == nil && within(target, path) {
+		if err == nil && within(target, path) && (dead == nil || !onMount(link, dead.entry.ID)) {
 			ways = append(ways, fmt.Sprintf("pid %d (%s) has %s %s", pid, comm(pid), what, plain(target)))
 		}
 	}

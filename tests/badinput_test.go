@@ -110,8 +110,8 @@ func TestBadMountpoint(t *testing.T) {
 	}
 }
 
-// TestStaleMount: what a killed daemon leaves is named, and cleared by umount;
-// then the directory can be served again.
+// TestStaleMount: what a killed daemon leaves is named, and cleared by umount or
+// by the next daemon; then the directory can be served again.
 func TestStaleMount(t *testing.T) {
 	need(t, "root", "fuse")
 	m := mountOver(t)
@@ -119,7 +119,6 @@ func TestStaleMount(t *testing.T) {
 	if _, err := os.ReadDir(m.Path); errnoName(err) != "ENOTCONN" {
 		t.Fatalf("readdir of a dead mount: %v", err)
 	}
-	wantRefusal(t, "73|66", []string{m.Path, "umount"}, "mount", "--state-dir", m.State, m.Dir)
 	wantRefusal(t, "69", []string{"umount"}, "locks", m.Path)
 	if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
 		t.Errorf("stagefs umount of a dead mount: %v", r)

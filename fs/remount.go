@@ -1,0 +1,204 @@
+package fs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A deadMount is a stagefs mount whose daemon has died. The next daemon takes
+// its place (S1): the new mount is made beneath the dead one, which is detached
+// then, so that there is no moment in which the backing lies open.
+type deadMount struct {
+	path  string
+	entry MountEntry
+	below []MountEntry // others at the same path, the uppermost last
+}
+
+// findDead looks for a dead stagefs mount at path. It returns nil if there is
+// nothing dead there, and [ErrStaleMount] if it is not stagefs's.
+func findDead(path string) (*deadMount, error) {
+	// Attributes are cached beyond the daemon's death; this always asks.
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != unix.ENOTCONN && err != unix.ECONNABORTED {
+		return nil, nil
+	}
+	at, err := absoluteOf(path)
+	if err != nil {
+		return nil, err
+	}
+	mounts, err := ReadMounts()
+	if err != nil {
+		return nil, err
+	}
+	var here []MountEntry
+	for _, m := range mounts {
+		if m.Path == at {
+			here = append(here, m)
+		}
+	}
+	if len(here) == 0 || here[len(here)-1].FSType != "fuse.stagefs" {
+		return nil, fmt.Errorf("%s: %w", path, ErrStaleMount)
+	}
+	last := len(here) - 1
+	return &deadMount{path: at, entry: here[last], below: here[:last]}, nil
+}
+
+// openBelow opens the directory that the dead mount covers. The mount around it
+// is cloned for that, without the mounts in it; the clone lasts as long as the
+// descriptor.
+func (d *deadMount) openBelow() (int, error) {
+	if len(d.below) > 0 {
+		// What is covered is the root of a mount, which no clone shows.
+		return -1, errCovered
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, filepath.Dir(d.path), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("%w: open_tree: %w", errCovered, err)
+	}
+	defer unix.Close(tree)
+	fd, err := unix.Openat(tree, filepath.Base(d.path), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: d.path, Err: err}
+	}
+	return fd, nil
+}
+
+// errCovered: what the dead mount covers cannot be reached past it.
+var errCovered = errors.New("the directory cannot be reached past the dead mount")
+
+// clear detaches the dead mount, and dead ones below it.
+func (d *deadMount) clear() error {
+	if err := detach(d.path, true); err != nil {
+		return err
+	}
+	for {
+		next, err := findDead(d.path)
+		if err != nil || next == nil {
+			return err
+		}
+		if err := detach(next.path, true); err != nil {
+			return err
+		}
+	}
+}
+
+// openStatic opens the static directory, past a dead mount over it if there is
+// one that is stagefs's own.
+func openStatic(dir string) (root int, dead *deadMount, err error) {
+	if dead, err = findDead(dir); err != nil {
+		return -1, nil, err
+	}
+	if dead == nil {
+		root, err = openBacking(dir)
+		return root, nil, err
+	}
+	root, err = dead.openBelow()
+	if errors.Is(err, errCovered) || unix.Geteuid() != 0 {
+		if err == nil {
+			unix.Close(root)
+		}
+		// For a moment the backing lies open, as before the first mount.
+		if err := dead.clear(); err != nil {
+			return -1, nil, err
+		}
+		root, err = openBacking(dir)
+		return root, nil, err
+	}
+	if err != nil {
+		return -1, nil, err
+	}
+	if err := checkBacking(root, dir); err != nil {
+		unix.Close(root)
+		return -1, nil, err
+	}
+	return root, dead, nil
+}
+
+// mountBeneath mounts with the connection fuse beneath the dead mount, and
+// detaches that.
+func (d *deadMount) mountBeneath(source string, fuse, root int) error {
+	ctx, err := unix.Fsopen("fuse", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("fsopen", err)
+	}
+	defer unix.Close(ctx)
+	for _, o := range [][2]string{
+		{"source", source}, {"subtype", "stagefs"}, {"fd", strconv.Itoa(fuse)}, {"rootmode", "40000"},
+		{"user_id", "0"}, {"group_id", "0"}, {"max_read", strconv.Itoa(maxWrite)},
+	} {
+		if err := unix.FsconfigSetString(ctx, o[0], o[1]); err != nil {
+			return fmt.Errorf("fsconfig %s: %w", o[0], err)
+		}
+	}
+	for _, flag := range []string{"default_permissions", "allow_other"} {
+		if err := unix.FsconfigSetFlag(ctx, flag); err != nil {
+			return fmt.Errorf("fsconfig %s: %w", flag, err)
+		}
+	}
+	if err := unix.FsconfigCreate(ctx); err != nil {
+		return os.NewSyscallError("fsconfig", err)
+	}
+	mnt, err := unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, mountAttrs(root))
+	if err != nil {
+		return os.NewSyscallError("fsmount", err)
+	}
+	defer unix.Close(mnt)
+	if err := unix.MoveMount(mnt, "", unix.AT_FDCWD, d.path, unix.MOVE_MOUNT_F_EMPTY_PATH|moveMountBeneath); err != nil {
+		return os.NewSyscallError("move_mount", err)
+	}
+	return detach(d.path, true)
+}
+
+// moveMountBeneath is MOVE_MOUNT_BENEATH, Linux 6.5.
+const moveMountBeneath = 0x200
+
+// mountAttrs is mountFlags for fsmount(2).
+func mountAttrs(root int) int {
+	flags := mountFlags(root)
+	attrs := 0
+	for _, f := range []struct {
+		ms   uintptr
+		attr int
+	}{
+		{unix.MS_NOSUID, unix.MOUNT_ATTR_NOSUID},
+		{unix.MS_NODEV, unix.MOUNT_ATTR_NODEV},
+		{unix.MS_NOEXEC, unix.MOUNT_ATTR_NOEXEC},
+		{unix.MS_NOATIME, unix.MOUNT_ATTR_NOATIME},
+		{unix.MS_NODIRATIME, unix.MOUNT_ATTR_NODIRATIME},
+	} {
+		if flags&f.ms != 0 {
+			attrs |= f.attr
+		}
+	}
+	return attrs
+}
+
+// onMount reports whether a link below /proc/PID leads to the mount with an id.
+func onMount(link string, id int) bool {
+	info := ""
+	if dir := filepath.Dir(link); filepath.Base(dir) == "fd" {
+		b, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), "fdinfo", filepath.Base(link)))
+		info = string(b)
+	} else {
+		fd, err := unix.Open(link, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return false
+		}
+		defer unix.Close(fd)
+		b, _ := os.ReadFile("/proc/self/fdinfo/" + procName(fd))
+		info = string(b)
+	}
+	for line := range strings.Lines(info) {
+		if value, ok := strings.CutPrefix(line, "mnt_id:"); ok {
+			n, err := strconv.Atoi(strings.TrimSpace(value))
+			return err == nil && n == id
+		}
+	}
+	return false
+}
