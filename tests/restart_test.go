@@ -5,8 +5,12 @@ package tests
 import (
 	"os"
 	"os/exec"
+	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // TestS1NoGap: a new daemon takes the place of a dead mount, and there is no
@@ -47,4 +51,89 @@ func TestS1Descriptors(t *testing.T) {
 	m.awaitReady()
 	a.want("ENOTCONN", "write", "w", "x")
 	a.want("ENOTCONN", "close", "w") // what close(2) says is no reason to try again
+}
+
+// daemon is the process that serves the mount.
+func (m *Mount) daemon() int {
+	version, err := os.ReadFile(m.control("version"))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(version)) {
+		if text, ok := strings.CutPrefix(line, "pid "); ok {
+			pid, _ := strconv.Atoi(strings.TrimSpace(text))
+			return pid
+		}
+	}
+	return 0
+}
+
+// TestS1Supervise: with --supervise another daemon takes over at once, however
+// often one is killed, and what ends the supervisor ends the mount.
+func TestS1Supervise(t *testing.T) {
+	m := mountOver(t, "--supervise")
+	mustDo(t, os.WriteFile(m.At("file"), []byte("kept"), 0o644))
+	n := max(*kills/20, 1)
+	var outages []time.Duration
+	for range n {
+		old := m.daemon()
+		killed := time.Now()
+		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+		eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+		outages = append(outages, time.Since(killed))
+		if b, err := os.ReadFile(m.At("file")); string(b) != "kept" {
+			t.Fatalf("read after a restart: %q, %v", b, err)
+		}
+	}
+	slices.Sort(outages)
+	t.Logf("from kill -9 to the next answer, %d kills: median %v, max %v", n, outages[n/2], outages[n-1])
+	mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
+	<-m.gone
+	if mountedAt(m.Path) {
+		t.Error("still mounted after SIGTERM to the supervisor")
+	}
+}
+
+// TestS1SupervisorKilled: the daemon serves on without it.
+func TestS1SupervisorKilled(t *testing.T) {
+	m := mountOver(t, "--supervise")
+	pid := m.daemon()
+	m.kill()
+	mustDo(t, os.WriteFile(m.At("file"), nil, 0o644))
+	if now := m.daemon(); now != pid {
+		t.Errorf("daemon %d, want %d", now, pid)
+	}
+	if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
+		t.Error(r)
+	}
+	eventually(t, "the daemon ends", func() bool { return !running(pid) })
+}
+
+// TestS1SuperviseGivesUp: what cannot start is not tried for ever, and says why.
+func TestS1SuperviseGivesUp(t *testing.T) {
+	need(t, "root", "fuse")
+	wantRefusal(t, "66", []string{"missing"}, "mount", "--supervise", "--state-dir", tempDir(t), tempDir(t)+"/missing")
+	m := mountOver(t, "--supervise")
+	r := run(t, stagefsBin(), "mount", "-d", "--supervise", "--state-dir", m.State, m.Dir)
+	if r.Status == 0 {
+		t.Errorf("a second daemon on one directory: %v", r)
+	}
+}
+
+// TestS1SuperviseDaemon: in the background as well.
+func TestS1SuperviseDaemon(t *testing.T) {
+	need(t, "root", "fuse")
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	if r := run(t, stagefsBin(), "mount", "-d", "--supervise", "--state-dir", m.State, m.Dir); r.Status != 0 {
+		t.Fatal(r)
+	}
+	old := m.daemon()
+	mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+	eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+	now := m.daemon()
+	if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
+		t.Error(r)
+	}
+	eventually(t, "the daemon ends", func() bool { return !running(now) })
 }

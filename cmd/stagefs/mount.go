@@ -37,6 +37,7 @@ func (c *command) mountCommand() *cli.Command {
 			&cli.BoolFlag{Name: "compat", Usage: "use only what Linux 5.10 offers"},
 			&cli.BoolFlag{Name: "debug", Usage: "log every decision"},
 			&cli.BoolFlag{Name: "daemon", Aliases: []string{"d"}, Usage: "return once the mount answers, and serve on in the background"},
+			&cli.BoolFlag{Name: "supervise", Usage: "start another daemon at once if this one is killed"},
 			&cli.StringFlag{Name: "log", Usage: "append the log to `FILE` (default: standard error; with -d: nowhere)"},
 		},
 		Action: c.mountAction,
@@ -52,7 +53,8 @@ func (c *command) mountAction(ctx *cli.Context) error {
 		return err
 	}
 	starter := readyPipe()
-	if ctx.Bool("daemon") && starter == nil {
+	watched := supervised()
+	if ctx.Bool("daemon") && starter == nil && !watched {
 		return c.startDaemon()
 	}
 	log := io.Writer(c.err)
@@ -64,6 +66,9 @@ func (c *command) mountAction(ctx *cli.Context) error {
 		}
 		defer logFile.Close()
 		log = logFile
+	}
+	if ctx.Bool("supervise") && !watched {
+		return c.supervise(starter, logFile)
 	}
 	level := slog.LevelInfo
 	if o.Debug {

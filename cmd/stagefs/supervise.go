@@ -1,0 +1,157 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// envSupervised tells a process that it is the daemon which `stagefs mount
+// --supervise` started.
+const envSupervised = "STAGEFS_SUPERVISED"
+
+// supervised reports that, to nobody but its first caller.
+func supervised() bool {
+	is := os.Getenv(envSupervised) != ""
+	os.Unsetenv(envSupervised)
+	return is
+}
+
+const (
+	// A daemon that serves this long has not failed to start.
+	startTime = 2 * time.Second
+	// maxFailures is how many starts may fail in a row.
+	maxFailures = 8
+	// A failed start is tried again after failurePause, then after twice
+	// that, and so on.
+	failurePause = 50 * time.Millisecond
+)
+
+// supervise runs this same command line as a daemon, and again whenever that
+// one is killed or crashes (S1). The next one takes the dead mount's place. It
+// returns how the last one ended: by a signal to this process, by an unmount,
+// or because it could not start.
+//
+// If this process is killed, the daemon serves on. starter, if any, is told when
+// the first mount answers; log is where this process talks to from then on.
+func (c *command) supervise(starter, log *os.File) error {
+	signals := make(chan os.Signal, 4)
+	for _, s := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
+		if !signal.Ignored(s) {
+			signal.Notify(signals, s)
+		}
+	}
+	defer signal.Stop(signals)
+	keepServing()
+
+	stopped, failures := false, 0
+	for {
+		started := time.Now()
+		cmd, err := c.startSupervised(starter, log)
+		if err != nil {
+			return err
+		}
+		starter = nil
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		for running := true; running; {
+			select {
+			case sig := <-signals:
+				stopped = true
+				cmd.Process.Signal(sig)
+			case err = <-ended:
+				running = false
+			}
+		}
+		if stopped || !crashed(err) && failures == 0 {
+			return supervisedEnd(err)
+		}
+		if time.Since(started) > startTime {
+			failures = 0
+		}
+		if failures++; failures > maxFailures {
+			c.say("the daemon of %s ended %d times in a row; the last time: %v", quote(c.args[len(c.args)-1]), failures, err)
+			return supervisedEnd(err)
+		}
+		c.say("the daemon ended: %v; starting another one", err)
+		// The first one is started at once: everybody waits for it.
+		if failures > 1 {
+			pause := time.NewTimer(failurePause << (failures - 2))
+			select {
+			case <-pause.C:
+			case <-signals:
+				return supervisedEnd(err)
+			}
+		}
+	}
+}
+
+// startSupervised starts the daemon in a process group of its own, deaf to the
+// terminal: this process passes signals on.
+func (c *command) startSupervised(starter, log *os.File) (*exec.Cmd, error) {
+	cmd := exec.Command("/proc/self/exe", c.args...)
+	cmd.Args[0] = "stagefs"
+	cmd.Env = append(os.Environ(), envSupervised+"=1")
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if starter == nil {
+		return cmd, startError(cmd.Start())
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	cmd.ExtraFiles = []*os.File{w}
+	cmd.Env = append(cmd.Env, envReady+"=3")
+	if err := cmd.Start(); err != nil {
+		r.Close()
+		return nil, startError(err)
+	}
+	go func() {
+		defer r.Close()
+		if n, _ := r.Read(make([]byte, 1)); n == 1 {
+			if daemonReady(starter, log) != nil {
+				cmd.Process.Signal(syscall.SIGTERM) // nobody waits for it
+			}
+		} else {
+			starter.Close()
+		}
+	}()
+	return cmd, nil
+}
+
+func startError(err error) error {
+	if err != nil {
+		return exitf(exitOS, "starting the daemon: %v", err)
+	}
+	return nil
+}
+
+// statusPanic is what the Go runtime exits with when a program crashes.
+const statusPanic = 2
+
+// crashed reports whether a daemon ended in a way that it did not choose.
+func crashed(err error) bool {
+	var exit *exec.ExitError
+	return errors.As(err, &exit) && (exit.ExitCode() < 0 || exit.ExitCode() == statusPanic)
+}
+
+// supervisedEnd passes on how the daemon ended. It has said why.
+func supervisedEnd(err error) error {
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return nil
+	case !errors.As(err, &exit):
+		return exitf(exitOS, "waiting for the daemon: %v", err)
+	case exit.ExitCode() < 0:
+		return &exitError{exitSignal + int(exit.Sys().(syscall.WaitStatus).Signal()), ""}
+	}
+	return &exitError{exit.ExitCode(), ""}
+}
