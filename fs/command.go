@@ -1,69 +1,217 @@
 package fs
 
 import (
-	"bytes"
 	"errors"
 	"strconv"
 	"strings"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
-	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
-// maxCommand bounds a line written to ctl, in bytes.
-const maxCommand = 8 << 10
+// A command is one line written to the ctl file, while it is carried out.
+type command struct {
+	ctlLine
 
-// command carries out what is written to the ctl file, a command a line. The
-// write fails with the errno of the first that does.
-func (fs *FS) command(h *fuse.InHeader, data []byte) fuse.Status {
-	for line := range bytes.Lines(data) {
-		if len(line) > maxCommand {
-			return fuse.Status(unix.E2BIG)
-		}
-		s := strings.TrimSuffix(string(line), "\n")
-		if strings.TrimSpace(s) == "" {
-			continue
-		}
-		if status := fs.commandLine(h, s); status != fuse.OK {
-			return status
-		}
-	}
-	return fuse.OK
+	fs     *FS
+	cancel <-chan struct{}
+	header *fuse.InHeader
+
+	permitted bool // the caller may make entries in dir
+
+	answer lockstate.Answer
+	watch  *watch // for a read of the same descriptor
 }
 
-func (fs *FS) commandLine(h *fuse.InHeader, line string) fuse.Status {
-	verb, rest, _ := strings.Cut(line, " ")
-	if verb == "check" && rest == "" {
-		return fs.check(h)
-	}
-	dir, why, err := cutDir(strings.TrimLeft(rest, " "))
-	if err != nil {
+func (c *command) run(line string) fuse.Status {
+	var err error
+	if c.ctlLine, err = parseCtl(line); err != nil {
+		c.answer.Message = err.Error()
 		return fuse.EINVAL
 	}
-	switch verb {
+	c.answer.Dir, c.answer.DirBytes = text(c.dir)
+	if c.fs.opts.NoLocking && c.verb != "break" && c.dir != "" {
+		c.answer.Kind = "off"
+		return fuse.OK
+	}
+	switch c.verb {
+	case "acquire":
+		return c.acquire()
+	case "wait":
+		return c.await()
 	case "release":
-		if why != "" {
-			return fuse.EINVAL
-		}
-		return fs.releaseDir(h, dir)
+		return c.release()
 	case "break":
-		return fs.breakDir(h, dir, why)
+		return c.breakDir()
+	case "watch":
+		return c.follow()
+	case "check":
+		if c.dir == "" {
+			return c.checkTables()
+		}
+		return c.check()
 	}
 	return fuse.EINVAL
 }
 
-// check verifies the tables' invariants, for an admin: it stops them for a
-// moment. EIO says that one does not hold; the log says which.
-func (fs *FS) check(h *fuse.InHeader) fuse.Status {
-	if h.Uid != 0 && h.Uid != fs.uid {
+// fail answers with an error of the tables.
+func (c *command) fail(err error) fuse.Status {
+	c.answer.Message = err.Error()
+	var held *lockstate.HeldError
+	if errors.As(err, &held) {
+		c.held(held)
+	}
+	return statusOf(err)
+}
+
+// held tells what stood in the way.
+func (c *command) held(held *lockstate.HeldError) {
+	c.answer.Message = held.Error()
+	if held.Lock.Token != 0 {
+		row := c.fs.row(lockstate.LockState{Lock: held.Lock})
+		c.answer.Held = &row
+	}
+	if len(held.Handles) > 0 {
+		c.answer.Blockers = c.fs.blockers(held.Handles)
+	}
+}
+
+// tell answers with a lock.
+func (c *command) tell(l lockstate.Lock) fuse.Status {
+	row := c.fs.row(lockstate.LockState{Lock: l})
+	a := &c.answer
+	a.Dir, a.DirBytes, a.Token, a.Kind, a.Protocol, a.Since = row.Dir, row.DirBytes, row.Token, row.Kind, row.Protocol, row.Since
+	a.Client, a.TTL, a.Deadline = row.Client, row.TTL, row.Deadline
+	return fuse.OK
+}
+
+// admin reports whether the caller may do what is not a holder's to do.
+func (c *command) admin() bool { return c.header.Uid == 0 || c.header.Uid == c.fs.uid }
+
+// process returns the caller, which may be nil.
+func (c *command) process() *procid.Process { return c.fs.process(c.header) }
+
+// checkTables verifies the tables' invariants, for an admin: it stops them for
+// a moment. EIO says that one does not hold; the log says which.
+func (c *command) checkTables() fuse.Status {
+	if !c.admin() {
 		return fuse.EPERM
 	}
-	if err := errors.Join(fs.table.Check(), fs.advisory.Check()); err != nil {
-		fs.log.Error("the tables are damaged", "err", err)
+	if err := errors.Join(c.fs.table.Check(), c.fs.advisory.Check()); err != nil {
+		c.fs.log.Error("the tables are damaged", "err", err)
+		c.answer.Message = err.Error()
 		return fuse.EIO
 	}
+	return fuse.OK
+}
+
+// find returns the directory of the command if the table knows it, without the
+// dead among the owners of its locks.
+func (c *command) find() (d *lockstate.Dir, done func(), ok bool) {
+	if d, ok = c.fs.table.Find(split(c.dir)...); !ok {
+		return nil, func() {}, false
+	}
+	c.fs.reapOn(d)
+	return d, func() { c.fs.table.Forget(d) }, true
+}
+
+// release ends the lock on a directory for a holder of it (R6). The lock files
+// that keep it are removed.
+func (c *command) release() fuse.Status {
+	d, done, ok := c.find()
+	defer done()
+	if !ok {
+		return c.fail(lockstate.ErrNoLock)
+	}
+	p := c.process()
+	l, holds := c.fs.table.HeldOn(p, d)
+	switch {
+	case l.Token == 0, c.token != 0 && c.token != l.Token:
+		return c.fail(lockstate.ErrNoLock)
+	case !holds:
+		c.held(&lockstate.HeldError{Err: lockstate.ErrHeld, Lock: l})
+		return fuse.EPERM
+	}
+	c.tell(l)
+	how := lockstate.Ending{Reason: lockstate.Given, By: p.ID().Pid}
+	if c.failed {
+		how.Reason = lockstate.Failed
+	}
+	return c.fs.endLock(l, how)
+}
+
+// breakDir ends all locks on a directory for an admin (R6), or removes its
+// orphaned lock files (S3).
+func (c *command) breakDir() fuse.Status {
+	fs, dir := c.fs, c.dir
+	if !c.admin() {
+		return fuse.EPERM
+	}
+	how := lockstate.Ending{Reason: lockstate.Broken, By: int(c.header.Pid), Why: c.why}
+	if p := c.process(); p != nil {
+		how.By = p.ID().Pid
+	}
+	found := false
+	if d, ok := fs.table.Find(split(dir)...); ok {
+		defer fs.table.Forget(d)
+		for _, l := range fs.table.On(d) {
+			found = true
+			fs.log.Warn("lock broken", "dir", l.Path, "pid", l.Owner.Pid, "token", l.Token, "by", c.header.Uid, "why", c.why)
+			if status := fs.endLock(l, how); status != fuse.OK {
+				return status
+			}
+		}
+	}
+	for _, o := range fs.orphans.in(fs, dir) {
+		found = true
+		fs.log.Warn("orphaned lock file removed", "dir", dir, "file", o, "by", c.header.Uid, "why", c.why)
+		err := fs.discard(o, func() (string, bool) { return dir, fs.isOrphan(dir, o) })
+		if err != nil {
+			return statusOf(err)
+		}
+	}
+	if !found {
+		return c.fail(lockstate.ErrNoLock)
+	}
+	return fuse.OK
+}
+
+// check tells by which lock the caller holds a directory.
+func (c *command) check() fuse.Status {
+	d := c.fs.table.At(split(c.dir)...)
+	defer c.fs.table.Forget(d)
+	var l lockstate.Lock
+	for range maxReaps {
+		var ok bool
+		if l, ok = c.fs.table.Governing(d); !ok || c.token != 0 && c.token != l.Token {
+			return c.fail(lockstate.ErrNoLock)
+		}
+		if c.fs.procs.Alive(l.Owner) {
+			break
+		}
+		c.fs.reap(l.Owner)
+	}
+	if _, holds := c.fs.table.HoldsBy(c.process(), l.Token); !holds {
+		c.held(&lockstate.HeldError{Err: lockstate.ErrHeld, Lock: l})
+		return fuse.EPERM
+	}
+	return c.tell(l)
+}
+
+// follow makes a read of the same descriptor wait for the end of a lock.
+func (c *command) follow() fuse.Status {
+	l, ok := c.fs.table.Lock(c.token)
+	if !ok || l.Path != c.dir {
+		return c.fail(lockstate.ErrNoLock)
+	}
+	ended, how, ok := c.fs.table.Follow(c.token)
+	if !ok {
+		return c.fail(lockstate.ErrNoLock)
+	}
+	c.tell(l)
+	c.watch = &watch{answer: c.answer, ended: ended, how: how}
 	return fuse.OK
 }
 
@@ -100,64 +248,15 @@ func cutDir(s string) (dir, rest string, err error) {
 	return dir, strings.TrimSpace(rest), nil
 }
 
-// releaseDir ends the lock on a directory for a holder of it (R6). The lock
-// files that keep it are removed.
-func (fs *FS) releaseDir(h *fuse.InHeader, dir string) fuse.Status {
-	d, ok := fs.table.Find(split(dir)...)
-	if !ok {
-		return fuse.ENOENT
-	}
-	defer fs.table.Forget(d)
-	fs.reapOn(d)
-	locks := fs.table.On(d)
-	if len(locks) == 0 {
-		return fuse.ENOENT
-	}
-	if p := fs.process(h); p == nil || !fs.table.Holds(p, d) {
-		return fuse.EPERM
-	}
-	return fs.endLock(locks[len(locks)-1], lockstate.Given)
-}
-
-// breakDir ends all locks on a directory for an admin (R6), or removes its
-// orphaned lock files (S3).
-func (fs *FS) breakDir(h *fuse.InHeader, dir, why string) fuse.Status {
-	if h.Uid != 0 && h.Uid != fs.uid {
-		return fuse.EPERM
-	}
-	found := false
-	if d, ok := fs.table.Find(split(dir)...); ok {
-		defer fs.table.Forget(d)
-		for _, l := range fs.table.On(d) {
-			found = true
-			fs.log.Warn("lock broken", "dir", l.Path, "pid", l.Owner.Pid, "token", l.Token, "by", h.Uid, "why", why)
-			if status := fs.endLock(l, lockstate.Broken); status != fuse.OK {
-				return status
-			}
-		}
-	}
-	for _, o := range fs.orphans.in(fs, dir) {
-		found = true
-		fs.log.Warn("orphaned lock file removed", "dir", dir, "file", o, "by", h.Uid, "why", why)
-		err := fs.discard(o, func() (string, bool) { return dir, fs.isOrphan(dir, o) })
-		if err != nil {
-			return statusOf(err)
-		}
-	}
-	if !found {
-		return fuse.ENOENT
-	}
-	return fuse.OK
-}
-
-func (fs *FS) endLock(l lockstate.Lock, why lockstate.Reason) fuse.Status {
+func (fs *FS) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
 	fs.endKeys(l)
 	if err := fs.cleanUp(l); err != nil {
 		return statusOf(err)
 	}
-	if _, err := fs.table.End(l.Token, why); err != nil {
+	if _, err := fs.table.EndAs(l.Token, how); err != nil {
 		return statusOf(err)
 	}
+	fs.logReleased(l, how.Reason)
 	fs.unwatch(l.Owner)
 	return fuse.OK
 }

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -11,15 +12,24 @@ import (
 // ControlDir is the name of the control directory in the root of a mount (§9).
 const ControlDir = ".stagefs"
 
-// A control is the control directory or a file in it. Its content is made when
-// it is opened, so that a reader sees one state of the table.
+// A control is the control directory or a file in it. What a file of text
+// shows is made when it is opened, so that a reader sees one state of the
+// table.
 type control struct {
 	id   uint64
 	name string
 	mode uint32
-	show func(*FS) []byte                              // for reading
-	take func(*FS, *fuse.InHeader, []byte) fuse.Status // for writing
+	show func(*FS) []byte      // a file of text
+	open func(*FS) controlFile // a file that does more
 	dir  *controlDir
+}
+
+// A controlFile is an open control file. A read that has to wait ends when
+// cancel is closed, or when the mount shuts down.
+type controlFile interface {
+	read(cancel <-chan struct{}, in *fuse.ReadIn) ([]byte, fuse.Status)
+	write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) fuse.Status
+	close()
 }
 
 // controlDir serves the control directory.
@@ -28,9 +38,12 @@ type controlDir struct {
 	since time.Time
 	files []*control // the directory itself first; the rest in listing order
 
-	mu   sync.Mutex
-	open map[uint64][]byte
-	next uint64
+	fresh atomic.Uint64 // how many node numbers were given to files that wait
+
+	mu       sync.Mutex
+	opened   map[uint64]controlFile
+	next     uint64
+	shutting chan struct{} // closed when the mount is about to end (M4)
 }
 
 // firstControlHandle keeps the numbers of the control files' handles apart from
@@ -40,11 +53,20 @@ const firstControlHandle = 1 << 63
 // firstControl is the node number of the control directory.
 const firstControl = 2
 
+// Each lookup of a file that a write may wait in gives it a new node number:
+// the kernel locks an inode while a write to it lasts, and nobody is to wait
+// for another's wait.
+const (
+	firstFresh = 1 << 62
+	freshStep  = 1 << 8
+)
+
 func (d *controlDir) init(fs *FS) {
-	d.fs, d.since, d.open, d.next = fs, time.Now(), make(map[uint64][]byte), firstControlHandle
+	d.fs, d.since, d.opened, d.next = fs, time.Now(), make(map[uint64]controlFile), firstControlHandle
+	d.shutting = make(chan struct{})
 	d.files = []*control{
 		{name: ControlDir, mode: unix.S_IFDIR | 0o555},
-		{name: "ctl", mode: unix.S_IFREG | 0o666, take: (*FS).command, show: func(*FS) []byte { return nil }},
+		{name: "ctl", mode: unix.S_IFREG | 0o666, open: newCtl},
 		{name: "denials", mode: unix.S_IFREG | 0o444, show: (*FS).showDenials},
 		{name: "locks", mode: unix.S_IFREG | 0o444, show: (*FS).showLocks},
 		{name: "locks.json", mode: unix.S_IFREG | 0o444, show: (*FS).showLocksJSON},
@@ -56,8 +78,22 @@ func (d *controlDir) init(fs *FS) {
 	}
 }
 
+// shutDown ends what waits in a control file.
+func (d *controlDir) shutDown() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	select {
+	case <-d.shutting:
+	default:
+		close(d.shutting)
+	}
+}
+
 // node returns the control file with a node number, or nil.
 func (d *controlDir) node(id uint64) *control {
+	if id >= firstFresh {
+		id = id % freshStep
+	}
 	if id < firstControl || id >= firstControl+uint64(len(d.files)) {
 		return nil
 	}
@@ -93,64 +129,102 @@ func (c *control) fillAttr(a *fuse.Attr) {
 
 func (c *control) fillEntry(out *fuse.EntryOut) {
 	out.NodeId = c.id
-	out.SetEntryTimeout(validFor)
+	if c.open != nil {
+		out.NodeId += firstFresh + freshStep*c.dir.fresh.Add(1)
+	} else {
+		out.SetEntryTimeout(validFor)
+	}
 	c.fillAttr(&out.Attr)
 }
 
+// writable reports whether the file can be written to.
+func (c *control) writable() bool { return c.mode&0o222 != 0 }
+
 // setAttr lets a shell truncate the ctl file before it writes to it.
 func (c *control) setAttr(in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
-	if c.take == nil || in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
+	if !c.writable() || in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
 		return frozen
 	}
 	c.fillAttr(&out.Attr)
 	return fuse.OK
 }
 
-func (c *control) open(in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if writes(in.Flags) && c.take == nil {
+func (c *control) openFile(in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	var f controlFile
+	switch {
+	case writes(in.Flags) && !c.writable():
 		return fuse.EACCES
-	}
-	if c.show == nil {
+	case c.show != nil:
+		f = controlText(c.show(c.dir.fs))
+	case c.open != nil:
+		f = c.open(c.dir.fs)
+	default:
 		return fuse.Status(unix.EISDIR)
 	}
-	content := c.show(c.dir.fs)
 	d := c.dir
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	out.Fh = d.next
 	d.next++
-	d.open[out.Fh] = content
+	d.opened[out.Fh] = f
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO
 	return fuse.OK
 }
 
 func (d *controlDir) release(fh uint64) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.open, fh)
-}
-
-func (d *controlDir) read(in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
-	d.mu.Lock()
-	content := d.open[in.Fh]
+	f := d.opened[fh]
+	delete(d.opened, fh)
 	d.mu.Unlock()
-	if in.Offset >= uint64(len(content)) {
-		return fuse.ReadResultData(nil), fuse.OK
+	if f != nil {
+		f.close()
 	}
-	end := min(in.Offset+uint64(in.Size), uint64(len(content)))
-	return fuse.ReadResultData(content[in.Offset:end]), fuse.OK
 }
 
-func (d *controlDir) write(in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
-	c := d.node(in.NodeId)
-	if c == nil || c.take == nil {
+func (d *controlDir) handle(fh uint64) controlFile {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.opened[fh]
+}
+
+func (d *controlDir) read(cancel <-chan struct{}, in *fuse.ReadIn) (fuse.ReadResult, fuse.Status) {
+	f := d.handle(in.Fh)
+	if f == nil {
+		return nil, fuse.EBADF
+	}
+	b, status := f.read(cancel, in)
+	return fuse.ReadResultData(b), status
+}
+
+func (d *controlDir) write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	f := d.handle(in.Fh)
+	if f == nil {
 		return 0, fuse.EBADF
 	}
-	if status := c.take(d.fs, &in.InHeader, data); status != fuse.OK {
+	if status := f.write(cancel, in, data); status != fuse.OK {
 		return 0, status
 	}
 	return uint32(len(data)), fuse.OK
 }
+
+// part returns what a read at an offset gets of content.
+func part(content []byte, in *fuse.ReadIn) []byte {
+	if in.Offset >= uint64(len(content)) {
+		return nil
+	}
+	return content[in.Offset:min(in.Offset+uint64(in.Size), uint64(len(content)))]
+}
+
+// controlText is an open file of text.
+type controlText []byte
+
+func (t controlText) read(_ <-chan struct{}, in *fuse.ReadIn) ([]byte, fuse.Status) {
+	return part(t, in), fuse.OK
+}
+
+func (t controlText) write(<-chan struct{}, *fuse.WriteIn, []byte) fuse.Status { return fuse.EBADF }
+
+func (t controlText) close() {}
 
 func (d *controlDir) readDir(in *fuse.ReadIn, add func(dirEntry) bool) fuse.Status {
 	entries := []dirEntry{{name: ".", typ: unix.DT_DIR}, {name: "..", typ: unix.DT_DIR}}

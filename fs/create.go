@@ -161,6 +161,7 @@ func (fs *FS) admitLock(r *request, q lockstate.Request) (finish func(made bool)
 
 // acquired carries out what follows an acquisition.
 func (fs *FS) acquired(r *request, l lockstate.Lock) {
+	r.lock = l
 	fs.narrow(r.proc, l)
 	fs.log.Debug("acquired", "dir", l.Path, "protocol", l.Protocol, "pid", l.Owner.Pid, "token", l.Token)
 }

@@ -72,6 +72,9 @@ func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held 
 
 // path returns what the request is about, relative to the root.
 func (r *request) path() string {
+	if r.at != "" {
+		return r.at
+	}
 	if r.parent != nil {
 		return join(r.fs.table.Path(r.parent.dir), r.name)
 	}

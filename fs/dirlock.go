@@ -62,26 +62,13 @@ func (d *dirLock) wait() fuse.Status {
 		d.fs.waits.join(x)
 		defer d.fs.waits.leave(x)
 	}
-	select {
-	case <-x.turn:
-	case <-d.cancel:
-		return fuse.EINTR
-	}
-	for {
-		bell := d.fs.table.Bell()
+	return d.fs.await(x, d.cancel, nil, func() (fuse.Status, bool) {
 		status, held, conflict := d.take(r)
-		switch {
-		case conflict == nil && held == nil:
-			return status
-		case held != nil && !d.want.Flock && d.fs.waits.circle(x, owner(held)):
-			return fuse.Status(syscall.EDEADLK)
+		if held != nil && !d.want.Flock && d.fs.waits.circle(x, owner(held)) {
+			return fuse.Status(syscall.EDEADLK), true
 		}
-		select {
-		case <-bell:
-		case <-d.cancel:
-			return fuse.EINTR
-		}
-	}
+		return status, conflict == nil && held == nil
+	})
 }
 
 // converts reports whether the description has a lock of the other kind.

@@ -230,7 +230,7 @@ func (fs *FS) opened(n *node, h *handle, out *fuse.OpenOut) {
 // Open is open(2) of a file that is there.
 func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	if c := fs.control.node(in.NodeId); c != nil {
-		return c.open(in, out)
+		return c.openFile(in, out)
 	}
 	n := fs.nodes.get(in.NodeId)
 	if n == nil {
@@ -384,7 +384,7 @@ func (fs *FS) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 // Read is read(2).
 func (fs *FS) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	if fs.control.node(in.NodeId) != nil {
-		return fs.control.read(in, buf)
+		return fs.control.read(cancel, in)
 	}
 	h := fs.handles.get(in.Fh, in.NodeId)
 	if h == nil {
@@ -399,7 +399,7 @@ func (fs *FS) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Re
 // Write is write(2), or the kernel writing back a mapping.
 func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	if fs.control.node(in.NodeId) != nil {
-		return fs.control.write(in, data)
+		return fs.control.write(cancel, in, data)
 	}
 	h := fs.handles.get(in.Fh, in.NodeId)
 	if h == nil {

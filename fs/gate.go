@@ -24,7 +24,8 @@ type request struct {
 	op     string
 	parent *node  // for the log: the directory,
 	name   string // and the name in it; or
-	node   *node  // the node itself
+	node   *node  // the node itself, or
+	at     string // a path relative to the root
 
 	// errno replaces EBUSY as the answer to a refusal (A8).
 	errno fuse.Status
@@ -38,6 +39,7 @@ type request struct {
 	waitable func(*lockstate.HeldError) bool
 
 	proc *procid.Process
+	lock lockstate.Lock // what was acquired
 
 	// What a try keeps until it is over.
 	aliases   bool  // FS.aliasMu, shared

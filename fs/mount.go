@@ -305,6 +305,7 @@ func (s *Server) Wait() error {
 // closed.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.fs.table.Freeze()
+	s.fs.control.shutDown()
 	deadline := time.NewTimer(s.fs.opts.Grace)
 	defer deadline.Stop()
 	again := time.NewTicker(20 * time.Millisecond)

@@ -51,14 +51,7 @@ func (fs *FS) listing() lockstate.Listing {
 		locks = fs.table.Locks()
 	}
 	for _, s := range locks {
-		row := lockstate.Row{
-			Kind: s.Kind.String(), Protocol: s.Protocol, Token: s.Token, Since: s.Since,
-			Pid: s.Owner.Pid, Start: s.Owner.Start, UID: s.UID, Cmd: fs.procs.Cmdline(s.Owner),
-			Blockers: fs.blockers(s.Blockers),
-		}
-		row.Dir, row.DirBytes = text(s.Path)
-		row.File = s.File
-		l.Locks = append(l.Locks, row)
+		l.Locks = append(l.Locks, fs.row(s))
 	}
 	l.Blockers = fs.blockers(fs.table.LeftOpen())
 	for _, o := range fs.orphans.list(fs) {
@@ -66,6 +59,17 @@ func (fs *FS) listing() lockstate.Listing {
 		l.Orphans = append(l.Orphans, lockstate.Orphan{Path: p, PathBytes: b})
 	}
 	return l
+}
+
+// row returns what the listing tells of a lock.
+func (fs *FS) row(s lockstate.LockState) lockstate.Row {
+	row := lockstate.Row{
+		Kind: s.Kind.String(), Protocol: s.Protocol, Token: s.Token, Since: s.Since, Scope: "process",
+		Pid: s.Owner.Pid, Start: s.Owner.Start, UID: s.UID, Cmd: fs.procs.Cmdline(s.Owner),
+		File: s.File, Why: s.Why, OnCrash: s.OnCrash, Blockers: fs.blockers(s.Blockers),
+	}
+	row.Dir, row.DirBytes = text(s.Path)
+	return row
 }
 
 func (fs *FS) blockers(hs []lockstate.HandleState) []lockstate.Blocker {

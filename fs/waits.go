@@ -6,6 +6,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
@@ -66,6 +69,25 @@ func (w *waitList) callLocked(dir *lockstate.Dir) {
 		}
 		if x.write {
 			return
+		}
+	}
+}
+
+// await tries when x has its turn, and again whenever something ends, until the
+// try is done, the request is interrupted, or the time is over.
+func (fs *FS) await(x *waiting, cancel <-chan struct{}, over <-chan time.Time, try func() (status fuse.Status, done bool)) fuse.Status {
+	next := (<-chan struct{})(x.turn)
+	for {
+		select {
+		case <-next:
+		case <-cancel:
+			return fuse.EINTR
+		case <-over:
+			return fuse.Status(unix.ETIMEDOUT)
+		}
+		next = fs.table.Bell() // before the try, so that nothing is missed
+		if status, done := try(); done {
+			return status
 		}
 	}
 }

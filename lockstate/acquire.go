@@ -18,6 +18,10 @@ type Request struct {
 
 	// Revocable: handles opened under the lock can be revoked (L3).
 	Revocable bool
+	Command  bool   // a command keeps it instead (A7)
+	Why      string // what it is for, for the listing
+	OnCrash  string // see Lock
+	New      bool   // see Lock
 }
 
 // A Grant is an acquisition that was admitted. Its lock is in force against
@@ -30,6 +34,9 @@ type Grant struct {
 	file     string
 	key      any
 	protocol string
+	command  bool
+	why      string
+	onCrash  string
 	op       *Op
 	pending  map[*Op]struct{}
 	drained  chan struct{}
@@ -102,7 +109,10 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		if r.kind == q.Kind && r.kind != Implicit && r.owner.ID() == p.ID() && !r.pending && (r.kind == Shared || r == d.top()) {
 			// The owner takes its lock a second time, by another lock file
 			// or descriptor.
-			return &Grant{t: t, row: r, file: q.File, key: q.Key, protocol: q.Protocol}, nil, false
+			return &Grant{
+				t: t, row: r, file: q.File, key: q.Key, protocol: q.Protocol,
+				command: q.Command, why: q.Why, onCrash: q.OnCrash,
+			}, nil, false
 		}
 	}
 	t.token++
@@ -110,6 +120,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		dir: d, kind: q.Kind, protocol: q.Protocol, file: q.File, owner: p, heirs: heirs,
 		token: t.token, since: t.now(), pending: true,
 		revocable: q.Revocable,
+		command: q.Command, why: q.Why, onCrash: q.OnCrash, isNew: q.New,
 	}
 	switch {
 	case q.Key != nil:
@@ -275,8 +286,8 @@ func (g *Grant) Commit() (Lock, bool) {
 		// The lock file that its owner made by opening it only waited for
 		// the lock on the descriptor, a shared one too (A6).
 		if i := slices.Index(old.files, r.file); r.kind == Shared && i >= 0 && old.protocol == "open" && old.owner.ID() == r.owner.ID() {
-			if old.files = slices.Delete(old.files, i, i+1); len(old.files) == 0 && len(old.keys) == 0 {
-				t.endLocked(old, Replaced)
+			if old.files = slices.Delete(old.files, i, i+1); !old.kept() {
+				t.endLocked(old, Ending{Reason: Replaced})
 				continue
 			}
 		}
@@ -286,7 +297,7 @@ func (g *Grant) Commit() (Lock, bool) {
 			if old.changed {
 				r.touch()
 			}
-			t.endLocked(old, Replaced)
+			t.endLocked(old, Ending{Reason: Replaced})
 		}
 	}
 	return r.lock(), true
@@ -296,6 +307,14 @@ func (g *Grant) Commit() (Lock, bool) {
 // owner made by opening it only waited for the lock on the descriptor (A6).
 func (t *Table) keepLocked(r *row, g *Grant) {
 	switch {
+	case g.command:
+		r.command = true
+		if g.why != "" {
+			r.why = g.why
+		}
+		if g.onCrash != "" {
+			r.onCrash = g.onCrash
+		}
 	case g.key != nil:
 		t.rekeyLocked(r, g.key)
 		if i := slices.Index(r.files, g.file); i >= 0 && r.protocol == "open" {
@@ -323,10 +342,10 @@ func (t *Table) rekeyLocked(r *row, k any) {
 func (t *Table) dropKeyLocked(r *row, k any) bool {
 	delete(r.keys, k)
 	delete(t.keys, k)
-	if len(r.keys) > 0 || len(r.files) > 0 {
+	if r.kept() {
 		return false
 	}
-	t.endLocked(r, Unlocked)
+	t.endLocked(r, Ending{Reason: Unlocked})
 	return true
 }
 
@@ -341,6 +360,6 @@ func (g *Grant) Abort() {
 	defer t.mu.Unlock()
 	g.undrainLocked()
 	if t.tokens[g.row.token] == g.row {
-		t.endLocked(g.row, Abandoned)
+		t.endLocked(g.row, Ending{Reason: Abandoned})
 	}
 }

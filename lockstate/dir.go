@@ -180,6 +180,21 @@ func (t *Table) Find(names ...string) (*Dir, bool) {
 	return d, true
 }
 
+// At returns the directory at the given names below the root with a new
+// reference, whether the table knew it or not.
+func (t *Table) At(names ...string) *Dir {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d := t.root
+	d.refs++
+	for _, n := range names {
+		next := t.dirLocked(d, n)
+		d.refs--
+		d = next
+	}
+	return d
+}
+
 // Forget gives a reference back.
 func (t *Table) Forget(d *Dir) {
 	t.mu.Lock()
@@ -284,7 +299,7 @@ func (t *Table) removeLocked(d *Dir) []Lock {
 	}
 	for r := d.top(); r != nil; r = d.top() {
 		ended = append(ended, r.lock())
-		t.endLocked(r, Removed)
+		t.endLocked(r, Ending{Reason: Removed})
 	}
 	for h := range d.handles {
 		h.leaveLocked(d)

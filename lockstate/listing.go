@@ -24,7 +24,12 @@ type Row struct {
 	UID      uint32    `json:"uid"`
 	Cmd      string    `json:"cmd"`
 	Client   string    `json:"client"`
-	File     string    `json:"file,omitempty"` // the lock file's name
+	Scope    string    `json:"scope"`              // process, group, session, cgroup or client: whose lock it is
+	TTL      float64   `json:"ttl,omitempty"`      // of a lease, in seconds
+	Deadline float64   `json:"deadline,omitempty"` // of a lease, in seconds from now
+	Why      string    `json:"why,omitempty"`
+	OnCrash  string    `json:"on_crash,omitempty"` // R7; as the mount does if not there
+	File     string    `json:"file,omitempty"`     // the lock file's name
 	Blockers []Blocker `json:"blockers"`
 }
 
@@ -66,4 +71,30 @@ type Denial struct {
 	Lock    string    `json:"lock"` // directory of the lock that stood in the way
 	LockPid int       `json:"lock_pid"`
 	Reason  string    `json:"reason"`
+}
+
+// An Answer is what a read of the ctl file tells of the last command that was
+// written through the same descriptor. Which fields are there depends on the
+// command and on its outcome.
+type Answer struct {
+	Dir      string    `json:"dir,omitempty"`
+	DirBytes []byte    `json:"dir_bytes,omitempty"`
+	Token    uint64    `json:"token"` // 0 with locking off, or where a refusal was only noted
+	Kind     string    `json:"kind,omitempty"`
+	Protocol string    `json:"protocol,omitempty"`
+	Since    time.Time `json:"since,omitzero"`
+	Client   string    `json:"client,omitempty"`
+	TTL      float64   `json:"ttl,omitempty"`         // seconds
+	Deadline float64   `json:"deadline_in,omitempty"` // seconds from now
+
+	// Of a lock that was watched.
+	Ended Reason `json:"ended,omitempty"`
+	By    int    `json:"by,omitempty"` // the process that ended it
+	Why   string `json:"why,omitempty"`
+
+	// Of a command that failed.
+	Error    string    `json:"error,omitempty"`   // the name of its errno
+	Message  string    `json:"message,omitempty"` // what to do about it
+	Held     *Row      `json:"held,omitempty"`    // the lock in the way
+	Blockers []Blocker `json:"blockers,omitempty"`
 }

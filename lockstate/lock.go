@@ -34,6 +34,7 @@ const (
 	Narrowed  Reason = "narrowed"  // A12
 	Replaced  Reason = "replaced"  // A13
 	Given     Reason = "released"  // R6, by a holder
+	Failed    Reason = "failed"    // R6, by a holder who says that its work failed
 	Broken    Reason = "broken"    // R6, by an admin
 	Abandoned Reason = "abandoned" // an acquisition that failed half-way
 )
@@ -51,11 +52,22 @@ type Lock struct {
 	File     string   // the lock file that it was taken by, if any
 	Files    []string // lock files that keep it (existence locks)
 	Keys     []any    // descriptor locks that keep it
+	Command  bool     // a command took it, and only a command gives it back (A7)
+	Why      string   // what its owner says that it is for
+	New      bool     // the directory was made for this lock
+	OnCrash  string   // what becomes of the content if the owner crashes (R7); "": the mount's default
 	Changed  bool     // something beneath was changed since the owner has it (R5)
 
 	// Revocable: what is opened for writing under it loses the right to
 	// write when the lock is taken from its holder (L3).
 	Revocable bool
+}
+
+// An Ending tells how a lock ended.
+type Ending struct {
+	Reason Reason
+	By     int    // the process that ended it, if it was another one's doing
+	Why    string // what that one says
 }
 
 // row is a lock in the table. All fields are protected by Table.mu.
@@ -70,7 +82,11 @@ type row struct {
 	file     string // for listings
 	files    []string
 	keys     map[any]struct{} // the descriptor locks that keep it (R2)
-	pending  bool             // not committed
+	command  bool             // kept until a command ends it (A7)
+	why      string
+	onCrash  string
+	isNew    bool
+	pending  bool // not committed
 	changed  bool
 	// revocable is set once, before the row is in force.
 	revocable bool
@@ -80,6 +96,7 @@ type row struct {
 	members map[procid.ID]struct{}
 
 	ended   chan struct{} // closed when the row ends
+	ending  Ending        // set before ended is closed
 	settled chan struct{} // closed at the first change; nil when already
 }
 
@@ -90,8 +107,11 @@ const maxMembers = 1 << 14
 
 // holds reports whether p may write under r. Under a shared lock nobody may
 // (A5).
-func (r *row) holds(p *procid.Process) bool {
-	if p == nil || r.kind == Shared {
+func (r *row) holds(p *procid.Process) bool { return r.kind != Shared && r.has(p) }
+
+// has reports whether p is the owner or a descendant of it.
+func (r *row) has(p *procid.Process) bool {
+	if p == nil {
 		return false
 	}
 	id := p.ID()
@@ -114,13 +134,17 @@ func (r *row) holds(p *procid.Process) bool {
 	return false
 }
 
+// kept reports whether anything keeps r: a lock file, a descriptor, a command.
+func (r *row) kept() bool { return r.command || len(r.files) > 0 || len(r.keys) > 0 }
+
 // lock returns r's state. The caller holds Table.mu.
 func (r *row) lock() Lock {
 	return Lock{
 		Dir: r.dir, Path: r.dir.path(), Kind: r.kind, Protocol: r.protocol,
 		Owner: r.owner.ID(), UID: r.owner.UID(), Token: r.token, Since: r.since, File: r.file,
-		Files: slices.Clone(r.files), Keys: slices.Collect(maps.Keys(r.keys)), Changed: r.changed,
 		Revocable: r.revocable,
+		Files: slices.Clone(r.files), Keys: slices.Collect(maps.Keys(r.keys)),
+		Command: r.command, Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed,
 	}
 }
 

@@ -17,11 +17,11 @@ func (t *Table) ReleaseFile(d *Dir, name string) (Lock, bool) {
 		if i < 0 {
 			continue
 		}
-		if r.files = slices.Delete(r.files, i, i+1); len(r.files) > 0 {
+		if r.files = slices.Delete(r.files, i, i+1); r.kept() {
 			return Lock{}, false
 		}
 		l := r.lock()
-		t.endLocked(r, Unlinked)
+		t.endLocked(r, Ending{Reason: Unlinked})
 		return l, true
 	}
 	return Lock{}, false
@@ -45,6 +45,11 @@ func (t *Table) ReleaseKey(key any) (Lock, bool) {
 
 // End ends the lock with the given token (R6).
 func (t *Table) End(token uint64, why Reason) (Lock, error) {
+	return t.EndAs(token, Ending{Reason: why})
+}
+
+// EndAs is [Table.End] that tells those who follow the lock more.
+func (t *Table) EndAs(token uint64, how Ending) (Lock, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := t.tokens[token]
@@ -52,8 +57,21 @@ func (t *Table) End(token uint64, why Reason) (Lock, error) {
 		return Lock{}, ErrNoLock
 	}
 	l := r.lock()
-	t.endLocked(r, why)
+	t.endLocked(r, how)
 	return l, nil
+}
+
+// Follow returns a channel that is closed when the lock with the given token
+// has ended, and what then tells how. It reports false for a lock that is no
+// more.
+func (t *Table) Follow(token uint64) (ended <-chan struct{}, how func() Ending, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.tokens[token]
+	if r == nil || r.pending {
+		return nil, nil, false
+	}
+	return r.ended, func() Ending { return r.ending }, true
 }
 
 // Chain returns the implicit lock above d that d's own lock may stand in for

@@ -191,7 +191,7 @@ func unindex(m map[procid.ID]map[*row]struct{}, id procid.ID, r *row) {
 }
 
 // endLocked takes r out of the table.
-func (t *Table) endLocked(r *row, why Reason) {
+func (t *Table) endLocked(r *row, how Ending) {
 	d := r.dir
 	for i := range d.rows {
 		if d.rows[i] == r {
@@ -203,7 +203,7 @@ func (t *Table) endLocked(r *row, why Reason) {
 	delete(t.tokens, r.token)
 	t.disownLocked(r)
 	t.rows.Add(-1)
-	t.stats.Ended[why]++
+	t.stats.Ended[how.Reason]++
 	if r.settled != nil {
 		close(r.settled)
 		r.settled = nil
@@ -211,9 +211,10 @@ func (t *Table) endLocked(r *row, why Reason) {
 	for k := range r.keys {
 		delete(t.keys, k)
 	}
-	if why == Broken {
+	if how.Reason == Broken {
 		t.revokeUnderLocked(r) // L3
 	}
+	r.ending = how
 	close(r.ended)
 	t.ringLocked()
 	t.pruneLocked(d)

@@ -116,6 +116,19 @@ func (h *hands) do(w []string) (out string, err error) {
 		}
 		_, err = unix.Write(n, []byte(w[2]))
 		return "", errors.Join(err, unix.Close(n))
+	case "ctl": // ctl PATH LINE: prints what a read tells of it
+		n, err := unix.Open(w[1], unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return "", err
+		}
+		defer unix.Close(n)
+		_, err = unix.Write(n, []byte(w[2]))
+		buf := make([]byte, 1<<16)
+		m, rerr := unix.Pread(n, buf, 0)
+		if rerr != nil {
+			return "", fmt.Errorf("reading the answer: %v", rerr)
+		}
+		return string(buf[:m]), err
 	case "fd": // its number, for paths below /proc/self/fd
 		return strconv.Itoa(fd(w[1])), nil
 	case "seek": // seek NAME hole|data OFFSET

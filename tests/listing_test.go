@@ -12,6 +12,8 @@ import (
 // A lockRow is a row of locks.json.
 type lockRow struct {
 	Dir, Kind, Protocol, Cmd, Client, File string
+	Scope, Why                             string
+	TTL, Deadline                          float64
 	DirBytes                               []byte `json:"dir_bytes"`
 	Token                                  uint64
 	Since                                  time.Time

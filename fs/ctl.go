@@ -1,0 +1,114 @@
+package fs
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+const (
+	// maxCommand bounds a line written to ctl, in bytes.
+	maxCommand = 8 << 10
+	// maxCommands bounds what is written at once.
+	maxCommands = 64 << 10
+)
+
+// A ctl is an open ctl file. What is written is carried out in the write, a
+// command a line, and the write fails with the errno of the first that does; a
+// read tells more of the last one.
+type ctl struct {
+	fs *FS
+
+	mu     sync.Mutex
+	answer []byte
+	watch  *watch // the read waits for it
+}
+
+// A watch is a lock that a descriptor follows to its end.
+type watch struct {
+	answer lockstate.Answer
+	ended  <-chan struct{}
+	how    func() lockstate.Ending
+}
+
+func newCtl(fs *FS) controlFile { return &ctl{fs: fs} }
+
+func (f *ctl) close() {}
+
+func (f *ctl) write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) fuse.Status {
+	if len(data) > maxCommands {
+		return fuse.Status(unix.E2BIG)
+	}
+	for line := range bytes.Lines(data) {
+		if len(line) > maxCommand {
+			return fuse.Status(unix.E2BIG)
+		}
+		s := strings.TrimSuffix(string(line), "\n")
+		if strings.TrimSpace(s) == "" {
+			continue
+		}
+		c := &command{fs: f.fs, cancel: cancel, header: &in.InHeader}
+		status := c.run(s)
+		if status != fuse.OK {
+			c.answer.Error = unix.ErrnoName(syscall.Errno(status))
+			if c.answer.Message == "" {
+				c.answer.Message = syscall.Errno(status).Error()
+			}
+			c.watch = nil
+		}
+		f.mu.Lock()
+		f.answer, f.watch = encode(c.answer), c.watch
+		f.mu.Unlock()
+		if status != fuse.OK {
+			return status
+		}
+	}
+	return fuse.OK
+}
+
+func (f *ctl) read(cancel <-chan struct{}, in *fuse.ReadIn) ([]byte, fuse.Status) {
+	f.mu.Lock()
+	answer, w := f.answer, f.watch
+	f.mu.Unlock()
+	if w == nil {
+		return part(answer, in), fuse.OK
+	}
+	select {
+	case <-w.ended:
+	default:
+		select {
+		case <-w.ended:
+		case <-cancel:
+			return nil, fuse.EINTR
+		case <-f.fs.control.shutting:
+			return nil, fuse.Status(unix.ESHUTDOWN)
+		}
+	}
+	a, how := w.answer, w.how()
+	a.Ended, a.By, a.Why = how.Reason, how.By, how.Why
+	answer = encode(a)
+	f.mu.Lock()
+	if f.watch == w {
+		f.answer, f.watch = answer, nil
+	}
+	f.mu.Unlock()
+	return part(answer, in), fuse.OK
+}
+
+// encode returns v as a line of JSON.
+func encode(v any) []byte {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return []byte("{}\n") // of a value that cannot be encoded; none is written here
+	}
+	return b.Bytes()
+}

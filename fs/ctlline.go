@@ -1,0 +1,213 @@
+package fs
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// A ctlLine is one command as it is written to the ctl file: a verb, a
+// directory and options (§9).
+type ctlLine struct {
+	verb, dir string
+	why       string
+	client    string
+	ttl       time.Duration // 0: not said
+	owner     string
+	shared    bool
+	isNew     bool // the directory was made for this acquisition
+	failed    bool
+	onCrash   string
+	wait      time.Duration // 0: not at all; forever: without end
+	token     uint64        // 0: not said
+}
+
+const forever = time.Duration(1<<63 - 1)
+
+// Bounds of what a command may say.
+const (
+	maxWhy    = 1024 // bytes
+	maxClient = 256  // bytes
+	minTTL    = 10 * time.Millisecond
+	maxTTL    = 24 * time.Hour
+)
+
+// ctlOptions says which options a verb knows; "!" marks one that it needs.
+// break is not listed: all that follows its directory is the reason.
+var ctlOptions = map[string]string{
+	"acquire": " client ttl owner shared on-crash why wait new ",
+	"renew":   " !client ttl ",
+	"release": " client token failed ",
+	"check":   " client token ",
+	"wait":    " wait ",
+	"join":    " !client ",
+	"watch":   " !token ",
+}
+
+var errNoCommand = errors.New("no such command")
+
+// parseCtl reads a line. A bare "check" has no directory.
+func parseCtl(line string) (c ctlLine, err error) {
+	verb, rest, _ := strings.Cut(line, " ")
+	c.verb = verb
+	known, ok := ctlOptions[verb]
+	if !ok && verb != "break" {
+		return c, fmt.Errorf("%q: %w", verb, errNoCommand)
+	}
+	if rest = strings.TrimLeft(rest, " "); verb == "check" && rest == "" {
+		return c, nil
+	}
+	if c.dir, rest, err = cutDir(rest); err != nil {
+		return c, err
+	}
+	if verb == "break" {
+		c.why = rest
+		return c, nil
+	}
+	if verb == "wait" {
+		c.wait = forever
+	}
+	said := make(map[string]bool)
+	for rest != "" {
+		var key, value string
+		var valued bool
+		if key, value, valued, rest, err = cutOption(rest); err != nil {
+			return c, err
+		}
+		if said[key] {
+			return c, fmt.Errorf("%s is said twice", key)
+		}
+		said[key] = true
+		if !strings.Contains(known, " "+key+" ") && !strings.Contains(known, " !"+key+" ") {
+			return c, fmt.Errorf("%s does not know %q", verb, key)
+		}
+		if err := c.set(key, value, valued); err != nil {
+			return c, fmt.Errorf("%s: %w", key, err)
+		}
+	}
+	for _, k := range strings.Fields(known) {
+		if k[0] == '!' && !said[k[1:]] {
+			return c, fmt.Errorf("%s needs %s=", verb, k[1:])
+		}
+	}
+	if said["ttl"] && !said["client"] {
+		return c, errors.New("ttl: only a client's lease has one; add client=")
+	}
+	if said["client"] && said["owner"] {
+		return c, errors.New("owner: a lease belongs to its client; leave it out")
+	}
+	return c, nil
+}
+
+// cutOption takes a word, key=word or key="Go string" off the front of s.
+func cutOption(s string) (key, value string, valued bool, rest string, err error) {
+	end := strings.IndexAny(s, " =")
+	if end < 0 {
+		return s, "", false, "", nil
+	}
+	key, rest = s[:end], s[end+1:]
+	if s[end] == ' ' {
+		return key, "", false, strings.TrimLeft(rest, " "), nil
+	}
+	if !strings.HasPrefix(rest, `"`) {
+		value, rest, _ = strings.Cut(rest, " ")
+		return key, value, true, strings.TrimLeft(rest, " "), nil
+	}
+	q, err := strconv.QuotedPrefix(rest)
+	if err != nil {
+		return "", "", false, "", fmt.Errorf("%s: %w", key, err)
+	}
+	if rest = rest[len(q):]; rest != "" && rest[0] != ' ' {
+		return "", "", false, "", fmt.Errorf("%s: a blank is missing after the string", key)
+	}
+	value, err = strconv.Unquote(q)
+	return key, value, true, strings.TrimLeft(rest, " "), err
+}
+
+var (
+	errNoValue  = errors.New("a value is missing")
+	errHasValue = errors.New("takes no value")
+)
+
+func (c *ctlLine) set(key, value string, valued bool) (err error) {
+	switch flag := key == "shared" || key == "new" || key == "failed"; {
+	case flag && valued:
+		return errHasValue
+	case !flag && !valued:
+		return errNoValue
+	}
+	switch key {
+	case "shared":
+		c.shared = true
+	case "new":
+		c.isNew = true
+	case "failed":
+		c.failed = true
+	case "client":
+		c.client, err = value, badClient(value)
+	case "why":
+		if c.why = value; len(value) > maxWhy || !utf8.ValidString(value) {
+			err = fmt.Errorf("is no text of at most %d bytes", maxWhy)
+		}
+	case "ttl":
+		c.ttl, err = time.ParseDuration(value)
+		if err == nil && (c.ttl < minTTL || c.ttl > maxTTL) {
+			err = fmt.Errorf("not between %v and %v", minTTL, maxTTL)
+		}
+	case "wait":
+		if value == "forever" {
+			c.wait = forever
+			return nil
+		}
+		c.wait, err = time.ParseDuration(value)
+		if err == nil && c.wait < 0 {
+			err = errors.New("is below zero")
+		}
+	case "owner":
+		if c.owner = value; !oneOf(value, "process", "group", "session", "cgroup") {
+			err = errors.New("is none of process, group, session, cgroup")
+		}
+	case "on-crash":
+		if c.onCrash = value; !oneOf(value, "keep", "destroy", "quarantine") {
+			err = errors.New("is none of keep, destroy, quarantine")
+		}
+	case "token":
+		if c.token, err = strconv.ParseUint(value, 10, 64); err == nil && c.token == 0 {
+			err = errors.New("no token is 0")
+		}
+	}
+	return err
+}
+
+func oneOf(s string, all ...string) bool {
+	for _, a := range all {
+		if s == a {
+			return true
+		}
+	}
+	return false
+}
+
+// badClient says what is wrong with a client ID.
+func badClient(id string) error {
+	switch {
+	case id == "":
+		return errors.New("is empty")
+	case len(id) > maxClient:
+		return fmt.Errorf("is longer than %d bytes", maxClient)
+	case !utf8.ValidString(id):
+		return errors.New("is not valid UTF-8")
+	case strings.TrimSpace(id) != id:
+		return errors.New("begins or ends with a blank")
+	}
+	for _, r := range id {
+		if !unicode.IsPrint(r) {
+			return errors.New("holds what cannot be printed")
+		}
+	}
+	return nil
+}

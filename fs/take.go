@@ -1,0 +1,177 @@
+package fs
+
+import (
+	"errors"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// acquire takes a directory by command (A7). Who has to wait stands in the same
+// line as those who wait with a lock file (A8).
+func (c *command) acquire() fuse.Status {
+	r := c.request("acquire")
+	if r.proc == nil {
+		return c.fail(lockstate.ErrNobody)
+	}
+	d := c.fs.table.At(split(c.dir)...)
+	defer c.fs.table.Forget(d)
+	q := lockstate.Request{
+		Dir: d, Kind: lockstate.Explicit, Protocol: "command", Command: true,
+		Why: c.why, OnCrash: c.onCrash, New: c.isNew,
+	}
+	if c.shared {
+		q.Kind = lockstate.Shared
+	}
+	status := c.inLine(r, d, func() error {
+		finish, err := c.fs.admitLock(r, q)
+		if err == nil && !finish(true) {
+			err = lockstate.ErrFrozen // broken at once
+		}
+		return err
+	})
+	if status != fuse.OK {
+		return status
+	}
+	if r.lock.Token == 0 { // the mount only observes
+		c.answer.Kind = "off"
+		return fuse.OK
+	}
+	return c.tell(r.lock)
+}
+
+// await waits until a directory could be acquired, and leaves it alone.
+func (c *command) await() fuse.Status {
+	r := c.request("wait")
+	if r.proc == nil {
+		return c.fail(lockstate.ErrNobody)
+	}
+	d := c.fs.table.At(split(c.dir)...)
+	defer c.fs.table.Forget(d)
+	q := lockstate.Request{Process: r.proc, Dir: d, Kind: lockstate.Explicit}
+	return c.inLine(r, d, func() error { return c.fs.table.Probe(q) })
+}
+
+func (c *command) request(op string) *request {
+	return &request{
+		fs: c.fs, cancel: c.cancel, header: c.header, op: op, at: c.dir,
+		proc: c.process(), errno: fuse.EBUSY,
+	}
+}
+
+// inLine tries at once, or when the command's turn has come and then until the
+// command's time is over.
+func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.Status {
+	fs := c.fs
+	var held *lockstate.HeldError
+	try := func() (fuse.Status, bool) {
+		held = nil
+		var failure error
+		status := fs.attempt(r, false, func() error {
+			failure = c.placeOf(d)
+			if failure == nil {
+				failure = take()
+			}
+			errors.As(failure, &held)
+			return failure
+		})
+		if status != fuse.OK && held == nil && failure != nil {
+			c.answer.Message = failure.Error()
+		}
+		return status, status == fuse.OK || held == nil
+	}
+	first := fs.holdsOn(r, d)
+	if c.wait == 0 {
+		if !first && fs.waits.waited(d) {
+			return c.outrun(r, d)
+		}
+		status, _ := try()
+		if held != nil && status != fuse.OK {
+			c.held(held)
+		}
+		return status
+	}
+	// What makes no sense to wait for is said at once.
+	fs.ns.RLock()
+	err := c.placeOf(d)
+	fs.ns.RUnlock()
+	if err != nil {
+		return c.fail(err)
+	}
+	r.quiet = true
+	x := &waiting{dir: d, proc: r.proc, since: time.Now(), write: !c.shared, turn: make(chan struct{})}
+	if first {
+		close(x.turn) // it has the directory already: those in line wait for it
+	} else {
+		fs.waits.join(x)
+		defer fs.waits.leave(x)
+	}
+	var over <-chan time.Time
+	if c.wait != forever {
+		t := time.NewTimer(c.wait)
+		defer t.Stop()
+		over = t.C
+	}
+	status := fs.await(x, c.cancel, over, func() (fuse.Status, bool) {
+		status, done := try()
+		if held != nil && !done && fs.waits.circle(x, owner(held)) {
+			return fuse.Status(unix.EDEADLK), true
+		}
+		return status, done
+	})
+	if status == fuse.Status(unix.ETIMEDOUT) {
+		if held == nil { // its turn never came
+			if l, ok := fs.table.Governing(d); ok {
+				held = &lockstate.HeldError{Err: lockstate.ErrHeld, Lock: l}
+			}
+		}
+		r.errno = status
+		fs.denials.add(fs, r, status, errTimedOut, held)
+	}
+	if held != nil && status != fuse.OK {
+		c.held(held)
+	}
+	return status
+}
+
+var (
+	errTimedOut = errors.New("was not free in time")
+	errOutrun   = errors.New("others wait for it already")
+)
+
+// outrun refuses a try where others stand in line.
+func (c *command) outrun(r *request, d *lockstate.Dir) fuse.Status {
+	held := &lockstate.HeldError{Err: lockstate.ErrHeld}
+	if l, ok := c.fs.table.Governing(d); ok {
+		held.Lock = l
+		c.held(held)
+	} else {
+		c.answer.Message = errOutrun.Error()
+	}
+	c.fs.denials.add(c.fs, r, fuse.EBUSY, errOutrun, held)
+	return fuse.EBUSY
+}
+
+// holdsOn reports whether the caller holds a directory already.
+func (fs *FS) holdsOn(r *request, d *lockstate.Dir) bool {
+	_, held := fs.table.Governing(d)
+	return held && fs.table.Holds(r.proc, d)
+}
+
+// placeOf makes sure that the command's directory is there, is still the one
+// that it was when the command began, and is the caller's to make entries in.
+// The caller holds FS.ns.
+func (c *command) placeOf(d *lockstate.Dir) error {
+	if len(split(c.dir)) > 0 && c.fs.table.Path(d) != c.dir {
+		return lockstate.ErrGone
+	}
+	if c.permitted {
+		return nil
+	}
+	err := c.fs.mayCreateIn(c.header, c.dir)
+	c.permitted = err == nil
+	return err
+}

@@ -1,0 +1,54 @@
+package lockstate
+
+import (
+	"slices"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// Probe tells what [Table.Acquire] would answer now, and changes nothing.
+func (t *Table) Probe(q Request) error {
+	if q.Process == nil || q.Process.ID() == (procid.ID{}) {
+		return ErrNobody
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.frozen:
+		return ErrFrozen
+	case q.Dir.gone:
+		return ErrGone
+	case q.Dir == t.root:
+		return ErrRoot
+	}
+	return t.admitGrantLocked(q, nil)
+}
+
+// HeldOn returns the lock on d itself that is p's to give back: the one in
+// force, or its own of the shared ones. If there is none it reports false, with
+// the lock in force.
+func (t *Table) HeldOn(p *procid.Process, d *Dir) (l Lock, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	top := d.top()
+	if top == nil {
+		return Lock{}, false
+	}
+	for _, r := range slices.Backward(d.rows) {
+		if !r.pending && (r == top || r.kind == Shared) && r.has(p) {
+			return r.lock(), true
+		}
+	}
+	return top.lock(), false
+}
+
+// HoldsBy reports whether p holds the lock with the given token.
+func (t *Table) HoldsBy(p *procid.Process, token uint64) (l Lock, holds bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.tokens[token]
+	if r == nil {
+		return Lock{}, false
+	}
+	return r.lock(), r.has(p)
+}
