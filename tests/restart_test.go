@@ -136,4 +136,5 @@ func TestS1SuperviseDaemon(t *testing.T) {
 		t.Error(r)
 	}
 	eventually(t, "the daemon ends", func() bool { return !running(now) })
+	eventually(t, "its supervisor ends", func() bool { return exec.Command("pgrep", "-f", m.State).Run() != nil })
 }

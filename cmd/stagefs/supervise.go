@@ -49,7 +49,7 @@ func (c *command) supervise(starter, log *os.File) error {
 	defer signal.Stop(signals)
 	keepServing()
 
-	stopped, failures := false, 0
+	stopped, first, failures := false, true, 0
 	for {
 		started := time.Now()
 		cmd, err := c.startSupervised(starter, log)
@@ -68,9 +68,12 @@ func (c *command) supervise(starter, log *os.File) error {
 				running = false
 			}
 		}
-		if stopped || !crashed(err) && failures == 0 {
+		// What cannot start the first time is for whoever started it; later,
+		// everybody waits for the mount.
+		if stopped || err == nil || first && !crashed(err) {
 			return supervisedEnd(err)
 		}
+		first = false
 		if time.Since(started) > startTime {
 			failures = 0
 		}
