@@ -20,6 +20,7 @@ var mayImport = map[string][]string{
 	"fs":                  {"lockstate", "lockstate/procid", "lockstate/advisory", "lockstate/filestore", "go-fuse"},
 	"cmd/stagefs":         {"fs", "lockstate", "lockstate/procid", "lockstate/filestore"},
 	"tests":               {"lockstate"},
+	"tests/bench":         {},
 }
 
 func TestImports(t *testing.T) {

@@ -1,0 +1,157 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// envMain makes the test binary the benchmark itself.
+const envMain = "STAGEFS_BENCH_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envJob)+os.Getenv(envJanitor)+os.Getenv(envMain) != "" {
+		os.Unsetenv(envMain)
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// tiny is a command line for a short run on a real mount: all but go build.
+func tiny(t *testing.T, more ...string) (args []string, dir string) {
+	t.Helper()
+	if _, err := os.Stat("/dev/fuse"); err != nil || os.Getuid() != 0 {
+		if os.Getenv("STAGEFS_REQUIRE") == "1" {
+			t.Fatal("needs root and /dev/fuse")
+		}
+		t.Skip("needs root and /dev/fuse")
+	}
+	dir = t.TempDir()
+	bin := os.Getenv("STAGEFS_BIN")
+	if bin == "" {
+		bin = filepath.Join(dir, "stagefs")
+		if out, err := exec.Command("go", "build", "-o", bin, "../../cmd/stagefs").CombinedOutput(); err != nil {
+			t.Fatalf("building cmd/stagefs: %v\n%s", err, out)
+		}
+	}
+	if dir, err := filepath.EvalSymlinks(dir); err == nil {
+		return append([]string{"--stagefs", bin, "--dir", dir, "--profile", "tiny", "--rounds", "1", "--subjects", "^stagefs$"}, more...), dir
+	}
+	return nil, dir
+}
+
+// Every row but go build is measured on a real mount, in each state, and
+// nothing is left behind.
+func TestBench(t *testing.T) {
+	args, dir := tiny(t, "--memory", "--rows", "^[^g]|^gr|^git")
+	file, svg := filepath.Join(dir, "json"), filepath.Join(dir, "svg")
+	var out, errs bytes.Buffer
+	if code := run(t.Context(), append(args, "--json", file, "--svg", svg), &out, &errs); code != 0 {
+		t.Fatalf("bench = %d\n%s%s", code, errs.String(), out.String())
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var res Results
+	if err := json.Unmarshal(text, &res); err != nil {
+		t.Fatal(err)
+	}
+	if len(res.Notes) > 0 {
+		t.Errorf("notes: %q", res.Notes)
+	}
+	for _, w := range works() {
+		for _, s := range w.steps {
+			for _, row := range s.rows {
+				if row == "go build" {
+					continue
+				}
+				states := []string{stateFree}
+				if s.states {
+					states = append(states, stateHeld, stateParent, stateCrowd)
+				}
+				for _, state := range states {
+					if x, ok := res.ratio(row, oursName, state); !ok || x.Spread.Median <= 0 {
+						t.Errorf("%s, %s: no ratio", row, state)
+					}
+				}
+			}
+		}
+	}
+	if len(res.Memory) != 1 || res.Memory[0].Walked.RSS == 0 || res.Memory[0].Forgot.Descriptors == 0 {
+		t.Errorf("memory: %+v", res.Memory)
+	}
+	drawn, err := os.ReadFile(svg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wellFormed(t, drawn)
+	wantNothingLeft(t, dir)
+
+	// The same report again, from the file.
+	var again bytes.Buffer
+	if code := run(t.Context(), []string{"--from", file}, &again, &errs); code != 0 || again.String() != out.String() {
+		t.Errorf("bench --from = %d\n%s\nwant\n%s", code, again.String(), out.String())
+	}
+}
+
+// left is what belongs to runs below a directory.
+func left(dir string) []string {
+	found, _ := filepath.Glob(filepath.Join(dir, "stagefs-bench-*"))
+	return append(found, mountsBelow(dir)...)
+}
+
+func wantNothingLeft(t *testing.T, dir string) {
+	t.Helper()
+	if l := left(dir); len(l) > 0 {
+		t.Errorf("left over: %q", l)
+	}
+}
+
+// Ended by a signal in the middle, it clears up; by kill -9, the janitor does.
+func TestBenchInterrupted(t *testing.T) {
+	for _, sig := range []os.Signal{os.Interrupt, os.Kill} {
+		args, dir := tiny(t, "--rounds", "1000", "--rows", "create")
+		cmd := exec.Command("/proc/self/exe", args...)
+		cmd.Env = append(os.Environ(), envMain+"=1")
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		awaits(ctx, t, "a mount", func() bool { return len(mountsBelow(dir)) > 0 })
+		runs := left(dir)
+		cmd.Process.Signal(sig)
+		<-ended
+		if code := cmd.ProcessState.ExitCode(); sig == os.Interrupt && code != 130 {
+			t.Errorf("exit status %d after ^C, want 130\n%s", code, out.String())
+		}
+		awaits(ctx, t, "the end of all that belonged to "+strings.Join(runs, " "), func() bool {
+			return len(left(dir)) == 0 && !slices.ContainsFunc(runs, func(root string) bool { return len(markedPids(root)) > 0 })
+		})
+	}
+}
+
+func awaits(ctx context.Context, t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("waited in vain for %s", what)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,159 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// longRounds is in how many rounds the steps that take long are done.
+const longRounds = 3
+
+// A runner measures, and gathers what it finds.
+type runner struct {
+	o    options
+	kit  *kit
+	talk io.Writer
+	res  *Results
+}
+
+// rounds does as many rounds as were asked for and fit into the time.
+func (r *runner) rounds(ctx context.Context, subjects []subject) error {
+	began, longest := time.Now(), time.Duration(0)
+	for round := range r.o.rounds {
+		if round > 0 && time.Since(began)+longest > r.o.budget {
+			r.note("only %d rounds of %d fitted into %v", round, r.o.rounds, r.o.budget)
+			return nil
+		}
+		start := time.Now()
+		if err := r.round(ctx, round, subjects); err != nil {
+			return err
+		}
+		longest = max(longest, time.Since(start))
+		r.res.Rounds = round + 1
+	}
+	return nil
+}
+
+func (r *runner) note(format string, args ...any) {
+	note := strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", "; ")
+	fmt.Fprintln(r.talk, note)
+	r.res.Notes = append(r.res.Notes, note)
+}
+
+// round serves everything anew, does all works on it, and stops it.
+func (r *runner) round(ctx context.Context, round int, subjects []subject) (err error) {
+	var bouts []*bout
+	dir := filepath.Join(r.kit.root, fmt.Sprintf("round%d", round))
+	serve := func(s subject, name string, states ...string) *instance {
+		in, bad := s.serve(ctx, r.kit.root, filepath.Join(dir, name))
+		if bad != nil {
+			if ctx.Err() == nil {
+				r.note("round %d: %v", round+1, bad)
+			}
+			if in != nil {
+				in.stop()
+			}
+			return nil
+		}
+		for _, state := range states {
+			bouts = append(bouts, &bout{instance: in, state: state, kit: r.kit})
+		}
+		return in
+	}
+	defer func() {
+		for _, b := range bouts {
+			if b.state == stateFree || b.state == stateCrowd {
+				err = errors.Join(err, b.stop())
+			}
+		}
+	}()
+	for i := range subjects {
+		s := subjects[(i+round)%len(subjects)]
+		states := []string{stateFree}
+		if s.main && r.o.states {
+			states = append(states, stateHeld, stateParent)
+		}
+		serve(s, fmt.Sprint(i), states...)
+		if s.main && r.o.states && r.wantsStates() {
+			if in := serve(s, stateCrowd, stateCrowd); in != nil {
+				if err := in.pull(r.kit.root, r.kit.size.crowd); err != nil {
+					r.note("round %d: the crowd: %v", round+1, err)
+				}
+			}
+		}
+	}
+	for i, w := range works() {
+		began := time.Now()
+		if err := r.work(ctx, round, i, w, bouts); err != nil {
+			return err
+		}
+		fmt.Fprintf(r.talk, "round %d of %d: %s, %.0f s\n", round+1, r.o.rounds, w.name, time.Since(began).Seconds())
+	}
+	return ctx.Err()
+}
+
+func (r *runner) wantsStates() bool {
+	for _, w := range works() {
+		for _, s := range w.needed(r.o.rows.MatchString) {
+			if s.states {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// work does the steps of a work, each on all bouts before the next. A bout
+// that fails in one is left out of the later ones, which build on it.
+func (r *runner) work(ctx context.Context, round, turn int, w work, bouts []*bout) error {
+	broken := map[*bout]bool{}
+	for i, s := range w.needed(r.o.rows.MatchString) {
+		if s.long && round >= longRounds {
+			continue
+		}
+		for k := range bouts {
+			b := bouts[(k+round+turn+i)%len(bouts)]
+			if broken[b] || !s.states && b.state != stateFree || s.long && b.narrow {
+				continue
+			}
+			if err := settle(r.kit.root); err != nil {
+				return err
+			}
+			found, err := s.run(ctx, b)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err != nil {
+				broken[b] = true
+				r.note("round %d: %s, %s, %s %q: %v", round+1, b.Name, b.state, w.name, s.rows, err)
+				continue
+			}
+			for n, row := range s.rows {
+				if r.o.rows.MatchString(row) {
+					r.res.Samples = append(r.res.Samples, Sample{row, b.Name, b.state, round, found[n].took.Seconds(), found[n].ops})
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// settle writes out what earlier steps left dirty, so that no step pays for another.
+func settle(root string) error {
+	d, err := os.Open(root)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return unix.Syncfs(int(d.Fd()))
+}

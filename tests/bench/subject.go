@@ -1,0 +1,163 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A subject is something that serves a directory. In its command, {src} is the
+// directory, {mnt} the mount point and {state} where it may keep its state.
+type subject struct {
+	Name    string   `json:"name"`
+	Command []string `json:"command,omitempty"` // in the foreground; none for the bare directory
+	ours    bool     // a stagefs
+	main    bool     // the stagefs that is measured in all states
+	ring    bool     // its requests come over io_uring
+	narrow  bool     // left out of the steps that take long
+}
+
+const (
+	bareName = "bare"
+	oursName = "stagefs"
+)
+
+// subjects are what was asked for and this machine offers; notes tell what is
+// left out, and why. What must be built comes to binDir.
+func subjects(o options, binDir string) (found []subject, notes []string) {
+	found = append(found, subject{Name: bareName})
+	wanted := stagefsSubjects(o.stagefs)
+	for _, p := range peers() {
+		if !o.subjects.MatchString(p.Name) {
+			continue
+		}
+		bin, err := p.find(binDir)
+		if err != nil {
+			notes = append(notes, p.Name+" is left out: "+err.Error())
+			continue
+		}
+		p.Command = append([]string{bin}, p.Command...)
+		wanted = append(wanted, p.subject)
+	}
+	for _, p := range o.peers {
+		name, command, _ := strings.Cut(p, "=")
+		wanted = append(wanted, subject{Name: name, Command: strings.Fields(command)})
+	}
+	for _, s := range wanted {
+		if o.subjects.MatchString(s.Name) {
+			found = append(found, s)
+		}
+	}
+	return found, notes
+}
+
+// A peer is another FUSE filesystem that shows a directory as it is. Its
+// command lacks the program until that was found.
+type peer struct {
+	subject
+	find func(binDir string) (program string, err error)
+}
+
+func peers() []peer {
+	installed := func(name string) func(string) (string, error) {
+		return func(string) (string, error) { return exec.LookPath(name) }
+	}
+	return []peer{
+		{subject{Name: "loopback", Command: []string{"-q", "-directmount", "{mnt}", "{src}"}}, buildLoopback},
+		{subject{Name: "bindfs", Command: []string{"-f", "{src}", "{mnt}"}}, installed("bindfs")},
+		{subject{Name: "passthrough_hp", Command: []string{"{src}", "{mnt}"}}, installed("passthrough_hp")},
+		{subject{Name: "passthrough_hp ring", Command: []string{"-o", "io_uring", "{src}", "{mnt}"}, narrow: true}, ringPassthrough},
+		{subject{Name: "passthrough_ll", Command: []string{"-f", "-o", "source={src}", "{mnt}"}, narrow: true}, buildExample},
+		{subject{Name: "mergerfs", Command: []string{"-f", "{src}", "{mnt}"}, narrow: true}, installed("mergerfs")},
+	}
+}
+
+// ringPassthrough finds libfuse's example if that and the kernel know FUSE over
+// io_uring (libfuse 3.18, Linux 6.14).
+func ringPassthrough(string) (string, error) {
+	bin, err := exec.LookPath("passthrough_hp")
+	switch {
+	case err != nil:
+		return "", err
+	case !ringOffered():
+		return "", errors.New("enable_uring of the kernel's fuse module is off")
+	case !helpHas(bin, "io_uring", "--help"):
+		return "", errors.New("this libfuse has no io_uring")
+	}
+	return bin, nil
+}
+
+// stagefsSubjects are the mount as it comes, and, where it can be told to use
+// another one, each slower transport.
+func stagefsSubjects(bin string) []subject {
+	command := func(opts ...string) []string {
+		c := append([]string{bin, "mount", "--state-dir", "{state}"}, opts...)
+		return append(c, "--", "{src}", "{mnt}")
+	}
+	found := []subject{{Name: oursName, ours: true, main: true, Command: command()}}
+	if !helpHas(bin, "--transport", "mount", "--help") {
+		return found
+	}
+	found[0].ring = ringOffered()
+	for _, way := range []string{"threads", "fuse"} {
+		found = append(found, subject{Name: oursName + " " + way, ours: true, Command: command("--transport", way)})
+	}
+	return found
+}
+
+// ringOffered tells whether the kernel lets FUSE use io_uring.
+func ringOffered() bool {
+	on, _ := os.ReadFile("/sys/module/fuse/parameters/enable_uring")
+	return strings.TrimSpace(string(on)) == "Y"
+}
+
+func helpHas(bin, word string, args ...string) bool {
+	out, _ := exec.Command(bin, args...).CombinedOutput()
+	return strings.Contains(string(out), word)
+}
+
+// buildLoopback builds go-fuse's own example, in the version of go.mod.
+func buildLoopback(binDir string) (string, error) {
+	bin := filepath.Join(binDir, "loopback")
+	cmd := exec.Command("go", "build", "-o", bin, "github.com/hanwen/go-fuse/v2/example/loopback")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	return bin, built(cmd)
+}
+
+// buildExample builds passthrough_ll, which libfuse3-dev brings as source.
+func buildExample(binDir string) (string, error) {
+	const name = "passthrough_ll"
+	if have, err := exec.LookPath(name); err == nil {
+		return have, nil
+	}
+	src := "/usr/share/doc/libfuse3-dev/examples/" + name + ".c"
+	if _, err := os.Stat(src); err != nil {
+		return "", err
+	}
+	bin := filepath.Join(binDir, name)
+	return bin, built(exec.Command("sh", "-c", `gcc -O2 -o "$1" "$2" $(pkg-config fuse3 --cflags --libs)`, "sh", bin, src))
+}
+
+func built(cmd *exec.Cmd) error {
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building it: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// raiseFiles lets the peers that keep a descriptor for each file have as many
+// as there may be.
+func raiseFiles() {
+	var lim unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil {
+		lim.Cur = lim.Max
+		unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)
+	}
+}
