@@ -85,8 +85,11 @@ class Downloader:
         steps.say("staged", tag)
 
     def _Destroy(self, tag, why):
-        devserver.ReleaseLock(self.static_dir, tag, destroy=True)
-        steps.say("destroyed", tag, why)
+        try:
+            devserver.ReleaseLock(self.static_dir, tag, destroy=True)
+            steps.say("destroyed", tag, why)
+        except devserver.DevServerError as e:
+            steps.say("refused", tag, e)
 
 
 def main(static_dir, archive_dir):
@@ -95,7 +98,7 @@ def main(static_dir, archive_dir):
     def download(tag, how=""):
         try:
             downloader.Download(tag, force=how == "force")
-        except devserver.DevServerError as e:
+        except (devserver.DevServerError, OSError) as e:
             steps.say("refused", tag, e)
 
     def touch(tag):

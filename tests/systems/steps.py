@@ -39,7 +39,7 @@ def at(step):
 
 
 def serve(commands):
-    """Obeys until the standard input ends."""
+    """Obeys until the standard input ends; what has begun then goes on."""
     for line in sys.stdin:
         name, *args = shlex.split(line)
         if name == "pause":
@@ -47,7 +47,7 @@ def serve(commands):
         elif name in ("go", "fail"):
             _paused.pop(args[0]).put(" ".join(args[1:]))
         else:
-            threading.Thread(target=_obey, args=(commands[name], args), daemon=True).start()
+            threading.Thread(target=_obey, args=(commands[name], args)).start()
 
 
 def _obey(command, args):
