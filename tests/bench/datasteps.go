@@ -4,37 +4,43 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 )
 
-// dataSteps are one large file, written and read in all ways. What is left
-// dirty by one step is synced before the next; it is removed dirty at the end.
+// dataSteps are one large file, written and read in all ways.
 func dataSteps() []step {
-	s := func(row, kind string, cold, prepares bool) step {
-		return step{rows: []string{row}, prepares: prepares, run: func(ctx context.Context, b *bout) ([]timing, error) {
-			if cold {
-				if err := dropCaches(); err != nil {
+	s := func(row, kind string, before func(context.Context, *bout) error) step {
+		return step{rows: []string{row}, narrow: true, run: func(ctx context.Context, b *bout) ([]timing, error) {
+			if before != nil {
+				if err := before(ctx, b); err != nil {
 					return nil, err
 				}
-			} else if err := b.warmData(ctx, kind); err != nil {
-				return nil, err
 			}
 			return b.data(ctx, kind)
 		}}
 	}
+	cold := func(context.Context, *bout) error { return dropCaches() }
+	warm := func(ctx context.Context, b *bout) error { _, err := b.data(ctx, "read"); return err }
+	first := s("write 1 GiB", "write", nil)
+	first.prepares = true
+	last := s("mmap write", "mmapwrite", nil)
+	dirty := last.run
+	// A file that is gone need not be written out.
+	last.cleans, last.run = true, func(ctx context.Context, b *bout) ([]timing, error) {
+		t, err := dirty(ctx, b)
+		return t, errors.Join(err, os.Remove(filepath.Join(b.path(b.state, "data"), dataName)))
+	}
 	return []step{
-		s("write 1 GiB", "write", false, true),
-		s("read cold", "read", true, false),
-		s("read warm", "read", false, false),
-		s("mmap read", "mmapread", false, false),
-		s("random read", "randomread", false, false),
-		s("random write", "randomwrite", false, false),
-		s("mmap write", "mmapwrite", false, false),
-		{run: func(_ context.Context, b *bout) ([]timing, error) {
-			return nil, os.Remove(filepath.Join(b.path(b.state, "data"), dataName))
-		}, cleans: true},
+		first,
+		s("read cold", "read", cold),
+		s("read warm", "read", warm),
+		s("mmap read", "mmapread", nil),
+		s("random read", "randomread", nil),
+		s("random write", "randomwrite", nil),
+		last,
 	}
 }
 
@@ -49,15 +55,6 @@ func (b *bout) data(ctx context.Context, kind string) ([]timing, error) {
 		err = fmt.Errorf("%s left %d bytes, not %d", kind, info.Size(), size.data)
 	}
 	return timings(took, ops), err
-}
-
-// warmData reads all of the file, unless it is to be written yet.
-func (b *bout) warmData(ctx context.Context, kind string) error {
-	if kind == "write" {
-		return nil
-	}
-	_, err := b.data(ctx, "read")
-	return err
 }
 
 // dropCaches makes the kernel forget all that it could read again.

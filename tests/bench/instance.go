@@ -123,6 +123,17 @@ func (in *instance) await(ctx context.Context, long time.Duration, ok func() boo
 	return nil
 }
 
+// transport is what a stagefs says of itself.
+func (in *instance) transport() string {
+	text, _ := os.ReadFile(filepath.Join(in.mnt, ".stagefs", "version"))
+	for line := range strings.Lines(string(text)) {
+		if name, ok := strings.CutPrefix(line, "transport "); ok {
+			return strings.TrimSpace(name)
+		}
+	}
+	return ""
+}
+
 // pull makes the crowd: other locks in the table, of one process.
 func (in *instance) pull(root string, locks int) error {
 	c, err := start(root, job{Kind: "crowd", Dir: in.path(stateCrowd, "many"), N: locks})

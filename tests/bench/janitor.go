@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"syscall"
 	"time"
@@ -34,6 +35,7 @@ func startJanitor(root string) (stop func() error, err error) {
 }
 
 func janitorMain(root string) int {
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	io.Copy(io.Discard, os.Stdin)
 	for range 100 {
 		mounts, pids := mountsBelow(root), markedPids(root)

@@ -158,11 +158,11 @@ func read4kLoop(j job) (func() (result, error), error) {
 	})(j)
 }
 
-// pattern is content in which no byte is zero.
+// pattern is content in which no byte is zero, and all pages are equal.
 func pattern(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
-		b[i] = byte(i%251) + 1
+		b[i] = byte(i%page%251) + 1
 	}
 	return b
 }

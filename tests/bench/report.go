@@ -19,6 +19,11 @@ func report(w io.Writer, r *Results) error {
 	fmt.Fprintf(t, "%s on %s: %d cores (%s), %d MiB, Linux %s, %s\n", r.Version, m.Filesystem, m.Cores, m.CPU, m.MemoryMiB, m.Kernel, m.Go)
 	fmt.Fprintf(t, "%s: profile %s, %d rounds, %v; load before %s, after %s\n", r.Began.Format(time.RFC3339), r.Profile, r.Rounds,
 		r.Ended.Sub(r.Began), r.LoadThen, r.LoadNow)
+	for _, s := range r.Subjects {
+		if s.Transport != "" {
+			fmt.Fprintf(t, "%s gets its requests by %s\n", s.Name, s.Transport)
+		}
+	}
 	reportRatios(t, r)
 	reportStates(t, r)
 	reportMemory(t, r)

@@ -24,7 +24,6 @@ type Results struct {
 	LoadThen string    `json:"load_at_start"`
 	LoadNow  string    `json:"load_at_end"`
 	Rounds   int       `json:"rounds"` // that were finished
-	Ring     bool      `json:"io_uring"`
 	Subjects []subject `json:"subjects"`
 	Samples  []Sample  `json:"samples"`
 	Ratios   []Ratio   `json:"ratios"`
@@ -56,7 +55,7 @@ func newResults(o options, root string) *Results {
 	version, _ := exec.Command(o.stagefs, "version").Output()
 	return &Results{
 		Machine: machine(root), Profile: o.profile, Began: time.Now().UTC().Truncate(time.Second), LoadThen: load(),
-		Version: strings.TrimSpace(string(version)), Ring: stagefsSubjects(o.stagefs)[0].ring,
+		Version: strings.TrimSpace(string(version)),
 	}
 }
 
@@ -80,13 +79,21 @@ func (r *Results) finish() {
 	}
 }
 
+// transport notes how a stagefs gets its requests.
+func (r *Results) transport(name, how string) {
+	for i := range r.Subjects {
+		if r.Subjects[i].Name == name {
+			r.Subjects[i].Transport = how
+		}
+	}
+}
+
 // limit is the goal of a row, if the subject is a stagefs.
-func (r *Results) limit(row, subject string) float64 {
-	switch {
-	case subject == oursName:
-		return limit(row, r.Ring)
-	case strings.HasPrefix(subject, oursName+" "):
-		return limit(row, false)
+func (r *Results) limit(row, name string) float64 {
+	for _, s := range r.Subjects {
+		if s.Name == name && strings.HasPrefix(name, oursName) {
+			return limit(row, s.Transport == "uring")
+		}
 	}
 	return 0
 }

@@ -15,9 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// longRounds is in how many rounds the steps that take long are done.
-const longRounds = 3
-
 // A runner measures, and gathers what it finds.
 type runner struct {
 	o    options
@@ -65,6 +62,9 @@ func (r *runner) round(ctx context.Context, round int, subjects []subject) (err 
 			}
 			return nil
 		}
+		if s.ours {
+			r.res.transport(s.Name, in.transport())
+		}
 		for _, state := range states {
 			bouts = append(bouts, &bout{instance: in, state: state, kit: r.kit})
 		}
@@ -97,7 +97,9 @@ func (r *runner) round(ctx context.Context, round int, subjects []subject) (err 
 		if err := r.work(ctx, round, i, w, bouts); err != nil {
 			return err
 		}
-		fmt.Fprintf(r.talk, "round %d of %d: %s, %.0f s\n", round+1, r.o.rounds, w.name, time.Since(began).Seconds())
+		if len(w.needed(r.o.rows.MatchString)) > 0 {
+			fmt.Fprintf(r.talk, "round %d of %d: %s, %.0f s\n", round+1, r.o.rounds, w.name, time.Since(began).Seconds())
+		}
 	}
 	return ctx.Err()
 }
@@ -118,12 +120,12 @@ func (r *runner) wantsStates() bool {
 func (r *runner) work(ctx context.Context, round, turn int, w work, bouts []*bout) error {
 	broken := map[*bout]bool{}
 	for i, s := range w.needed(r.o.rows.MatchString) {
-		if s.long && round >= longRounds {
+		if s.long && round >= r.kit.size.long {
 			continue
 		}
 		for k := range bouts {
 			b := bouts[(k+round+turn+i)%len(bouts)]
-			if broken[b] || !s.states && b.state != stateFree || s.long && b.narrow {
+			if broken[b] || !s.states && b.state != stateFree || (s.long || s.narrow) && b.narrow {
 				continue
 			}
 			if err := settle(r.kit.root); err != nil {

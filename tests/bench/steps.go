@@ -13,7 +13,8 @@ type step struct {
 	prepares bool // later steps of the work need what it leaves
 	cleans   bool // removes what the earlier steps left
 	states   bool // measured in all states
-	long     bool // left out of narrow subjects, and of rounds beyond the third
+	narrow   bool // left out of narrow subjects
+	long     bool // that too, and of the later rounds
 	run      func(context.Context, *bout) ([]timing, error)
 }
 

@@ -20,8 +20,10 @@ type subject struct {
 	Command []string `json:"command,omitempty"` // in the foreground; none for the bare directory
 	ours    bool     // a stagefs
 	main    bool     // the stagefs that is measured in all states
-	ring    bool     // its requests come over io_uring
-	narrow  bool     // left out of the steps that take long
+
+	// Transport is how the kernel's requests come to a stagefs, as it says itself.
+	Transport string `json:"transport,omitempty"`
+	narrow    bool   // left out of the steps that would take too long
 }
 
 const (
@@ -43,7 +45,7 @@ func subjects(o options, binDir string) (found []subject, notes []string) {
 			notes = append(notes, p.Name+" is left out: "+err.Error())
 			continue
 		}
-		p.Command = append([]string{bin}, p.Command...)
+		p.Command = append(bin, p.Command...)
 		wanted = append(wanted, p.subject)
 	}
 	for _, p := range o.peers {
@@ -62,36 +64,48 @@ func subjects(o options, binDir string) (found []subject, notes []string) {
 // command lacks the program until that was found.
 type peer struct {
 	subject
-	find func(binDir string) (program string, err error)
+	find func(binDir string) (program []string, err error)
 }
 
 func peers() []peer {
-	installed := func(name string) func(string) (string, error) {
-		return func(string) (string, error) { return exec.LookPath(name) }
+	installed := func(name string) func(string) ([]string, error) {
+		return func(string) ([]string, error) {
+			bin, err := exec.LookPath(name)
+			return []string{bin}, err
+		}
 	}
 	return []peer{
 		{subject{Name: "loopback", Command: []string{"-q", "-directmount", "{mnt}", "{src}"}}, buildLoopback},
 		{subject{Name: "bindfs", Command: []string{"-f", "{src}", "{mnt}"}}, installed("bindfs")},
-		{subject{Name: "passthrough_hp", Command: []string{"{src}", "{mnt}"}}, installed("passthrough_hp")},
+		{subject{Name: "passthrough_hp", Command: []string{"{src}", "{mnt}"}}, passthrough},
 		{subject{Name: "passthrough_hp ring", Command: []string{"-o", "io_uring", "{src}", "{mnt}"}, narrow: true}, ringPassthrough},
 		{subject{Name: "passthrough_ll", Command: []string{"-f", "-o", "source={src}", "{mnt}"}, narrow: true}, buildExample},
 		{subject{Name: "mergerfs", Command: []string{"-f", "{src}", "{mnt}"}, narrow: true}, installed("mergerfs")},
 	}
 }
 
-// ringPassthrough finds libfuse's example if that and the kernel know FUSE over
-// io_uring (libfuse 3.18, Linux 6.14).
-func ringPassthrough(string) (string, error) {
+// passthrough finds libfuse's example, which has come to go to the background.
+func passthrough(string) ([]string, error) {
 	bin, err := exec.LookPath("passthrough_hp")
+	if err == nil && helpHas(bin, "--foreground", "--help") {
+		return []string{bin, "--foreground"}, nil
+	}
+	return []string{bin}, err
+}
+
+// ringPassthrough finds it if it and the kernel know FUSE over io_uring
+// (libfuse 3.18, Linux 6.14).
+func ringPassthrough(string) ([]string, error) {
+	program, err := passthrough("")
 	switch {
 	case err != nil:
-		return "", err
+		return nil, err
 	case !ringOffered():
-		return "", errors.New("enable_uring of the kernel's fuse module is off")
-	case !helpHas(bin, "io_uring", "--help"):
-		return "", errors.New("this libfuse has no io_uring")
+		return nil, errors.New("enable_uring of the kernel's fuse module is off")
+	case !helpHas(program[0], "io_uring", "--help"):
+		return nil, errors.New("this libfuse has no io_uring")
 	}
-	return bin, nil
+	return program, nil
 }
 
 // stagefsSubjects are the mount as it comes, and, where it can be told to use
@@ -105,8 +119,10 @@ func stagefsSubjects(bin string) []subject {
 	if !helpHas(bin, "--transport", "mount", "--help") {
 		return found
 	}
-	found[0].ring = ringOffered()
 	for _, way := range []string{"threads", "fuse"} {
+		if way == "threads" && !ringOffered() {
+			continue // what it takes by itself then
+		}
 		found = append(found, subject{Name: oursName + " " + way, ours: true, Command: command("--transport", way)})
 	}
 	return found
@@ -124,25 +140,25 @@ func helpHas(bin, word string, args ...string) bool {
 }
 
 // buildLoopback builds go-fuse's own example, in the version of go.mod.
-func buildLoopback(binDir string) (string, error) {
+func buildLoopback(binDir string) ([]string, error) {
 	bin := filepath.Join(binDir, "loopback")
 	cmd := exec.Command("go", "build", "-o", bin, "github.com/hanwen/go-fuse/v2/example/loopback")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	return bin, built(cmd)
+	return []string{bin}, built(cmd)
 }
 
 // buildExample builds passthrough_ll, which libfuse3-dev brings as source.
-func buildExample(binDir string) (string, error) {
+func buildExample(binDir string) ([]string, error) {
 	const name = "passthrough_ll"
 	if have, err := exec.LookPath(name); err == nil {
-		return have, nil
+		return []string{have}, nil
 	}
 	src := "/usr/share/doc/libfuse3-dev/examples/" + name + ".c"
 	if _, err := os.Stat(src); err != nil {
-		return "", err
+		return nil, err
 	}
 	bin := filepath.Join(binDir, name)
-	return bin, built(exec.Command("sh", "-c", `gcc -O2 -o "$1" "$2" $(pkg-config fuse3 --cflags --libs)`, "sh", bin, src))
+	return []string{bin}, built(exec.Command("sh", "-c", `gcc -O2 -o "$1" "$2" $(pkg-config fuse3 --cflags --libs)`, "sh", bin, src))
 }
 
 func built(cmd *exec.Cmd) error {

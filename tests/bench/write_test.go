@@ -48,8 +48,8 @@ func TestRatios(t *testing.T) {
 // example has two finished rounds, and a slow one.
 func example() *Results {
 	r := &Results{
-		Profile: "tiny", Rounds: 2, Version: "stagefs <&>", Began: time.Unix(1_800_000_000, 0).UTC(), Ring: true,
-		Subjects: []subject{{Name: bareName}, {Name: oursName, Command: []string{"stagefs"}}, {Name: "loopback", Command: []string{"loopback"}}},
+		Profile: "tiny", Rounds: 2, Version: "stagefs <&>", Began: time.Unix(1_800_000_000, 0).UTC(),
+		Subjects: []subject{{Name: bareName}, {Name: oursName, Command: []string{"stagefs"}, Transport: "uring"}, {Name: "loopback", Command: []string{"loopback"}}},
 		Samples: []Sample{
 			{"create", bareName, stateFree, 0, 1, 10},
 			{"create", oursName, stateFree, 0, 4, 10},
