@@ -31,7 +31,7 @@ func (fs *FS) findAliases(r *request, n *node) ([]*lockstate.Dir, error) {
 		return nil, nil
 	}
 	for _, l := range fs.table.Foreign(r.process()) {
-		there, err := fs.hasInode(l.Path, n.key)
+		there, err := fs.hasInode(l.Path, n.key())
 		if err != nil {
 			return nil, err
 		}
@@ -42,14 +42,6 @@ func (fs *FS) findAliases(r *request, n *node) ([]*lockstate.Dir, error) {
 		}
 	}
 	return r.found, nil
-}
-
-// hasUnknownNames reports whether the backing has names of n that the kernel
-// never looked up.
-func (n *node) hasUnknownNames() bool {
-	n.tab.mu.RLock()
-	defer n.tab.mu.RUnlock()
-	return !n.isDir() && n.nlink > 1 && len(n.links) < int(n.nlink)
 }
 
 // checkAliasWriters refuses an acquisition while another process has a file
@@ -74,7 +66,7 @@ func (fs *FS) aliasWriter(dir string, allowed func(*procid.Process) bool) error 
 		if !h.node.hasUnknownNames() || allowed(o) {
 			continue
 		}
-		there, err := fs.hasInode(dir, h.node.key)
+		there, err := fs.hasInode(dir, h.node.key())
 		if err != nil {
 			return err
 		}

@@ -13,13 +13,13 @@ import (
 // one that got the same inode number: that has another birth time. A file
 // system that keeps no birth times leaves it 0.
 type identity struct {
-	dev   uint64
+	dev   uint32 // as the kernel keeps it: 12 bits major, 20 bits minor
 	ino   uint64
 	birth int64
 }
 
 func identityOf(st *unix.Statx_t) identity {
-	id := identity{dev: uint64(st.Dev_major)<<32 | uint64(st.Dev_minor), ino: st.Ino}
+	id := identity{dev: st.Dev_major<<20 | st.Dev_minor, ino: st.Ino}
 	if st.Mask&unix.STATX_BTIME != 0 {
 		id.birth = st.Btime.Sec*1e9 + int64(st.Btime.Nsec)
 	}
@@ -145,7 +145,7 @@ type dirCache struct {
 func (c *dirCache) get(n *node) *dirFD {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	d := n.cached
+	d := n.more.Load().cached
 	if d == nil {
 		return nil
 	}
@@ -162,13 +162,13 @@ func (c *dirCache) get(n *node) *dirFD {
 func (c *dirCache) put(n *node, fd int) *dirFD {
 	var doomed []int
 	c.mu.Lock()
-	d := n.cached
+	d := n.more.Load().cached
 	if d != nil {
 		doomed = append(doomed, fd)
 		d.refs++
 	} else {
 		d = &dirFD{cache: c, node: n, fd: fd, refs: 1}
-		n.cached = d
+		n.more.Load().cached = d
 		c.push(d)
 		for old := c.oldest; c.n > c.limit && old != nil && old != d; {
 			next := old.newer
@@ -188,7 +188,7 @@ func (c *dirCache) put(n *node, fd int) *dirFD {
 // drop forgets n's descriptor.
 func (c *dirCache) drop(n *node) {
 	c.mu.Lock()
-	d := n.cached
+	d := n.more.Load().cached
 	unused := d != nil && c.evict(d)
 	c.mu.Unlock()
 	if unused {
@@ -199,7 +199,7 @@ func (c *dirCache) drop(n *node) {
 // evict takes d out and reports whether its descriptor is to be closed now.
 func (c *dirCache) evict(d *dirFD) bool {
 	c.unlink(d)
-	d.node.cached = nil
+	d.node.more.Load().cached = nil
 	d.evicted = true
 	return d.refs == 0
 }
@@ -254,7 +254,7 @@ func (b *backing) dir(n *node) (*dirFD, error) {
 		return nil, err
 	}
 	var st unix.Statx_t
-	if err := statAt(fd, "", &st); err != nil || identityOf(&st) != n.key {
+	if err := statAt(fd, "", &st); err != nil || identityOf(&st) != n.key() {
 		unix.Close(fd)
 		return nil, errors.Join(err, unix.ESTALE)
 	}

@@ -45,6 +45,9 @@ func (fs *FS) disguise(h *fuse.InHeader, n *node, a *fuse.Attr) bool {
 	if n.isDir() && n.dir != nil && fs.table.Len() == 0 || fs.opts.Observe {
 		return false
 	}
+	if !n.anyName(fs.isLockName) {
+		return false
+	}
 	is := false
 	for _, l := range n.names() {
 		if !fs.isLockName(l.parent, l.name) {
@@ -143,7 +146,7 @@ func (fs *FS) statNode(n *node, st *unix.Statx_t) error {
 	if err := p.stat(st); err != nil {
 		return err
 	}
-	if id := identityOf(st); id != n.key && n != fs.root {
+	if id := identityOf(st); id != n.key() && n != fs.root {
 		return unix.ESTALE
 	}
 	return nil
@@ -159,8 +162,8 @@ func (fs *FS) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 	if n == nil {
 		return fuse.Status(unix.ESTALE)
 	}
-	if n.cand.private() {
-		return n.cand.attr(out)
+	if n.candidate().private() {
+		return n.candidate().attr(out)
 	}
 	var h *handle
 	if in.Flags()&fuse.FUSE_GETATTR_FH != 0 {
@@ -186,11 +189,11 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 	if n == nil {
 		return fuse.Status(unix.ESTALE)
 	}
-	if n.cand.private() {
-		if n.cand.lockFile {
-			return fs.setPrivateLockFile(cancel, in, n.cand, out)
+	if n.candidate().private() {
+		if n.candidate().lockFile {
+			return fs.setPrivateLockFile(cancel, in, n.candidate(), out)
 		}
-		return n.cand.setAttr(in, out)
+		return n.candidate().setAttr(in, out)
 	}
 	var h *handle
 	if fh, ok := in.GetFh(); ok {
@@ -342,7 +345,7 @@ func (fs *FS) onlyLockNames(n *node) bool {
 // cover it. Until the try is over, a file gets no other names.
 func (r *request) covering(n *node) (lockstate.Change, error) {
 	if !n.isDir() {
-		n.changing.RLock()
+		r.fs.nodes.changingOf(n).RLock()
 		r.changing = n
 	}
 	return r.coveringNow(n)
@@ -350,7 +353,7 @@ func (r *request) covering(n *node) (lockstate.Change, error) {
 
 // coveringAlone is covering for an operation that gives n another name.
 func (r *request) coveringAlone(n *node) (lockstate.Change, error) {
-	n.changing.Lock()
+	r.fs.nodes.changingOf(n).Lock()
 	r.exclusive = n
 	return r.coveringNow(n)
 }
@@ -407,13 +410,13 @@ func (fs *FS) StatFs(cancel <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsO
 // Statx is statx(2) where the kernel asks for a birth time.
 func (fs *FS) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
 	n := fs.nodes.get(in.NodeId)
-	if c := fs.control.node(in.NodeId); c != nil || n != nil && n.cand.private() {
+	if c := fs.control.node(in.NodeId); c != nil || n != nil && n.candidate().private() {
 		// ENOSYS would end statx(2) for the whole mount.
 		var a fuse.AttrOut
 		if c != nil {
 			c.fillAttr(&a.Attr)
 		} else {
-			n.cand.attr(&a)
+			n.candidate().attr(&a)
 		}
 		statxOf(&out.Statx, &a.Attr)
 		return fuse.OK

@@ -292,7 +292,7 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "link"}
 	m := &making{r: r, name: name, protocol: "link"}
-	if src.cand.private() {
+	if src.candidate().private() {
 		return fs.linkCandidate(m, src, out)
 	}
 	m.do = func(dir int) error {

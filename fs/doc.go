@@ -43,7 +43,7 @@
 //	  FS.reapMu            one death at a time
 //	    FS.ns              names in the backing; exclusive: rename, discard
 //	      FS.watchMu
-//	      node.changing    a file and its names
+//	      nodeTable.changing  a file and its names
 //	        FS.aliasMu     operations on files with several links
 //	          nodeTable.mu
 //	            dirCache.mu

@@ -236,8 +236,8 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	if n == nil {
 		return fuse.Status(unix.ESTALE)
 	}
-	if n.cand.private() {
-		return n.cand.open(fs, in, out)
+	if n.candidate().private() {
+		return n.candidate().open(fs, in, out)
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "open", node: n}
 	h := &handle{fd: -1}

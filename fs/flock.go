@@ -34,8 +34,8 @@ func keyOf(node uint64, l *advisory.Lock) fdKey {
 
 // lockFileOf returns the place of n as a lock file.
 func (fs *FS) lockFileOf(n *node) (link, bool) {
-	if n.cand.private() {
-		return link{n.cand.parent, n.cand.name}, n.cand.lockFile
+	if n.candidate().private() {
+		return link{n.candidate().parent, n.candidate().name}, n.candidate().lockFile
 	}
 	for _, l := range n.names() {
 		if fs.isLockName(l.parent, l.name) {

@@ -99,12 +99,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	fs.nodes = newNodeTable(table)
 	fs.nodes.drop = fs.dropNode
 	fs.nodes.shared = fs.isSharedName
-	fs.root = &node{
-		tab: fs.nodes, id: fuse.FUSE_ROOT_ID, key: identityOf(&st), typ: unix.S_IFDIR,
-		dir: table.Root(), fd: root, lookups: 1,
-	}
-	fs.nodes.byID[fs.root.id] = fs.root
-	fs.nodes.byKey[fs.root.key] = fs.root
+	fs.root = fs.nodes.newRoot(fuse.FUSE_ROOT_ID, identityOf(&st), table.Root(), root)
 	fs.watched = make(map[procid.ID]*procid.Process)
 	fs.advisory = advisory.New()
 	fs.handles.init()
@@ -125,24 +120,25 @@ func dirCacheLimit() int {
 // dropNode gives back what a forgotten node kept. It is called with the node
 // table's mutex held.
 func (fs *FS) dropNode(n *node) {
-	fs.back.dirs.drop(n)
 	if n.dir != nil {
+		fs.back.dirs.drop(n)
 		fs.table.Forget(n.dir)
 	}
-	if n.fd >= 0 {
-		unix.Close(n.fd)
-		n.fd = -1
+	if m := n.more.Load(); m != nil && m.fd >= 0 {
+		unix.Close(m.fd)
+		m.fd = -1
 	}
 }
 
 func (fs *FS) close() {
 	fs.nodes.mu.Lock()
 	defer fs.nodes.mu.Unlock()
-	for _, n := range fs.nodes.byID {
+	fs.nodes.byID.all(func(n *node) {
 		if n.id >= firstNode {
 			fs.dropNode(n)
 		}
-	}
+	})
+	fs.nodes.heap.close()
 	unix.Close(fs.back.proc)
 }
 

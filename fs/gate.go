@@ -54,10 +54,10 @@ func (r *request) release() {
 		r.fs.aliasMu.RUnlock()
 	}
 	if r.changing != nil {
-		r.changing.changing.RUnlock()
+		r.fs.nodes.changingOf(r.changing).RUnlock()
 	}
 	if r.exclusive != nil {
-		r.exclusive.changing.Unlock()
+		r.fs.nodes.changingOf(r.exclusive).Unlock()
 	}
 	for _, d := range r.found {
 		r.fs.table.Forget(d)

@@ -2,42 +2,61 @@ package fs
 
 import (
 	"slices"
-	"sync"
+	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
 )
 
-// A node is an inode that the kernel knows, or the parent of one.
+// A node is an inode that the kernel knows, or the parent of one. There is one
+// for each file that the kernel remembers, a million of them after a long walk:
+// what few files need is in nodeMore.
 type node struct {
 	tab *nodeTable
-	id  uint64   // what the kernel calls it; never used twice
-	key identity // what the backing calls it
-	typ uint32   // S_IFMT bits
+	id  uint64         // what the kernel calls it; never used twice
+	dir *lockstate.Dir // for a directory; set once
 
-	plain plainMark
-
-	cached *dirFD         // protected by dirCache.mu
-	dir    *lockstate.Dir // for a directory; set once
-
-	// changing is held shared while a file is changed by its node, and
-	// exclusively while it gets another name: a change belongs to the names
-	// that the file had when it was admitted (W3).
-	changing sync.RWMutex
+	// What the backing calls it, see identity.
+	ino   uint64
+	birth int64
 
 	// Protected by tab.mu.
-	lookups uint64 // how often the kernel was told, less what it forgot
+	parent *node // of the first name that is known; nil: none is
+	first  *byte // that name
+
+	more atomic.Pointer[nodeMore] // a directory's is never nil; set with tab.mu held
+
+	lookups  uint32 // how often the kernel was told, less what it forgot, and less nodeMore.lookups
+	plain    plainMark
+	dev      uint32 // as ino
+	nlink    uint16 // how many names the backing had at last, or 65535 for more
+	kind     uint8  // S_IFMT bits, shifted
+	firstLen uint8  // bytes in first
+}
+
+// nodeMore is what only directories need, and files that are open for writing,
+// have several names or none.
+type nodeMore struct {
+	cached *dirFD // protected by dirCache.mu
+
+	// Protected by nodeTable.mu.
+	lookups uint64 // more of them
 	kids    int    // links that name this node as parent
-	links   []link // the names that are known
-	nlink   uint32 // how many names the backing had at last
+	links   []link // names beyond the first
 	fd      int    // keeps a file that has lost its last name; else -1
 	pins    int    // uses by the daemon itself
 	writers map[*lockstate.Handle]struct{}
 
-	removals uint64 // how many names in this directory have gone
+	removals atomic.Uint64 // how many names in this directory have gone; changed with nodeTable.mu held
 
 	cand *candidate // a private file (A9); set before the node is shared
+}
+
+// empty reports whether a file can do without.
+func (m *nodeMore) empty() bool {
+	return m.lookups == 0 && m.kids == 0 && len(m.links) == 0 && m.fd < 0 && m.pins == 0 && len(m.writers) == 0 && m.cand == nil
 }
 
 // A link is one name of a node.
@@ -46,161 +65,164 @@ type link struct {
 	name   string
 }
 
+// key returns the node's identity in the backing.
+func (n *node) key() identity { return identity{dev: n.dev, ino: n.ino, birth: n.birth} }
+
+func (n *node) setKey(id identity) { n.dev, n.ino, n.birth = id.dev, id.ino, id.birth }
+
+// candidate returns the private file that n stands for or stood for, or nil.
+func (n *node) candidate() *candidate {
+	if m := n.more.Load(); m != nil {
+		return m.cand
+	}
+	return nil
+}
+
+// needLocked returns n's nodeMore, which it did not have perhaps.
+func (n *node) needLocked() *nodeMore {
+	m := n.more.Load()
+	if m == nil {
+		m = &nodeMore{fd: -1}
+		n.more.Store(m)
+	}
+	return m
+}
+
+// tidyLocked drops a nodeMore that is not needed any more.
+func (n *node) tidyLocked() {
+	if m := n.more.Load(); m != nil && !n.isDir() && m.empty() {
+		n.more.Store(nil)
+	}
+}
+
+// firstLocked returns n's first name.
+func (n *node) firstLocked() link {
+	return link{n.parent, unsafe.String(n.first, n.firstLen)}
+}
+
+func (n *node) setFirstLocked(l link) {
+	n.parent, n.first, n.firstLen = l.parent, unsafe.StringData(l.name), uint8(len(l.name))
+}
+
+// fdLocked returns the descriptor that stands for n, or -1.
+func (n *node) fdLocked() int {
+	if m := n.more.Load(); m != nil {
+		return m.fd
+	}
+	return -1
+}
+
+// setNlinkLocked takes note of how many names the backing has.
+func (n *node) setNlinkLocked(nlink uint32) { n.nlink = uint16(min(nlink, 0xffff)) }
+
 // location returns one name of n, or the descriptor that stands for it.
 func (n *node) location() (parent *node, name string, fd int) {
 	n.tab.mu.RLock()
 	defer n.tab.mu.RUnlock()
-	if n.fd >= 0 {
-		return nil, "", n.fd
+	if fd := n.fdLocked(); fd >= 0 {
+		return nil, "", fd
 	}
-	if len(n.links) == 0 {
-		return nil, "", -1
-	}
-	return n.links[0].parent, n.links[0].name, -1
+	l := n.firstLocked()
+	return l.parent, l.name, -1
 }
 
-func (n *node) isDir() bool { return n.typ == unix.S_IFDIR }
+func (n *node) isDir() bool { return n.kind == unix.S_IFDIR>>12 }
+
+// namesLocked is names for who holds tab.mu.
+func (n *node) namesLocked() []link {
+	if n.parent == nil {
+		return nil
+	}
+	all := []link{n.firstLocked()}
+	if m := n.more.Load(); m != nil {
+		all = append(all, m.links...)
+	}
+	return all
+}
 
 // names returns the names of n that are known.
 func (n *node) names() []link {
 	n.tab.mu.RLock()
 	defer n.tab.mu.RUnlock()
-	return slices.Clone(n.links)
+	return n.namesLocked()
 }
 
-// nodeTable holds the nodes, by the kernel's number and by the backing's
-// identity.
-type nodeTable struct {
-	table *lockstate.Table
-	drop  func(*node) // called with mu held when a node is forgotten
-	// shared reports whether locks do not cover a file under a name (W5).
-	shared func(parent *node, name string) bool
-
-	mu    sync.RWMutex
-	byID  map[uint64]*node
-	byKey map[identity]*node
-	next  uint64
-}
-
-// firstNode is the first number of an ordinary node: those below are the root
-// and the control directory's.
-const firstNode = 1 << 10
-
-func newNodeTable(t *lockstate.Table) *nodeTable {
-	return &nodeTable{
-		table: t, byID: make(map[uint64]*node), byKey: make(map[identity]*node), next: firstNode,
+// anyName reports whether f does of a name of n that is known.
+func (n *node) anyName(f func(parent *node, name string) bool) bool {
+	n.tab.mu.RLock()
+	first := n.firstLocked()
+	var links []link
+	if m := n.more.Load(); m != nil && len(m.links) > 0 {
+		links = slices.Clone(m.links)
 	}
-}
-
-// get returns the node with the kernel's number, or nil.
-func (t *nodeTable) get(id uint64) *node {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return t.byID[id]
-}
-
-// find returns the node of a file of the backing, or nil.
-func (t *nodeTable) find(key identity) *node {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return t.byKey[key]
-}
-
-// removalsOf returns a number that changes when a name in parent goes. Whoever
-// looks at the backing takes it before.
-func (t *nodeTable) removalsOf(parent *node) uint64 {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return parent.removals
-}
-
-// removed takes note that a name in parent has gone that no node had.
-func (t *nodeTable) removed(parent *node) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	parent.removals++
-}
-
-// see returns the node of what the backing has at name in parent, which the
-// kernel is about to be told of. It returns nil if a name in parent has gone
-// since the caller looked: it may have been this one. The caller holds FS.ns.
-func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t, removals uint64) *node {
-	key := identityOf(st)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if parent.removals != removals {
-		return nil
+	n.tab.mu.RUnlock()
+	if first.parent != nil && f(first.parent, first.name) {
+		return true
 	}
-	n := t.byKey[key]
-	if n == nil || n.typ != uint32(st.Mode)&unix.S_IFMT {
-		n = &node{tab: t, id: t.next, key: key, typ: uint32(st.Mode) & unix.S_IFMT, fd: -1}
-		t.next++
-		if n.isDir() {
-			n.dir = t.table.Dir(parent.dir, name)
-		}
-		t.byID[n.id] = n
-		t.byKey[key] = n
-	}
-	n.lookups++
-	n.nlink = st.Nlink
-	n.linkLocked(parent, name)
-	return n
+	return slices.ContainsFunc(links, func(l link) bool { return f(l.parent, l.name) })
 }
 
-// lookAt looks at name below dir, the open parent, and returns its node. The
-// caller holds FS.ns.
-func (t *nodeTable) lookAt(dir int, parent *node, name string, st *unix.Statx_t) (*node, error) {
-	for {
-		removals := t.removalsOf(parent)
-		if err := statAt(dir, name, st); err != nil {
-			return nil, err
-		}
-		if n := t.see(parent, name, st, removals); n != nil {
-			return n, nil
-		}
+// hasUnknownNames reports whether the backing has names of n that the kernel
+// never looked up.
+func (n *node) hasUnknownNames() bool {
+	if n.isDir() {
+		return false
 	}
-}
-
-// anonymous adds a node without a name: an O_TMPFILE file or a private one.
-func (t *nodeTable) anonymous(st *unix.Statx_t, fd int, c *candidate) *node {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	n := &node{tab: t, id: t.next, key: identityOf(st), typ: uint32(st.Mode) & unix.S_IFMT, lookups: 1, nlink: st.Nlink, fd: fd, cand: c}
-	t.next++
-	t.byID[n.id] = n
-	if c == nil {
-		t.byKey[n.key] = n
+	n.tab.mu.RLock()
+	defer n.tab.mu.RUnlock()
+	known := 0
+	if n.parent != nil {
+		known = 1
 	}
-	return n
+	if m := n.more.Load(); m != nil {
+		known += len(m.links)
+	}
+	return n.nlink > 1 && (known < int(n.nlink) || n.nlink == 0xffff)
 }
 
 // linkLocked notes a name of n.
 func (n *node) linkLocked(parent *node, name string) {
-	for _, l := range n.links {
-		if l.parent == parent && l.name == name {
-			return
-		}
+	l := link{parent, name}
+	if n.parent != nil && n.firstLocked() == l {
+		return
 	}
-	if n.isDir() {
+	m := n.more.Load()
+	if m != nil && slices.Contains(m.links, l) {
+		return
+	}
+	if n.isDir() && n.parent != nil {
 		// A directory has one name; an old one was renamed in the backing.
-		for _, l := range n.links {
-			l.parent.kids--
-		}
-		n.links = n.links[:0]
+		n.parent.more.Load().kids--
+		n.parent = nil
 	}
-	n.links = append(n.links, link{parent, name})
-	parent.kids++
+	if n.parent == nil {
+		n.setFirstLocked(l)
+	} else {
+		m = n.needLocked()
+		m.links = append(m.links, l)
+	}
+	parent.more.Load().kids++
 }
 
 func (n *node) unlinkLocked(parent *node, name string) {
-	for i, l := range n.links {
-		if l.parent == parent && l.name == name {
-			n.links = slices.Delete(n.links, i, i+1)
-			parent.kids--
-			n.tab.releaseLocked(parent)
-			return
+	l := link{parent, name}
+	m := n.more.Load()
+	switch {
+	case n.parent != nil && n.firstLocked() == l:
+		n.setFirstLocked(link{})
+		if m != nil && len(m.links) > 0 {
+			n.setFirstLocked(m.links[0])
+			m.links = slices.Delete(m.links, 0, 1)
 		}
+	case m != nil && slices.Contains(m.links, l):
+		i := slices.Index(m.links, l)
+		m.links = slices.Delete(m.links, i, i+1)
+	default:
+		return
 	}
+	n.tidyLocked()
+	parent.more.Load().kids--
+	n.tab.releaseLocked(parent)
 }
 
 // relink changes names of n: one goes, one comes; either may be empty.
@@ -210,21 +232,18 @@ func (n *node) relink(old, now link) {
 		n.linkLocked(now.parent, now.name)
 	}
 	if old.parent != nil && old != now {
-		old.parent.removals++
+		old.parent.more.Load().removals.Add(1)
 		n.unlinkLocked(old.parent, old.name)
 	}
+	writers := n.writersLocked()
 	n.tab.mu.Unlock()
-	n.followHandles()
+	n.tellHandles(writers)
 }
 
 // followHandles tells the write handles of n where it is now.
-func (n *node) followHandles() {
-	n.tab.mu.RLock()
-	hs := make([]*lockstate.Handle, 0, len(n.writers))
-	for h := range n.writers {
-		hs = append(hs, h)
-	}
-	n.tab.mu.RUnlock()
+func (n *node) followHandles() { n.tellHandles(n.handles()) }
+
+func (n *node) tellHandles(hs []*lockstate.Handle) {
 	if len(hs) == 0 {
 		return
 	}
@@ -237,12 +256,22 @@ func (n *node) followHandles() {
 // covering returns the directories whose locks cover n, and its name in the
 // first: the directory itself, or all that are known to have a name of a file.
 func (n *node) covering() (dirs []*lockstate.Dir, name string) {
-	n.tab.mu.RLock()
-	defer n.tab.mu.RUnlock()
 	if n.dir != nil {
 		return []*lockstate.Dir{n.dir}, "."
 	}
-	for i, l := range n.links {
+	n.tab.mu.RLock()
+	defer n.tab.mu.RUnlock()
+	m := n.more.Load()
+	if n.parent == nil {
+		return nil, ""
+	}
+	if l := n.firstLocked(); m == nil || len(m.links) == 0 {
+		if !n.tab.shared(l.parent, l.name) {
+			dirs = []*lockstate.Dir{l.parent.dir}
+		}
+		return dirs, l.name
+	}
+	for i, l := range n.namesLocked() {
 		if i == 0 {
 			name = l.name
 		}
@@ -258,10 +287,21 @@ func (n *node) covering() (dirs []*lockstate.Dir, name string) {
 
 // handles returns the write handles open on n.
 func (n *node) handles() []*lockstate.Handle {
+	if n.more.Load() == nil {
+		return nil
+	}
 	n.tab.mu.RLock()
 	defer n.tab.mu.RUnlock()
-	hs := make([]*lockstate.Handle, 0, len(n.writers))
-	for h := range n.writers {
+	return n.writersLocked()
+}
+
+func (n *node) writersLocked() []*lockstate.Handle {
+	m := n.more.Load()
+	if m == nil || len(m.writers) == 0 {
+		return nil
+	}
+	hs := make([]*lockstate.Handle, 0, len(m.writers))
+	for h := range m.writers {
 		hs = append(hs, h)
 	}
 	return hs
@@ -270,104 +310,45 @@ func (n *node) handles() []*lockstate.Handle {
 func (n *node) addWriter(h *lockstate.Handle) {
 	n.tab.mu.Lock()
 	defer n.tab.mu.Unlock()
-	if n.writers == nil {
-		n.writers = make(map[*lockstate.Handle]struct{})
+	m := n.needLocked()
+	if m.writers == nil {
+		m.writers = make(map[*lockstate.Handle]struct{})
 	}
-	n.writers[h] = struct{}{}
+	m.writers[h] = struct{}{}
 }
 
 func (n *node) removeWriter(h *lockstate.Handle) {
 	n.tab.mu.Lock()
 	defer n.tab.mu.Unlock()
-	delete(n.writers, h)
+	if m := n.more.Load(); m != nil {
+		delete(m.writers, h)
+		n.tidyLocked()
+	}
 }
 
 // keep gives n a descriptor that stands for it when its last name is gone.
 func (n *node) keep(fd int) (kept bool) {
 	n.tab.mu.Lock()
 	defer n.tab.mu.Unlock()
-	if n.fd >= 0 {
+	m := n.needLocked()
+	if m.fd >= 0 {
 		return false
 	}
-	n.fd = fd
+	m.fd = fd
 	return true
 }
 
 // pin keeps n in the table until unpin.
 func (n *node) pin() {
 	n.tab.mu.Lock()
-	n.pins++
+	n.needLocked().pins++
 	n.tab.mu.Unlock()
 }
 
 func (n *node) unpin() {
 	n.tab.mu.Lock()
-	n.pins--
+	n.needLocked().pins--
+	n.tidyLocked()
 	n.tab.releaseLocked(n)
 	n.tab.mu.Unlock()
-}
-
-// forget takes back lookups that the kernel was told of.
-func (t *nodeTable) forget(id, lookups uint64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	n := t.byID[id]
-	if n == nil || id < firstNode {
-		return
-	}
-	n.lookups -= min(lookups, n.lookups)
-	t.releaseLocked(n)
-}
-
-// releaseLocked drops n if nothing needs it, and parents that only it needed.
-func (t *nodeTable) releaseLocked(n *node) {
-	if n.lookups > 0 || n.kids > 0 || n.pins > 0 || n.id < firstNode || t.byID[n.id] != n {
-		return
-	}
-	delete(t.byID, n.id)
-	if t.byKey[n.key] == n {
-		delete(t.byKey, n.key)
-	}
-	links := n.links
-	n.links = nil
-	t.drop(n)
-	for _, l := range links {
-		l.parent.kids--
-		t.releaseLocked(l.parent)
-	}
-}
-
-func (t *nodeTable) len() int {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return len(t.byID)
-}
-
-// settle gives a node that was private its place in the backing. It takes over
-// fd, an O_PATH descriptor of it, or -1.
-func (t *nodeTable) settle(n *node, st *unix.Statx_t, links []link, fd int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	n.key, n.nlink = identityOf(st), st.Nlink
-	if t.byKey[n.key] == nil {
-		t.byKey[n.key] = n
-	} else if fd >= 0 {
-		// Another node stands for the same file: it is the one that hears
-		// of changed names, so this one stands by a descriptor.
-		n.fd = fd
-		fd = -1
-	}
-	if fd >= 0 {
-		unix.Close(fd)
-	}
-	for _, l := range links {
-		n.linkLocked(l.parent, l.name)
-	}
-}
-
-// again counts one more time that the kernel is told of n.
-func (t *nodeTable) again(n *node) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	n.lookups++
 }

@@ -68,7 +68,7 @@ func (fs *FS) reapGoverning(d *lockstate.Dir) {
 
 // linkCandidate serves link(2) of a private candidate.
 func (fs *FS) linkCandidate(m *making, src *node, out *fuse.EntryOut) fuse.Status {
-	return fs.winCandidate(m, src.cand, out, true)
+	return fs.winCandidate(m, src.candidate(), out, true)
 }
 
 // renameCandidate serves rename(2) of a private candidate.

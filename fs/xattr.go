@@ -17,7 +17,7 @@ const xattrPrefix = "user.stagefs."
 // GetXAttr is getxattr(2).
 func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, dest []byte) (uint32, fuse.Status) {
 	n := fs.nodes.get(h.NodeId)
-	if n == nil || n.cand.private() {
+	if n == nil || n.candidate().private() {
 		return 0, fuse.ENODATA
 	}
 	if name, ok := strings.CutPrefix(attr, xattrPrefix); ok {
@@ -76,7 +76,7 @@ func (fs *FS) lockAttr(n *node, name string) (string, bool) {
 // no copy of a tree takes them along.
 func (fs *FS) ListXAttr(cancel <-chan struct{}, h *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
 	n := fs.nodes.get(h.NodeId)
-	if n == nil || n.cand.private() {
+	if n == nil || n.candidate().private() {
 		return 0, fuse.OK
 	}
 	mark := n.plain.load()
@@ -116,7 +116,7 @@ func (fs *FS) RemoveXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string)
 
 func (fs *FS) changeXAttr(cancel <-chan struct{}, h *fuse.InHeader, name, attr string, f func(place) error) fuse.Status {
 	n := fs.nodes.get(h.NodeId)
-	if n == nil || n.cand.private() || strings.HasPrefix(attr, xattrPrefix) {
+	if n == nil || n.candidate().private() || strings.HasPrefix(attr, xattrPrefix) {
 		return fuse.EPERM
 	}
 	r := &request{fs: fs, cancel: cancel, header: h, op: name, node: n}

@@ -1,0 +1,242 @@
+package fs
+
+import (
+	"math"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// nodeTable holds the nodes, by the kernel's number and by the backing's
+// identity.
+type nodeTable struct {
+	table *lockstate.Table
+	drop  func(*node) // called with mu held when a node is forgotten
+	// shared reports whether locks do not cover a file under a name (W5).
+	shared func(parent *node, name string) bool
+
+	// changing has a mutex for each node, and for some others: it is held
+	// shared while a file is changed by its node, and exclusively while it
+	// gets another name: a change belongs to the names that the file had
+	// when it was admitted (W3). A request takes one at a time.
+	changing [64]sync.RWMutex
+
+	mu    sync.RWMutex
+	byID  nodePages
+	byKey nodeIndex
+	next  uint64
+	heap  heapTuner
+}
+
+// firstNode is the first number of an ordinary node: those below are the root
+// and the control directory's.
+const firstNode = 1 << 10
+
+func newNodeTable(t *lockstate.Table) *nodeTable {
+	tab := &nodeTable{table: t, next: firstNode}
+	tab.byID.init()
+	tab.byKey.init()
+	return tab
+}
+
+// changingOf returns the mutex of changes of n.
+func (t *nodeTable) changingOf(n *node) *sync.RWMutex {
+	return &t.changing[n.id%uint64(len(t.changing))]
+}
+
+// newRoot makes the node of the root, which stays for good.
+func (t *nodeTable) newRoot(id uint64, key identity, dir *lockstate.Dir, fd int) *node {
+	n := &node{tab: t, id: id, kind: unix.S_IFDIR >> 12, dir: dir, lookups: 1}
+	n.setKey(key)
+	n.more.Store(&nodeMore{fd: fd})
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.byID.put(n)
+	t.byKey.put(n)
+	return n
+}
+
+// get returns the node with the kernel's number, or nil.
+func (t *nodeTable) get(id uint64) *node {
+	t.mu.RLock()
+	n := t.byID.get(id)
+	t.mu.RUnlock()
+	return n
+}
+
+// find returns the node of a file of the backing, or nil.
+func (t *nodeTable) find(key identity) *node {
+	t.mu.RLock()
+	n := t.byKey.get(key)
+	t.mu.RUnlock()
+	return n
+}
+
+// removalsOf returns a number that changes when a name in parent goes. Whoever
+// looks at the backing takes it before.
+func (t *nodeTable) removalsOf(parent *node) uint64 { return parent.more.Load().removals.Load() }
+
+// removed takes note that a name in parent has gone that no node had.
+func (t *nodeTable) removed(parent *node) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	parent.more.Load().removals.Add(1)
+}
+
+// see returns the node of what the backing has at name in parent, which the
+// kernel is about to be told of. It returns nil if a name in parent has gone
+// since the caller looked: it may have been this one. The caller holds FS.ns.
+func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t, removals uint64) *node {
+	key := identityOf(st)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if parent.more.Load().removals.Load() != removals {
+		return nil
+	}
+	n := t.byKey.get(key)
+	if n == nil || n.kind != uint8(st.Mode>>12) {
+		n = t.newLocked(st)
+		if n.isDir() {
+			n.dir = t.table.Dir(parent.dir, name)
+			n.more.Store(&nodeMore{fd: -1})
+		}
+		t.addLocked(n)
+	}
+	n.toldLocked()
+	n.setNlinkLocked(st.Nlink)
+	n.linkLocked(parent, name)
+	return n
+}
+
+// newLocked makes a node that is not in the table yet.
+func (t *nodeTable) newLocked(st *unix.Statx_t) *node {
+	n := &node{tab: t, id: t.next, kind: uint8(st.Mode >> 12)}
+	t.next++
+	n.setKey(identityOf(st))
+	n.setNlinkLocked(st.Nlink)
+	return n
+}
+
+func (t *nodeTable) addLocked(n *node) {
+	t.byID.put(n)
+	t.byKey.put(n)
+	t.heap.sized(t.byID.n)
+}
+
+// lookAt looks at name below dir, the open parent, and returns its node. The
+// caller holds FS.ns.
+func (t *nodeTable) lookAt(dir int, parent *node, name string, st *unix.Statx_t) (*node, error) {
+	for {
+		removals := t.removalsOf(parent)
+		if err := statAt(dir, name, st); err != nil {
+			return nil, err
+		}
+		if n := t.see(parent, name, st, removals); n != nil {
+			return n, nil
+		}
+	}
+}
+
+// anonymous adds a node without a name: an O_TMPFILE file or a private one.
+func (t *nodeTable) anonymous(st *unix.Statx_t, fd int, c *candidate) *node {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.newLocked(st)
+	n.lookups = 1
+	n.more.Store(&nodeMore{fd: fd, cand: c})
+	t.byID.put(n)
+	if c == nil {
+		t.byKey.put(n)
+	}
+	return n
+}
+
+// toldLocked counts one more time that the kernel is told of n.
+func (n *node) toldLocked() {
+	if n.lookups == math.MaxUint32 {
+		n.needLocked().lookups += uint64(n.lookups)
+		n.lookups = 0
+	}
+	n.lookups++
+}
+
+// again counts one more time that the kernel is told of n.
+func (t *nodeTable) again(n *node) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n.toldLocked()
+}
+
+// forget takes back lookups that the kernel was told of.
+func (t *nodeTable) forget(id, lookups uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.byID.get(id)
+	if n == nil || id < firstNode {
+		return
+	}
+	all := uint64(n.lookups)
+	m := n.more.Load()
+	if m != nil {
+		all += m.lookups
+		m.lookups = 0
+	}
+	all -= min(lookups, all)
+	n.lookups = uint32(min(all, math.MaxUint32))
+	if all -= uint64(n.lookups); all > 0 {
+		m.lookups = all
+	}
+	t.releaseLocked(n)
+}
+
+// releaseLocked drops n if nothing needs it, and parents that only it needed.
+func (t *nodeTable) releaseLocked(n *node) {
+	m := n.more.Load()
+	if n.lookups > 0 || n.id < firstNode || m != nil && (m.lookups > 0 || m.kids > 0 || m.pins > 0) || t.byID.get(n.id) != n {
+		return
+	}
+	t.byID.remove(n)
+	t.byKey.remove(n)
+	links := n.namesLocked()
+	n.setFirstLocked(link{})
+	if m != nil {
+		m.links = nil
+	}
+	t.drop(n)
+	t.heap.sized(t.byID.n)
+	for _, l := range links {
+		l.parent.more.Load().kids--
+		t.releaseLocked(l.parent)
+	}
+}
+
+func (t *nodeTable) len() int {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.byID.n
+}
+
+// settle gives a node that was private its place in the backing. It takes over
+// fd, an O_PATH descriptor of it, or -1.
+func (t *nodeTable) settle(n *node, st *unix.Statx_t, links []link, fd int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n.setKey(identityOf(st))
+	n.setNlinkLocked(st.Nlink)
+	if t.byKey.get(n.key()) == nil {
+		t.byKey.put(n)
+	} else if fd >= 0 {
+		// Another node stands for the same file: it is the one that hears
+		// of changed names, so this one stands by a descriptor.
+		n.needLocked().fd = fd
+		fd = -1
+	}
+	if fd >= 0 {
+		unix.Close(fd)
+	}
+	for _, l := range links {
+		n.linkLocked(l.parent, l.name)
+	}
+}
