@@ -21,6 +21,7 @@ type FS struct {
 
 	opts       Options
 	log        *slog.Logger
+	mountpoint string
 	privileged bool // root: other users' files and processes are served too
 	uid        uint32
 	caps       capabilities
@@ -157,7 +158,7 @@ func (fs *FS) Init(s *fuse.Server) { fs.kernel = s }
 // name exclusively always asks, and what is stale otherwise ends in ESTALE,
 // upon which the kernel asks again.
 func (fs *FS) notifyAttr(n *node) {
-	if n != nil {
+	if n != nil && fs.kernel != nil { // nil: not mounted yet
 		fs.kernel.InodeNotify(n.id, -1, 0) // ENOENT: the kernel does not know it, fine
 	}
 }

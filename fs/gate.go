@@ -115,6 +115,10 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			fs.reap(held.Lock.Owner)
 			reaps++
 			continue
+		case held.Err == lockstate.ErrHeld && held.Lock.LostKey && reaps < maxReaps && !fs.stillOpen(held.Lock):
+			fs.table.End(held.Lock.Token, lockstate.Unlocked) // R2
+			reaps++
+			continue
 		case held.Err == lockstate.ErrOpen && fs.closingSoon(held) && more(&closing, closeTime):
 			if !sleep(r.cancel, 500*time.Microsecond) {
 				return fuse.EINTR

@@ -68,15 +68,8 @@ func Mount(o Options) (_ *Server, err error) {
 	}
 	undo = append(undo, func() { s.store.Close() })
 
-	ways, err := waysUnder(root, o.Dir, dead)
-	if err != nil {
-		s.warn("cannot look for ways under the mount: %v", err)
-	}
-	if len(ways) > 0 && o.Strict {
-		return nil, fmt.Errorf("%s: %w: %s", o.Dir, ErrStrict, strings.Join(ways, "; "))
-	}
-	for _, w := range ways {
-		s.warn("what is done through this is not seen: %s", w)
+	if err := s.lookUnder(&o, root); err != nil {
+		return nil, err
 	}
 
 	raiseProcs()
@@ -93,11 +86,19 @@ func Mount(o Options) (_ *Server, err error) {
 	if !procs.KnowsExits() {
 		s.warn("it cannot be learnt how processes end: what an owner leaves that changed nothing passes to its parent even if it was killed")
 	}
-	table := lockstate.New(lockstate.Options{
-		LastToken: s.store.Tokens(), Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked,
-	})
-	if s.fs, err = newFS(o, root, table, procs); err != nil {
+	here := world()
+	tableOptions := lockstate.Options{
+		LastToken: s.store.Tokens(), Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked, World: here,
+	}
+	if !o.NoLocking {
+		tableOptions.Store = s.store
+	}
+	if s.fs, err = newFS(o, root, lockstate.New(tableOptions), procs); err != nil {
 		return nil, err
+	}
+	s.fs.mountpoint = s.mountpoint
+	if !o.NoLocking {
+		s.warnings = append(s.warnings, s.fs.restore(s.store, here)...)
 	}
 	if err := s.mount(&o); err != nil {
 		return nil, err
@@ -108,6 +109,25 @@ func Mount(o Options) (_ *Server, err error) {
 	s.fs.orphans.scan(s.fs)
 	go s.serve()
 	return s, nil
+}
+
+// lookUnder warns of ways under the mount (M5). A dead mount has kept new ones
+// away since another daemon did so, and everybody waits for this one.
+func (s *Server) lookUnder(o *Options, root int) error {
+	if s.dead != nil && !o.Strict {
+		return nil
+	}
+	ways, err := waysUnder(root, o.Dir, s.dead)
+	if err != nil {
+		s.warn("cannot look for ways under the mount: %v", err)
+	}
+	if len(ways) > 0 && o.Strict {
+		return fmt.Errorf("%s: %w: %s", o.Dir, ErrStrict, strings.Join(ways, "; "))
+	}
+	for _, w := range ways {
+		s.warn("what is done through this is not seen: %s", w)
+	}
+	return nil
 }
 
 func (s *Server) warn(format string, args ...any) {

@@ -129,8 +129,13 @@ func (d *deadMount) mountBeneath(source string, fuse, root int) error {
 	}
 	defer unix.Close(ctx)
 	for _, o := range [][2]string{
-		{"source", source}, {"subtype", "stagefs"}, {"fd", strconv.Itoa(fuse)}, {"rootmode", "40000"},
-		{"user_id", "0"}, {"group_id", "0"}, {"max_read", strconv.Itoa(maxWrite)},
+		{"source", source},
+		{"subtype", "stagefs"},
+		{"fd", strconv.Itoa(fuse)},
+		{"rootmode", "40000"},
+		{"user_id", "0"},
+		{"group_id", "0"},
+		{"max_read", strconv.Itoa(maxWrite)},
 	} {
 		if err := unix.FsconfigSetString(ctx, o[0], o[1]); err != nil {
 			return fmt.Errorf("fsconfig %s: %w", o[0], err)

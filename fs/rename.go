@@ -71,6 +71,7 @@ func (fs *FS) rename(m *renaming) error {
 	if err != nil {
 		return err
 	}
+	fs.moving(m, false)
 	move := func() error {
 		return unix.Renameat2(fromDir.fd, m.from.name, toDir.fd, m.to.name, m.flags)
 	}
@@ -81,6 +82,7 @@ func (fs *FS) rename(m *renaming) error {
 	}
 	ok := finish(err == nil)
 	if err != nil {
+		fs.moving(m, true)
 		return err
 	}
 	lost = m.flags&unix.RENAME_EXCHANGE == 0
@@ -89,6 +91,24 @@ func (fs *FS) rename(m *renaming) error {
 		return lockstate.ErrFrozen
 	}
 	return nil
+}
+
+// moving writes down where locks are about to go, so that the next daemon finds
+// them if this one dies meanwhile (S1). What stays is written down again.
+func (fs *FS) moving(m *renaming, stays bool) {
+	announce := func(d *lockstate.Dir, to link) {
+		switch {
+		case d == nil:
+		case stays:
+			fs.table.Moving(d, nil, "")
+		default:
+			fs.table.Moving(d, to.parent.dir, to.name)
+		}
+	}
+	announce(m.srcDir, m.to)
+	if m.flags&unix.RENAME_EXCHANGE != 0 {
+		announce(m.dstDir, m.from)
+	}
 }
 
 // tableDirs finds what the table calls the directories that m moves.

@@ -18,10 +18,10 @@ type Request struct {
 
 	// Revocable: handles opened under the lock can be revoked (L3).
 	Revocable bool
-	Command  bool   // a command keeps it instead (A7)
-	Why      string // what it is for, for the listing
-	OnCrash  string // see Lock
-	New      bool   // see Lock
+	Command   bool   // a command keeps it instead (A7)
+	Why       string // what it is for, for the listing
+	OnCrash   string // see Lock
+	New       bool   // see Lock
 }
 
 // A Grant is an acquisition that was admitted. Its lock is in force against
@@ -120,7 +120,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		dir: d, kind: q.Kind, protocol: q.Protocol, file: q.File, owner: p, heirs: heirs,
 		token: t.token, since: t.now(), pending: true,
 		revocable: q.Revocable,
-		command: q.Command, why: q.Why, onCrash: q.OnCrash, isNew: q.New,
+		command:   q.Command, why: q.Why, onCrash: q.OnCrash, isNew: q.New,
 	}
 	switch {
 	case q.Key != nil:
@@ -267,7 +267,7 @@ func (g *Grant) Commit() (Lock, bool) {
 	}
 	t := g.t
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush()
 	g.undrainLocked()
 	r := g.row
 	if t.tokens[r.token] != r {
@@ -275,6 +275,7 @@ func (g *Grant) Commit() (Lock, bool) {
 	}
 	if !g.made {
 		t.keepLocked(r, g)
+		t.noteLocked(r)
 		return r.lock(), true
 	}
 	r.pending = false
@@ -296,6 +297,7 @@ func (g *Grant) Commit() (Lock, bool) {
 		if old != r && r.kind == Explicit && old.kind != Explicit && old.owner.ID() == r.owner.ID() {
 			if old.changed {
 				r.touch()
+				t.noteLocked(r)
 			}
 			t.endLocked(old, Ending{Reason: Replaced})
 		}
@@ -316,6 +318,7 @@ func (t *Table) keepLocked(r *row, g *Grant) {
 			r.onCrash = g.onCrash
 		}
 	case g.key != nil:
+		r.lostKey = false
 		t.rekeyLocked(r, g.key)
 		if i := slices.Index(r.files, g.file); i >= 0 && r.protocol == "open" {
 			r.files = slices.Delete(r.files, i, i+1)
@@ -343,6 +346,7 @@ func (t *Table) dropKeyLocked(r *row, k any) bool {
 	delete(r.keys, k)
 	delete(t.keys, k)
 	if r.kept() {
+		t.noteLocked(r)
 		return false
 	}
 	t.endLocked(r, Ending{Reason: Unlocked})
@@ -357,7 +361,7 @@ func (g *Grant) Abort() {
 	}
 	t := g.t
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush()
 	g.undrainLocked()
 	if t.tokens[g.row.token] == g.row {
 		t.endLocked(g.row, Ending{Reason: Abandoned})

@@ -100,7 +100,10 @@ func (t *Table) touchLocked(c *Change) {
 	for _, d := range c.Dirs {
 		for ; d != nil; d = d.parent {
 			for _, r := range d.rows {
-				r.touch()
+				if !r.changed {
+					r.touch()
+					t.noteLocked(r)
+				}
 			}
 		}
 	}
@@ -142,6 +145,12 @@ func (t *Table) judgeRowLocked(c *Change, r *row) error {
 		return errWho
 	case !r.holds(c.Process):
 		return t.heldLocked(r)
+	}
+	// Members matter only to descendants that lose their parents: it does if
+	// most of them are written down.
+	if n := len(r.members); n > r.noted && n <= maxRecorded && n&(n-1) == 0 {
+		r.noted = n
+		t.noteLocked(r)
 	}
 	return nil
 }

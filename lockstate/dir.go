@@ -240,22 +240,25 @@ func (t *Table) Level(d *Dir) int {
 // and no acquisition: the caller excludes both while it renames.
 func (t *Table) Move(d, parent *Dir, name string) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush()
 	old := d.parent
 	t.detachLocked(d)
 	t.attachLocked(d, parent, name)
+	t.movedLocked(d)
 	t.pruneLocked(old)
 }
 
 // Exchange tells the table that a and b have changed places.
 func (t *Table) Exchange(a, b *Dir) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush()
 	ap, an, bp, bn := a.parent, a.name, b.parent, b.name
 	t.detachLocked(a)
 	t.detachLocked(b)
 	t.attachLocked(a, bp, bn)
 	t.attachLocked(b, ap, an)
+	t.movedLocked(a)
+	t.movedLocked(b)
 }
 
 func (t *Table) detachLocked(d *Dir) {
@@ -285,7 +288,7 @@ func (t *Table) attachLocked(d, parent *Dir, name string) {
 // them. References to d stay valid, for a directory without name.
 func (t *Table) Remove(d *Dir) []Lock {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush()
 	return t.removeLocked(d)
 }
 

@@ -52,6 +52,7 @@ type Lock struct {
 	File     string   // the lock file that it was taken by, if any
 	Files    []string // lock files that keep it (existence locks)
 	Keys     []any    // descriptor locks that keep it
+	LostKey  bool     // kept by a lock on a descriptor of a mount that has died
 	Command  bool     // a command took it, and only a command gives it back (A7)
 	Why      string   // what its owner says that it is for
 	New      bool     // the directory was made for this lock
@@ -90,6 +91,11 @@ type row struct {
 	changed  bool
 	// revocable is set once, before the row is in force.
 	revocable bool
+	// lostKey: the lock on a descriptor that kept it was one of a daemon that
+	// died. It counts until the owner ends it, or dies.
+	lostKey bool
+	next    string // see Record.Next
+	noted   int    // how many members are written down
 
 	// members are descendants that were seen as holders. They stay holders
 	// when their parents die (H2).
@@ -135,7 +141,7 @@ func (r *row) has(p *procid.Process) bool {
 }
 
 // kept reports whether anything keeps r: a lock file, a descriptor, a command.
-func (r *row) kept() bool { return r.command || len(r.files) > 0 || len(r.keys) > 0 }
+func (r *row) kept() bool { return r.command || r.lostKey || len(r.files) > 0 || len(r.keys) > 0 }
 
 // lock returns r's state. The caller holds Table.mu.
 func (r *row) lock() Lock {
@@ -143,8 +149,8 @@ func (r *row) lock() Lock {
 		Dir: r.dir, Path: r.dir.path(), Kind: r.kind, Protocol: r.protocol,
 		Owner: r.owner.ID(), UID: r.owner.UID(), Token: r.token, Since: r.since, File: r.file,
 		Revocable: r.revocable,
-		Files: slices.Clone(r.files), Keys: slices.Collect(maps.Keys(r.keys)),
-		Command: r.command, Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed,
+		Files:     slices.Clone(r.files), Keys: slices.Collect(maps.Keys(r.keys)),
+		LostKey: r.lostKey, Command: r.command, Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed,
 	}
 }
 

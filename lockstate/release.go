@@ -11,13 +11,14 @@ import (
 // only it kept ends (R1). The caller has made sure that a holder did it.
 func (t *Table) ReleaseFile(d *Dir, name string) (Lock, bool) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush()
 	for _, r := range slices.Backward(d.rows) {
 		i := slices.Index(r.files, name)
 		if i < 0 {
 			continue
 		}
 		if r.files = slices.Delete(r.files, i, i+1); r.kept() {
+			t.noteLocked(r)
 			return Lock{}, false
 		}
 		l := r.lock()
@@ -34,7 +35,7 @@ func (t *Table) ReleaseKey(key any) (Lock, bool) {
 		return Lock{}, false
 	}
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush()
 	r := t.keys[key]
 	if r == nil {
 		return Lock{}, false
@@ -51,7 +52,7 @@ func (t *Table) End(token uint64, why Reason) (Lock, error) {
 // EndAs is [Table.End] that tells those who follow the lock more.
 func (t *Table) EndAs(token uint64, how Ending) (Lock, error) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush()
 	r := t.tokens[token]
 	if r == nil {
 		return Lock{}, ErrNoLock
@@ -175,13 +176,14 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 	}
 
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush()
 	for r := range t.owners[id] {
 		if r.inheritable(how) {
 			if p := parents[r.heirs[0].ID]; p != nil {
 				t.disownLocked(r)
 				r.owner, r.heirs = p, r.heirs[1:]
 				t.ownLocked(r)
+				t.noteLocked(r)
 				t.stats.HandedOver++
 				if !slices.Contains(heirs, p.ID()) {
 					heirs = append(heirs, p.ID())

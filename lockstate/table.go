@@ -18,6 +18,11 @@ type Options struct {
 	Reserve func(upTo uint64) error
 	// DenyUnlocked refuses changes where nobody holds a lock (W4).
 	DenyUnlocked bool
+	// Store keeps the locks for the next daemon. nil: they live as long as
+	// the table.
+	Store Store
+	// World names where process ids mean what they mean now.
+	World string
 	// Now tells the time for Lock.Since. nil: time.Now.
 	Now func() time.Time
 }
@@ -28,6 +33,8 @@ type Table struct {
 	now     func() time.Time
 	reserve func(uint64) error
 	deny    bool
+	store   Store // nil: none
+	world   string
 
 	refillMu sync.Mutex // serializes reserve
 
@@ -65,7 +72,7 @@ const reserveBlock = 4096
 // New returns an empty table.
 func New(o Options) *Table {
 	t := &Table{
-		now: o.Now, reserve: o.Reserve, deny: o.DenyUnlocked,
+		now: o.Now, reserve: o.Reserve, deny: o.DenyUnlocked, store: o.Store, world: o.World,
 		root:      &Dir{},
 		owners:    make(map[procid.ID]map[*row]struct{}),
 		heirs:     make(map[procid.ID]map[*row]struct{}),
@@ -160,6 +167,7 @@ func (t *Table) insertLocked(r *row) {
 	t.tokens[r.token] = r
 	t.ownLocked(r)
 	t.rows.Add(1)
+	t.noteLocked(r)
 }
 
 func (t *Table) ownLocked(r *row) {
@@ -201,6 +209,9 @@ func (t *Table) endLocked(r *row, how Ending) {
 	}
 	d.count(-1, 0)
 	delete(t.tokens, r.token)
+	if t.store != nil {
+		t.store.Delete(r.token)
+	}
 	t.disownLocked(r)
 	t.rows.Add(-1)
 	t.stats.Ended[how.Reason]++

@@ -97,3 +97,16 @@ func FakeReaper(id ID, parent *Process) *Process {
 	p.fakeReaper = true
 	return p
 }
+
+// Recorded returns a process that an earlier daemon has seen and written down.
+// Whether it still lives is for [Resolver.Alive] to say.
+func Recorded(id ID, uid uint32, lineage []Ancestor) *Process {
+	p := &Process{id: id, uid: uid, lineage: lineage}
+	for _, a := range lineage {
+		p.chain = append(p.chain, a.ID)
+	}
+	if p.lineage == nil {
+		p.lineage = []Ancestor{}
+	}
+	return p
+}

@@ -1,0 +1,142 @@
+package fs
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// world names where process ids mean what they mean to this daemon: the boot,
+// and its pid namespace.
+func world() string {
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	ns, _ := os.Readlink("/proc/self/ns/pid")
+	return strings.TrimSpace(string(boot)) + " " + ns
+}
+
+// restore puts back what an earlier daemon recorded (S1): locks of owners that
+// live, with their tokens. The owners that died meanwhile are carried out as by
+// R4 and R5. It is called before the mount answers.
+func (fs *FS) restore(store lockstate.Store, world string) (warnings []string) {
+	records := store.Load()
+	dead := make(map[procid.ID]procid.Exit)
+	for _, token := range slices.Sorted(maps.Keys(records)) {
+		rec, err := lockstate.ParseRecord(token, records[token])
+		var l lockstate.Lock
+		if err == nil {
+			var ok bool
+			if l, ok, err = fs.restoreLock(rec, world, dead); err == nil && !ok {
+				fs.log.Info("lock is over", "dir", string(rec.Path), "token", token)
+			}
+		}
+		switch {
+		case err != nil:
+			fs.log.Error("cannot restore a lock", "token", token, "err", err, "record", string(records[token]))
+			warnings = append(warnings, "cannot restore a lock: "+err.Error())
+			store.Delete(token)
+		case l.Token == 0:
+			store.Delete(token)
+		default:
+			fs.log.Info("restored", "dir", l.Path, "protocol", l.Protocol, "pid", l.Owner.Pid, "token", l.Token)
+		}
+	}
+	fs.reapMu.Lock()
+	defer fs.reapMu.Unlock()
+	for id, how := range dead {
+		if fs.table.Owns(id) { // else it was carried out with another one
+			fs.carryOut(id, how)
+		}
+	}
+	return warnings
+}
+
+// restoreLock puts one lock back. It reports false for one that has ended with
+// its directory or its lock file.
+func (fs *FS) restoreLock(rec lockstate.Record, world string, dead map[procid.ID]procid.Exit) (l lockstate.Lock, ok bool, err error) {
+	path, files, err := fs.recordedPlace(rec)
+	if err != nil {
+		return l, false, nil // R3
+	}
+	if rec.Kind == lockstate.Explicit && len(files) == 0 && len(rec.Files) > 0 && !rec.Keys && !rec.Command {
+		return l, false, nil // R1
+	}
+	var owner *procid.Process
+	var how procid.Exit
+	if rec.World == world { // nobody survives a boot
+		owner, how = fs.alive(rec.Owner), fs.procs.ExitOf(rec.Owner)
+	}
+	if owner == nil {
+		if !how.Known {
+			// Nobody can say any more that it succeeded (R5).
+			how = procid.Exit{Known: true, Signal: int(unix.SIGKILL)}
+		}
+		dead[rec.Owner] = how
+		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage)
+	} else if err := fs.watchLine(owner); err != nil {
+		return l, false, err
+	}
+	l, err = fs.table.Restore(rec, split(path), owner, files)
+	return l, err == nil, err
+}
+
+// recordedPlace returns where the directory of a record is, and which of its
+// lock files are there.
+func (fs *FS) recordedPlace(rec lockstate.Record) (path string, files []string, err error) {
+	var fd int
+	path = string(rec.Path)
+	if fd, err = fs.openPath(path); err != nil && rec.Next != "" {
+		path = string(rec.Next)
+		fd, err = fs.openPath(path)
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	defer unix.Close(fd)
+	for _, f := range rec.Files {
+		var st unix.Statx_t
+		if statAt(fd, string(f), &st) == nil {
+			files = append(files, string(f))
+		}
+	}
+	return path, files, nil
+}
+
+// stillOpen reports whether any process has the file open by whose descriptor a
+// lock was taken before the daemon's death: what became of the descriptor since,
+// the kernel told nobody.
+func (fs *FS) stillOpen(l lockstate.Lock) bool {
+	suffix := "/" + join(l.Path, l.File)
+	self := "/proc/" + strconv.Itoa(os.Getpid()) + "/"
+	now := fs.mountID()
+	links, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+	for _, link := range links {
+		target, err := os.Readlink(link)
+		if err == nil && strings.HasSuffix(target, suffix) && !strings.HasPrefix(link, self) && !onMount(link, now) {
+			return true
+		}
+	}
+	return false
+}
+
+// mountID returns what the kernel calls this mount, or 0.
+func (fs *FS) mountID() int {
+	mounts, err := ReadMounts()
+	if err != nil {
+		return 0
+	}
+	id := 0
+	for _, m := range mounts {
+		if m.Path == fs.mountpoint {
+			id = m.ID // the last one is on top
+		}
+	}
+	return id
+}

@@ -1,0 +1,191 @@
+package lockstate
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// A Record is a lock as it outlives the daemon (S1).
+type Record struct {
+	Token uint64 `json:"token"`
+	// World is where the processes' ids mean anything: the boot and the pid
+	// namespace.
+	World string `json:"world"`
+	Path  Bytes  `json:"path"`           // of the directory, relative to the root
+	Next  Bytes  `json:"next,omitempty"` // its path if a rename that was under way has been carried out
+
+	Kind      Kind              `json:"kind"`
+	Protocol  string            `json:"protocol"`
+	Owner     procid.ID         `json:"owner"`
+	UID       uint32            `json:"uid"`
+	Lineage   []procid.Ancestor `json:"lineage,omitempty"` // of the owner when it got the lock (R5)
+	Members   []procid.ID       `json:"members,omitempty"` // descendants that were seen (H2)
+	Since     time.Time         `json:"since"`
+	File      Bytes             `json:"file,omitempty"`
+	Files     []Bytes           `json:"files,omitempty"`
+	Keys      bool              `json:"keys,omitempty"` // kept by a lock on a descriptor
+	Command   bool              `json:"command,omitempty"`
+	Why       string            `json:"why,omitempty"`
+	OnCrash   string            `json:"on_crash,omitempty"`
+	New       bool              `json:"new,omitempty"`
+	Changed   bool              `json:"changed,omitempty"`
+	Revocable bool              `json:"revocable,omitempty"`
+}
+
+// Bytes is a name or a path. In JSON it is a string in which bytes that are not
+// UTF-8 are escaped as in Go.
+type Bytes string
+
+// MarshalText implements [encoding.TextMarshaler].
+func (b Bytes) MarshalText() ([]byte, error) {
+	q := strconv.Quote(string(b))
+	return []byte(q[1 : len(q)-1]), nil
+}
+
+// UnmarshalText implements [encoding.TextUnmarshaler].
+func (b *Bytes) UnmarshalText(text []byte) error {
+	s, err := strconv.Unquote(`"` + string(text) + `"`)
+	*b = Bytes(s)
+	return err
+}
+
+// ParseRecord reads a record that a table has put into its store.
+func ParseRecord(token uint64, data []byte) (Record, error) {
+	var rec Record
+	if err := json.Unmarshal(data, &rec); err != nil {
+		return rec, fmt.Errorf("record of token %d: %w", token, err)
+	}
+	if rec.Token != token || rec.Kind > Shared || rec.Path == "" || rec.Path == "." {
+		return rec, fmt.Errorf("record of token %d makes no sense", token)
+	}
+	return rec, nil
+}
+
+// maxRecorded bounds the members in a record.
+const maxRecorded = 512
+
+// record returns r as it outlives the daemon. The caller holds Table.mu.
+func (r *row) record(world string) Record {
+	rec := Record{
+		Token: r.token, World: world, Path: Bytes(r.dir.path()), Next: Bytes(r.next),
+		Kind: r.kind, Protocol: r.protocol, Owner: r.owner.ID(), UID: r.owner.UID(), Lineage: r.heirs,
+		Since: r.since, File: Bytes(r.file), Keys: len(r.keys) > 0 || r.lostKey, Command: r.command,
+		Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed, Revocable: r.revocable,
+	}
+	for _, f := range r.files {
+		rec.Files = append(rec.Files, Bytes(f))
+	}
+	for id := range maps.Keys(r.members) {
+		if rec.Members = append(rec.Members, id); len(rec.Members) == maxRecorded {
+			break
+		}
+	}
+	return rec
+}
+
+// noteLocked writes r down, to be kept by the next flush.
+func (t *Table) noteLocked(r *row) {
+	if t.store == nil {
+		return
+	}
+	data, err := json.Marshal(r.record(t.world))
+	if err == nil { // else: nothing in a record can fail
+		t.store.Put(r.token, data)
+	}
+}
+
+// flush makes what was noted outlive the daemon. What cannot be kept now is
+// still in force: the store tries again, and tells who asks it.
+func (t *Table) flush() {
+	if t.store != nil {
+		_ = t.store.Flush()
+	}
+}
+
+// unlockFlush ends what began with t.mu.Lock and is worth keeping.
+func (t *Table) unlockFlush() {
+	t.mu.Unlock()
+	t.flush()
+}
+
+// Restore puts a lock back that an earlier table has recorded, at the given
+// path: with its token, for owner, who is the process that the record names.
+// Files are the lock files that are still there. Locks on one directory are
+// restored in the order of their tokens.
+func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files []string) (Lock, error) {
+	if owner == nil || owner.ID() != rec.Owner {
+		return Lock{}, ErrNobody
+	}
+	d := t.At(path...)
+	defer t.Forget(d)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case rec.Token == 0 || rec.Token > t.token || t.tokens[rec.Token] != nil:
+		return Lock{}, fmt.Errorf("record of token %d: %w", rec.Token, errBadToken)
+	case d == t.root:
+		return Lock{}, ErrRoot
+	case len(d.rows) > 0 && d.top().token > rec.Token:
+		return Lock{}, fmt.Errorf("record of token %d: %w", rec.Token, errBadToken)
+	}
+	r := &row{
+		dir: d, kind: rec.Kind, protocol: rec.Protocol, owner: owner, heirs: rec.Lineage,
+		token: rec.Token, since: rec.Since, file: string(rec.File), files: slices.Clone(files),
+		command: rec.Command, why: rec.Why, onCrash: rec.OnCrash, isNew: rec.New,
+		revocable: rec.Revocable, lostKey: rec.Keys,
+	}
+	for _, id := range rec.Members {
+		if r.members == nil {
+			r.members = make(map[procid.ID]struct{})
+		}
+		r.members[id] = struct{}{}
+	}
+	t.insertLocked(r)
+	if rec.Changed {
+		r.touch()
+		t.noteLocked(r)
+	}
+	return r.lock(), nil
+}
+
+var errBadToken = errors.New("its token was used already, or never given out")
+
+// Moving tells that d is about to be called name in parent: locks at and below
+// it are found again by the next daemon whether the rename is carried out or
+// not. [Table.Move], or Moving with a nil parent, ends that.
+func (t *Table) Moving(d, parent *Dir, name string) {
+	t.mu.Lock()
+	if d.rowsBelow == 0 {
+		t.mu.Unlock()
+		return
+	}
+	defer t.unlockFlush()
+	old := d.path()
+	d.walkRows(func(r *row) bool {
+		r.next = ""
+		if parent != nil {
+			r.next = name + r.dir.path()[len(old):]
+			if p := parent.path(); p != "." {
+				r.next = p + "/" + r.next
+			}
+		}
+		t.noteLocked(r)
+		return true
+	})
+}
+
+// movedLocked writes down where the locks at and below d are now.
+func (t *Table) movedLocked(d *Dir) {
+	d.walkRows(func(r *row) bool {
+		r.next = ""
+		t.noteLocked(r)
+		return true
+	})
+}

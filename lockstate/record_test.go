@@ -1,0 +1,161 @@
+package lockstate_test
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+	"github.com/stagefs/stagefs/lockstate/storetest"
+)
+
+// reopened is what the next daemon finds: the table's records, in order.
+func reopened(t *testing.T, store *storetest.Memory) []lockstate.Record {
+	t.Helper()
+	var all []lockstate.Record
+	records := store.Reopen().Load()
+	for _, token := range slices.Sorted(maps.Keys(records)) {
+		rec, err := lockstate.ParseRecord(token, records[token])
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, rec)
+	}
+	return all
+}
+
+// TestRecords: each change of a lock is in the store when the call returns.
+func TestRecords(t *testing.T) {
+	store := storetest.NewMemory()
+	tab := lockstate.New(lockstate.Options{Store: store, Reserve: store.Reserve, World: "here"})
+	parent := procid.Fake(procid.ID{Pid: 10, Start: 1}, nil)
+	owner := procid.Fake(procid.ID{Pid: 11, Start: 2}, parent)
+	d := tab.At("a\xff\n\"", "b")
+	take := func(q lockstate.Request) {
+		t.Helper()
+		q.Process, q.Dir, q.Kind = owner, d, lockstate.Explicit
+		g, err := tab.Acquire(nil, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := g.Commit(); !ok {
+			t.Fatal("lost")
+		}
+	}
+	take(lockstate.Request{Protocol: "create", File: "L\xfe"})
+	take(lockstate.Request{Protocol: "flock", Key: "key"})
+	recs := reopened(t, store)
+	if len(recs) != 1 {
+		t.Fatalf("%d records, want 1", len(recs))
+	}
+	rec := recs[0]
+	if rec.Path != "a\xff\n\"/b" || rec.Owner != owner.ID() || rec.World != "here" || len(rec.Files) != 1 || rec.Files[0] != "L\xfe" || !rec.Keys || rec.Changed {
+		t.Errorf("record %+v", rec)
+	}
+	if len(rec.Lineage) != 1 || rec.Lineage[0].ID != parent.ID() {
+		t.Errorf("lineage %v", rec.Lineage)
+	}
+
+	child := procid.Fake(procid.ID{Pid: 12, Start: 3}, owner)
+	op, err := tab.Begin(lockstate.Change{Process: child, Dirs: []*lockstate.Dir{d}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	op.End()
+	if rec := reopened(t, store)[0]; !rec.Changed || !slices.Contains(rec.Members, child.ID()) {
+		t.Errorf("record %+v after a change by a descendant", rec)
+	}
+
+	to := tab.At("c")
+	top := tab.At("a\xff\n\"")
+	tab.Moving(top, to, "moved")
+	if rec := reopened(t, store)[0]; rec.Path != "a\xff\n\"/b" || rec.Next != "c/moved/b" {
+		t.Errorf("while it moves: path %q, next %q", rec.Path, rec.Next)
+	}
+	tab.Moving(top, nil, "")
+	if rec := reopened(t, store)[0]; rec.Next != "" {
+		t.Errorf("it stayed: next %q", rec.Next)
+	}
+	tab.Moving(top, to, "moved")
+	tab.Move(top, to, "moved")
+	if rec := reopened(t, store)[0]; rec.Path != "c/moved/b" || rec.Next != "" {
+		t.Errorf("moved: path %q, next %q", rec.Path, rec.Next)
+	}
+
+	if l, _ := tab.ReleaseFile(d, "L\xfe"); l.Token != 0 {
+		t.Error("ended although the descriptor keeps it")
+	}
+	if rec := reopened(t, store)[0]; len(rec.Files) != 0 {
+		t.Errorf("files %q", rec.Files)
+	}
+	if _, ended := tab.ReleaseKey("key"); !ended {
+		t.Error("not ended")
+	}
+	if recs := reopened(t, store); len(recs) != 0 {
+		t.Errorf("records %+v of a lock that has ended", recs)
+	}
+}
+
+// TestRestore: the next table has the lock that the record tells of.
+func TestRestore(t *testing.T) {
+	store := storetest.NewMemory()
+	tab := lockstate.New(lockstate.Options{Store: store, Reserve: store.Reserve})
+	owner := procid.Fake(procid.ID{Pid: 11, Start: 2}, nil)
+	for _, q := range []lockstate.Request{
+		{Kind: lockstate.Implicit, Protocol: "mkdir"},
+		{Kind: lockstate.Explicit, Protocol: "command", Command: true, Why: "w"},
+	} {
+		q.Process, q.Dir = owner, tab.At("d")
+		g, err := tab.Acquire(nil, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.Commit()
+	}
+	recs := reopened(t, store)
+	if len(recs) != 1 { // A13: the second replaced the first
+		t.Fatalf("%d records", len(recs))
+	}
+	next := store.Reopen()
+	tab = lockstate.New(lockstate.Options{Store: next, Reserve: next.Reserve, LastToken: next.Tokens()})
+	other := procid.Fake(procid.ID{Pid: 12, Start: 2}, nil)
+	if _, err := tab.Restore(recs[0], []string{"d"}, other, nil); err == nil {
+		t.Error("restored for another process")
+	}
+	l, err := tab.Restore(recs[0], []string{"d"}, owner, nil)
+	if err != nil || l.Token != recs[0].Token || l.Why != "w" || !l.Command {
+		t.Errorf("Restore() = %+v, %v", l, err)
+	}
+	if _, err := tab.Restore(recs[0], []string{"e"}, owner, nil); err == nil {
+		t.Error("restored twice")
+	}
+	if _, err := tab.Begin(lockstate.Change{Process: other, Dirs: []*lockstate.Dir{tab.At("d")}}); err == nil {
+		t.Error("another process changes what is held")
+	}
+	g, err := tab.Acquire(nil, lockstate.Request{Process: other, Dir: tab.At("e"), Kind: lockstate.Explicit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e, _ := g.Commit(); e.Token <= l.Token {
+		t.Errorf("token %d after %d", e.Token, l.Token)
+	}
+	if err := tab.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func FuzzRecord(f *testing.F) {
+	f.Add([]byte(`{"token":1,"path":"a"}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		rec, err := lockstate.ParseRecord(1, data)
+		if err != nil {
+			return
+		}
+		tab := lockstate.New(lockstate.Options{LastToken: 1})
+		tab.Restore(rec, []string{"a"}, procid.Fake(rec.Owner, nil), nil)
+		if err := tab.Check(); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,219 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// restart kills the daemon as a crash would, does what is to happen in between,
+// and starts the next one.
+func (m *Mount) restart(between func(), opts ...string) {
+	m.t.Helper()
+	m.kill()
+	if between != nil {
+		between()
+	}
+	m.start(opts)
+	m.awaitReady()
+}
+
+// TestS1: after kill -9 of the daemon and a new start, owners that live hold
+// what they held, with their tokens; what was theirs who died meanwhile is
+// released as by R4.
+func TestS1(t *testing.T) {
+	m := mountOver(t, "--depth", "2")
+	mustDo(t, os.Mkdir(m.At("b"), 0o777))
+	mustDo(t, os.Chmod(m.At("b"), 0o777))
+	made, locked, opened, dies, moved, chained := agent(t), agent(t), agent(t), agent(t), agent(t), agent(t)
+	for _, d := range []string{"locked", "opened", "dies"} {
+		mustDo(t, os.Mkdir(m.At("b", d), 0o777))
+		mustDo(t, os.Chmod(m.At("b", d), 0o777))
+		if s := m.Ctl("release b/" + d); s != "ok" {
+			t.Fatal(s)
+		}
+	}
+	made.must("mkdir", m.At("b", "made"))
+	made.must("put", m.At("b", "made", "content"), "content", "wronly,creat")
+	child := made.Child("setsid")
+	child.must("put", m.At("b", "made", "child"), "content", "wronly,creat")
+	locked.must("creat", m.At("b", "locked", "devserver"), "wronly,creat,excl")
+	opened.must("open", "l", m.At("b", "opened", "devserver"), "rdwr,creat")
+	opened.must("flock", "l", "ex,nb")
+	dies.must("creat", m.At("b", "dies", "devserver"), "wronly,creat,excl")
+	moved.must("mkdir", m.At("b", "from"))
+	moved.must("rename", m.At("b", "from"), m.At("b", "to"))
+	chained.must("mkdir", m.At("b", "chain\xff\n"))
+	before := m.Locks()
+
+	m.restart(dies.Kill, "--depth", "2")
+
+	after := m.Locks()
+	for _, dir := range []string{"b/made", "b/locked", "b/opened", "b/to"} {
+		if after[dir].Token != before[dir].Token || after[dir].Pid != before[dir].Pid || after[dir].Token == 0 {
+			t.Errorf("%s: token %d of pid %d, want %d of %d", dir, after[dir].Token, after[dir].Pid, before[dir].Token, before[dir].Pid)
+		}
+	}
+	if len(after) != len(before)-1 {
+		t.Errorf("%d locks, want %d: %v", len(after), len(before)-1, after)
+	}
+	m.wantFree("b/dies")
+	if _, err := os.Lstat(m.At("b", "dies", "devserver")); !os.IsNotExist(err) {
+		t.Errorf("the dead owner's lock file: %v", err)
+	}
+	other := stranger(t)
+	for _, dir := range []string{"made", "locked", "opened", "to", "chain\xff\n"} {
+		other.want("EBUSY", "creat", m.At("b", dir, "x"), "wronly,creat")
+	}
+	other.want("EEXIST", "creat", m.At("b", "locked", "devserver"), "wronly,creat,excl")
+	// Holders go on.
+	made.must("put", m.At("b", "made", "more"), "x", "wronly,creat")
+	child.must("put", m.At("b", "made", "more"), "y", "wronly")
+	locked.must("put", m.At("b", "locked", "more"), "x", "wronly,creat")
+	opened.must("put", m.At("b", "opened", "more"), "x", "wronly,creat")
+	// And end what they had.
+	last := after["b/opened"].Token
+	for _, row := range after {
+		last = max(last, row.Token)
+	}
+	locked.must("unlink", m.At("b", "locked", "devserver"))
+	m.wantFree("b/locked")
+	opened.want("ENOTCONN", "close", "l")
+	other.must("creat", m.At("b", "opened", "x"), "wronly,creat")
+	made.Kill()
+	child.Kill()
+	m.awaitFree("b/made")
+	other.must("mkdir", m.At("b", "new"))
+	if token := m.Locks()["b/new"].Token; token <= last {
+		t.Errorf("token %d after %d", token, last)
+	}
+}
+
+// TestS1Unmounted: a clean end of the daemon ends no lock either (M4).
+func TestS1Unmounted(t *testing.T) {
+	m := mountOver(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	token := m.Locks()["D"].Token
+	mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
+	<-m.gone
+	m.start(nil)
+	m.awaitReady()
+	if row := m.Locks()["D"]; row.Token != token || row.Pid != a.Pid {
+		t.Errorf("token %d of pid %d, want %d of %d", row.Token, row.Pid, token, a.Pid)
+	}
+	stranger(t).want("EBUSY", "mkdir", m.At("D", "x"))
+}
+
+// TestS1Boot: an owner of an earlier boot, or of another pid namespace, is dead,
+// whoever has its pid now.
+func TestS1Boot(t *testing.T) {
+	m := mountOver(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	m.restart(func() {
+		files, _ := filepath.Glob(filepath.Join(m.State, "*.journal.*"))
+		if len(files) != 1 {
+			t.Fatalf("journals %q", files)
+		}
+		journal, err := os.ReadFile(files[0])
+		mustDo(t, err)
+		boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+		mustDo(t, err)
+		var changed strings.Builder
+		for line := range strings.Lines(string(journal)) {
+			_, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+			rest = strings.Replace(rest, strings.TrimSpace(string(boot)), "an-earlier-boot", 1)
+			fmt.Fprintf(&changed, "%08x %s\n", crc32.Checksum([]byte(rest), crc32.MakeTable(crc32.Castagnoli)), rest)
+		}
+		if !strings.Contains(changed.String(), "an-earlier-boot") {
+			t.Fatalf("journal %q", journal)
+		}
+		mustDo(t, os.WriteFile(files[0], []byte(changed.String()), 0o600))
+	})
+	m.wantFree("D")
+}
+
+// TestS1Race: processes take and release directories while the daemon is killed
+// again and again. Who was told that he holds, holds; nothing that was released
+// is held.
+func TestS1Race(t *testing.T) {
+	m := mountOver(t)
+	const workers = 6
+	var (
+		agents  [workers]*Agent
+		holding [workers]atomic.Int32 // 1: surely, 0: surely not, -1: cannot tell
+		stop    atomic.Bool
+		wg      sync.WaitGroup
+		pause   sync.RWMutex // held while the test looks
+		takes   atomic.Int64
+	)
+	for i := range agents {
+		agents[i] = agent(t)
+		dir := m.At("D" + itoa(i))
+		wg.Go(func() {
+			for !stop.Load() {
+				pause.RLock()
+				if holding[i].Load() != 1 {
+					got := agents[i].Try("mkdir", dir)
+					switch got {
+					case "ok":
+						holding[i].Store(1)
+						takes.Add(1)
+					case "EEXIST": // made by a call that was cut off
+						if agents[i].Try("rmdir", dir) == "ok" {
+							holding[i].Store(0)
+						}
+					default:
+						holding[i].Store(-1)
+					}
+				} else {
+					switch agents[i].Try("rmdir", dir) {
+					case "ok":
+						holding[i].Store(0)
+					default:
+						holding[i].Store(-1)
+					}
+				}
+				pause.RUnlock()
+			}
+		})
+	}
+	other := stranger(t)
+	for range 15 {
+		time.Sleep(time.Duration(20+takes.Load()%30) * time.Millisecond) // at any moment of theirs
+		m.kill()
+		pause.Lock()
+		m.start(nil)
+		m.awaitReady()
+		rows := m.Locks()
+		for i := range agents {
+			dir := "D" + itoa(i)
+			row, held := rows[dir]
+			_, err := os.Lstat(m.At(dir))
+			switch h := holding[i].Load(); {
+			case h == 1 && (!held || row.Pid != agents[i].Pid):
+				t.Errorf("%s: held by pid %d, want %d", dir, row.Pid, agents[i].Pid)
+			case h == 1:
+				other.want("EBUSY", "creat", m.At(dir, "x"), "wronly,creat")
+			case h == 0 && held:
+				t.Errorf("%s was released, and is held by pid %d", dir, row.Pid)
+			case held && err != nil:
+				t.Errorf("%s is held and not there", dir)
+			}
+		}
+		pause.Unlock()
+	}
+	stop.Store(true)
+	wg.Wait()
+	t.Logf("%d acquisitions, 15 kills of the daemon", takes.Load())
+}
