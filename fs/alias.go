@@ -79,17 +79,6 @@ func (fs *FS) aliasWriter(dir string, allowed func(*procid.Process) bool) error 
 	return nil
 }
 
-// writers returns the handles that may write.
-func (t *handleTable) writers() []*handle {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	all := make([]*handle, 0, len(t.locked))
-	for _, h := range t.locked {
-		all = append(all, h)
-	}
-	return all
-}
-
 func (h *handle) path(fs *FS) string {
 	dirs, name := h.node.covering()
 	if len(dirs) == 0 {

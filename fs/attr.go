@@ -35,7 +35,7 @@ func (fs *FS) fillEntry(h *fuse.InHeader, out *fuse.EntryOut, n *node, st *unix.
 	if fs.disguise(h, n, &out.Attr) {
 		return
 	}
-	out.SetAttrTimeout(validFor)
+	out.SetAttrTimeout(n.attrsValidFor())
 }
 
 // disguise shows the lock file of a live lock as modified just now to all but
@@ -128,8 +128,8 @@ func (fs *FS) Forget(id, lookups uint64) { fs.nodes.forget(id, lookups) }
 
 // stat returns the attributes of n, through the handle fh if it is valid.
 func (fs *FS) stat(n *node, h *handle, st *unix.Statx_t) error {
-	if h != nil && h.fd >= 0 {
-		return statAt(h.fd, "", st)
+	if fd := h.openFD(); fd >= 0 {
+		return statAt(fd, "", st)
 	}
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
@@ -175,7 +175,7 @@ func (fs *FS) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 	}
 	fillAttr(&out.Attr, &st)
 	if !fs.disguise(&in.InHeader, n, &out.Attr) {
-		out.SetTimeout(validFor)
+		out.SetTimeout(n.attrsValidFor())
 	}
 	return fuse.OK
 }
@@ -203,8 +203,10 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: setAttrName(in), node: n}
 	status := fs.attempt(r, false, func() error {
 		// The right to truncate an open file was decided when it was opened.
-		onlySize := in.Valid&^(fuse.FATTR_SIZE|fuse.FATTR_FH|fuse.FATTR_LOCKOWNER) == 0
-		if !(onlySize && h != nil && h.lock != nil) {
+		// So was that to write, which takes privileges away: a request that
+		// sets nothing else.
+		onlySize := in.Valid&^(fuse.FATTR_SIZE|fuse.FATTR_FH|fuse.FATTR_LOCKOWNER|fuse.FATTR_KILL_SUIDGID) == 0
+		if !(onlySize && (h != nil && h.lock != nil || in.Valid&fuse.FATTR_SIZE == 0)) {
 			c, err := r.covering(n)
 			if err != nil {
 				return err
@@ -220,8 +222,8 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		if err := fs.setAttr(n, h, in); err != nil {
 			return err
 		}
-		if h != nil && h.fd >= 0 {
-			return statAt(h.fd, "", &st)
+		if fd := h.openFD(); fd >= 0 {
+			return statAt(fd, "", &st)
 		}
 		return fs.statNode(n, &st)
 	})
@@ -230,7 +232,7 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 	}
 	fillAttr(&out.Attr, &st)
 	if !fs.disguise(&in.InHeader, n, &out.Attr) {
-		out.SetTimeout(validFor)
+		out.SetTimeout(n.attrsValidFor())
 	}
 	return fuse.OK
 }
@@ -248,12 +250,16 @@ func setAttrName(in *fuse.SetAttrIn) string {
 }
 
 func (fs *FS) setAttr(n *node, h *handle, in *fuse.SetAttrIn) error {
+	if err := fs.setAttrKills(n, in); err != nil {
+		return err
+	}
 	p, err := fs.back.place(n)
 	if err != nil {
-		if h == nil || h.fd < 0 {
+		fd := h.openFD()
+		if fd < 0 {
 			return err
 		}
-		p = place{fd: h.fd}
+		p = place{fd: fd}
 	}
 	defer p.done()
 	uid, hasUID := in.GetUID()
@@ -269,7 +275,7 @@ func (fs *FS) setAttr(n *node, h *handle, in *fuse.SetAttrIn) error {
 		}
 	}
 	if size, ok := in.GetSize(); ok {
-		if err := fs.truncate(p, h, int64(size)); err != nil {
+		if err := fs.truncate(n, p, h, int64(size)); err != nil {
 			return err
 		}
 	}
@@ -315,18 +321,6 @@ func timespec(valid, set, now uint32, sec uint64, nsec uint32) unix.Timespec {
 		return unix.Timespec{Nsec: unix.UTIME_NOW}
 	}
 	return unix.Timespec{Sec: int64(sec), Nsec: int64(nsec)}
-}
-
-func (fs *FS) truncate(p place, h *handle, size int64) error {
-	if h != nil && h.lock != nil {
-		return ignoringEINTR(func() error { return unix.Ftruncate(h.fd, size) })
-	}
-	fd, err := fs.back.open(p, unix.O_WRONLY|unix.O_NONBLOCK)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
 }
 
 // onlyLockNames reports whether n is known under names of lock files only: it
@@ -431,7 +425,7 @@ func (fs *FS) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut
 	var a fuse.Attr
 	fillAttr(&a, &st)
 	if !fs.disguise(&in.InHeader, n, &a) {
-		out.SetTimeout(validFor)
+		out.SetTimeout(n.attrsValidFor())
 	}
 	x := &out.Statx
 	x.Mask, x.Blksize, x.Attributes, x.AttributesMask = st.Mask, st.Blksize, st.Attributes, st.Attributes_mask

@@ -22,7 +22,8 @@ type making struct {
 	before func() error
 	do     func(dir int) error
 	see    func(dir int) error
-	undo   int // flags of unlinkat for taking it back
+	seen   func(dir int) error // if set: what follows when its node is known
+	undo   int                 // flags of unlinkat for taking it back
 
 	// also tells what else the operation touches: link's source.
 	also func() (lockstate.Change, error)
@@ -80,8 +81,15 @@ func (m *making) seeAt(fs *FS, dir int) (err error) {
 	if m.see != nil {
 		return m.see(dir)
 	}
-	if m.node, err = fs.nodes.lookAt(dir, m.parent, m.name, &m.st); err == nil {
-		m.node.followHandles()
+	if m.node, err = fs.nodes.lookAt(dir, m.parent, m.name, &m.st); err != nil {
+		return err
+	}
+	m.node.followHandles()
+	if m.seen != nil {
+		if err = m.seen(dir); err != nil {
+			m.node.relink(link{m.parent, m.name}, link{})
+			fs.nodes.forget(m.node.id, 1)
+		}
 	}
 	return err
 }

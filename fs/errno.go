@@ -27,6 +27,7 @@ var errnos = []struct {
 	{lockstate.ErrCancelled, syscall.EINTR},
 	{lockstate.ErrGone, syscall.ENOENT},
 	{lockstate.ErrNoLock, syscall.ENOENT},
+	{errMayMap, syscall.EBUSY},
 	{advisory.ErrConflict, syscall.EAGAIN},
 	{advisory.ErrCancelled, syscall.EINTR},
 	{advisory.ErrDeadlock, syscall.EDEADLK},
@@ -41,6 +42,9 @@ func statusOf(err error) fuse.Status {
 	}
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
+		if errno == syscall.EMFILE {
+			errno = syscall.ENFILE // the limit is the mount's, not the caller's
+		}
 		return fuse.Status(errno)
 	}
 	for _, e := range errnos {

@@ -33,6 +33,9 @@ type FS struct {
 	nodes    *nodeTable
 	root     *node
 	handles  handleTable
+	pass     passthrough
+	spare    budget
+	linger   lingers
 	advisory *advisory.Table
 	// lockMu makes a change of a lock file's locks and of what they keep one
 	// step.
@@ -97,6 +100,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	if err := statAt(root, "", &st); err != nil {
 		return nil, err
 	}
+	fs.pass.noatime = mountFlags(root)&unix.MS_NOATIME != 0
 	fs.nodes = newNodeTable(table)
 	fs.nodes.drop = fs.dropNode
 	fs.nodes.shared = fs.isSharedName
@@ -104,6 +108,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	fs.watched = make(map[procid.ID]*procid.Process)
 	fs.advisory = advisory.New()
 	fs.handles.init()
+	fs.spare.left.Store(fileBudget())
 	fs.cands.init()
 	fs.control.init(fs)
 	return fs, nil

@@ -119,6 +119,8 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			fs.table.End(held.Lock.Token, lockstate.Unlocked) // R2
 			reaps++
 			continue
+		case held.Err == lockstate.ErrOpen && fs.settleLingering(held):
+			continue
 		case held.Err == lockstate.ErrOpen && fs.closingSoon(held) && more(&closing, closeTime):
 			if !sleep(r.cancel, 500*time.Microsecond) {
 				return fuse.EINTR
@@ -228,6 +230,12 @@ func (fs *FS) deny(r *request, err error, held *lockstate.HeldError) fuse.Status
 func (fs *FS) closingSoon(held *lockstate.HeldError) bool {
 	for _, s := range held.Handles {
 		h := fs.handles.byLock(s.Handle)
+		if h != nil && h.lingering() {
+			if !h.releasedJustNow() {
+				return false
+			}
+			continue
+		}
 		if h != nil && !h.candidate.Load() && !h.flushed.Load() && fs.procs.Alive(s.Owner) {
 			return false
 		}

@@ -22,6 +22,12 @@ func (fs *FS) showMetrics() []byte {
 	gauge("locks", "Locks in the table.", fs.table.Len())
 	gauge("nodes", "Inodes that the kernel knows.", fs.nodes.len())
 	gauge("handles", "Open files and directories.", fs.handles.len())
+	gauge("lingering", "Closed files that may still be mapped writable.", fs.linger.len())
+	passes := 0
+	if fs.pass.on.Load() {
+		passes = 1
+	}
+	gauge("passthrough", "Whether the kernel reads and writes files of the backing itself.", passes)
 	gauge("goroutines", "Goroutines of the daemon.", runtime.NumGoroutine())
 
 	head("acquisitions_total", "counter", "Locks taken, by protocol.")
@@ -43,10 +49,4 @@ func (fs *FS) showMetrics() []byte {
 		fmt.Fprintf(&b, "stagefs_denials_total{op=%q} %d\n", k, counts[k])
 	}
 	return b.Bytes()
-}
-
-func (t *handleTable) len() int {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return len(t.byID)
 }

@@ -106,6 +106,12 @@ func Mount(o Options) (_ *Server, err error) {
 	if s.fs.privileged {
 		raisePriority()
 	}
+	if s.fs.privileged && !o.NoPassthrough && !o.Compat {
+		if err := s.fs.tryPassthrough(); err != nil {
+			s.fs.log.Info("no passthrough", "why", err)
+		}
+	}
+	s.fs.linger.start(s.fs)
 	s.fs.orphans.scan(s.fs)
 	go s.serve()
 	return s, nil
@@ -204,10 +210,9 @@ func (s *Server) mount(o *Options) error {
 		ExplicitDataCacheControl: true,
 		EnableSymlinkCaching:     true,
 		// The umask is the caller's and comes with the request.
-		ExtraCapabilities:    fuse.CAP_DONT_MASK | fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_READDIRPLUS_AUTO,
-		DisabledCapabilities: fuse.CAP_PASSTHROUGH,
-		Debug:                o.Debug,
-		Logger:               log.New(logWriter{o.Log}, "", 0),
+		ExtraCapabilities: fuse.CAP_DONT_MASK | fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_READDIRPLUS_AUTO | fuse.CAP_HANDLE_KILLPRIV_V2,
+		Debug:             o.Debug,
+		Logger:            log.New(logWriter{o.Log}, "", 0),
 	}
 	at := s.mountpoint
 	if unix.Geteuid() == 0 {
@@ -221,6 +226,9 @@ func (s *Server) mount(o *Options) error {
 		if userAllowOther() {
 			opts.AllowOther = true
 		}
+	}
+	if o.NoPassthrough || o.Compat || !s.fs.privileged {
+		opts.DisabledCapabilities |= fuse.CAP_PASSTHROUGH
 	}
 	var err error
 	if s.fuse, err = fuse.NewServer(s.fs, at, opts); err != nil {
@@ -299,6 +307,7 @@ func mountFlags(root int) uintptr {
 func (s *Server) serve() {
 	s.fuse.Serve()
 	s.fs.orphans.close()
+	s.fs.linger.close()
 	err := s.fs.procs.Close()
 	s.fs.close()
 	unix.Close(s.fs.back.root)

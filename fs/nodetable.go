@@ -23,6 +23,8 @@ type nodeTable struct {
 	// when it was admitted (W3). A request takes one at a time.
 	changing [64]sync.RWMutex
 
+	files fileTable
+
 	mu    sync.RWMutex
 	byID  nodePages
 	byKey nodeIndex

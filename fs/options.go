@@ -13,22 +13,23 @@ import (
 // Options say what is mounted and how. Dir is required; the zero value of
 // everything else is the default.
 type Options struct {
-	Dir          string        // the static directory
-	Mountpoint   string        // "": over Dir itself (M1)
-	LockNames    []string      // names of lock files, as path.Match patterns; nil: DefaultLockNames
-	SharedNames  []string      // names that everyone may make and change, as path.Match patterns (W5)
-	Candidates   []string      // added templates of candidates, as path.Match patterns (A9)
-	Depth        int           // directories nearer than this to the root are containers (C4); 0: 1
-	DenyUnlocked bool          // writing needs a lock (W4)
-	NoLocking    bool          // everything passes; nothing is a lock
-	Observe      bool          // everything passes; refusals are only noted
-	StateDir     string        // "": /var/lib/stagefs, for ordinary users below XDG_STATE_HOME (S1)
-	Strict       bool          // refuse to mount while there are ways under it (M5)
-	Compat       bool          // use only what Linux 5.10 offers
-	Grace        time.Duration // how long a busy mount is waited for at the end (M4); 0: 5 s
-	Version      string        // shown in the control directory
-	Debug        bool          // log each request
-	Log          *slog.Logger  // nil: no log
+	Dir           string        // the static directory
+	Mountpoint    string        // "": over Dir itself (M1)
+	LockNames     []string      // names of lock files, as path.Match patterns; nil: DefaultLockNames
+	SharedNames   []string      // names that everyone may make and change, as path.Match patterns (W5)
+	Candidates    []string      // added templates of candidates, as path.Match patterns (A9)
+	Depth         int           // directories nearer than this to the root are containers (C4); 0: 1
+	DenyUnlocked  bool          // writing needs a lock (W4)
+	NoLocking     bool          // everything passes; nothing is a lock
+	NoPassthrough bool          // all data goes through the daemon
+	Observe       bool          // everything passes; refusals are only noted
+	StateDir      string        // "": /var/lib/stagefs, for ordinary users below XDG_STATE_HOME (S1)
+	Strict        bool          // refuse to mount while there are ways under it (M5)
+	Compat        bool          // use only what Linux 5.10 offers
+	Grace         time.Duration // how long a busy mount is waited for at the end (M4); 0: 5 s
+	Version       string        // shown in the control directory
+	Debug         bool          // log each request
+	Log           *slog.Logger  // nil: no log
 }
 
 // DefaultLockNames are the names of lock files unless Options name others.

@@ -14,6 +14,7 @@ import (
 //
 // The low half says in which period that was found, 0 for not; the high half
 // grows with each change, so that what was found before it is not noted after.
+// Its highest bit is another mark: see passed.
 type plainMark struct{ bits atomic.Uint32 }
 
 // load returns the mark for is and set.
@@ -34,9 +35,23 @@ func (fs *FS) setPlain(m *plainMark, mark uint32) {
 func (m *plainMark) changed() {
 	for {
 		old := m.bits.Load()
-		if m.bits.CompareAndSwap(old, old&^0xffff+1<<16) {
+		if m.bits.CompareAndSwap(old, old&passedBit|(old&^0xffff+1<<16)&^passedBit) {
 			return
 		}
+	}
+}
+
+const passedBit = 1 << 31
+
+// passed reports whether the pages that the kernel keeps of the file may not
+// show what the backing has: it was written past them.
+func (m *plainMark) passed() bool { return m.bits.Load()&passedBit != 0 }
+
+func (m *plainMark) setPassed(passed bool) {
+	if passed {
+		m.bits.Or(passedBit)
+	} else {
+		m.bits.And(^uint32(passedBit))
 	}
 }
 

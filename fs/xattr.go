@@ -158,8 +158,15 @@ const (
 // Ioctl is ioctl(2).
 func (fs *FS) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, out *fuse.IoctlOut, outbuf []byte) fuse.Status {
 	h := fs.handles.get(in.Fh, in.NodeId)
-	if h == nil || h.fd < 0 || !readIoctls[in.Cmd] || len(outbuf) == 0 {
+	if h == nil || !readIoctls[in.Cmd] || len(outbuf) == 0 {
 		return fuse.Status(unix.ENOTTY)
 	}
-	return ioctlRead(h.fd, in.Cmd, outbuf)
+	fd, temporary, err := fs.readFD(h)
+	if err != nil {
+		return fuse.Status(unix.ENOTTY)
+	}
+	if temporary {
+		defer unix.Close(fd)
+	}
+	return ioctlRead(fd, in.Cmd, outbuf)
 }

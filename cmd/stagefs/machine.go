@@ -165,10 +165,15 @@ func (m machine) checkUring() finding {
 
 func (m machine) checkPassthrough() finding {
 	const name = "passthrough"
-	if m.atLeast(6, 9) {
-		return finding{name, statusNote, "in this kernel, if it was built with it; this version does not use it yet", ""}
+	switch {
+	case !m.atLeast(6, 9):
+		return finding{name, statusNote, "not in this kernel: data goes through the daemon", "Linux 6.9 or newer"}
+	case m.euid != 0:
+		return finding{name, statusNote, "for root only: data goes through the daemon", "mount as root"}
+	case m.read("/proc/sys/fs/leases-enable") == "0":
+		return finding{name, statusWarn, "leases are turned off: data goes through the daemon", "sysctl fs.leases-enable=1"}
 	}
-	return finding{name, statusNote, "not in this kernel (Linux 6.9); this version does not use it yet", ""}
+	return finding{name, statusOK, "in this kernel, if it was built with CONFIG_FUSE_PASSTHROUGH; give a directory to have it tried", ""}
 }
 
 // enoughFiles is a limit on descriptors with which no ordinary work fails: an
@@ -323,6 +328,13 @@ func checkDirectory(dir string) []finding {
 		all = append(all, finding{"writable", statusFail, "the file system is read-only", "mount -o remount,rw, as root"})
 	} else if unix.Access(real, unix.W_OK|unix.X_OK) != nil {
 		all = append(all, finding{"writable", statusWarn, "you can't write to it", "serve it as its owner, or as root"})
+	}
+	if all[0].Status == statusOK && os.Geteuid() == 0 {
+		if fstype == "overlay" {
+			all = append(all, finding{"passthrough", statusNote, "not on a stacked file system: data goes through the daemon", ""})
+		} else if err := fs.CheckPassthrough(real); err != nil {
+			all = append(all, finding{"passthrough", statusNote, err.Error(), ""})
+		}
 	}
 	if _, err := unix.Lgetxattr(real, "user.stagefs.doctor", nil); errors.Is(err, unix.EOPNOTSUPP) {
 		all = append(all, finding{"attributes", statusNote, "the file system has no extended attributes; nor will the mount, but for its own", ""})

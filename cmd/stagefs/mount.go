@@ -34,6 +34,7 @@ func (c *command) mountCommand() *cli.Command {
 			&cli.StringFlag{Name: "state-dir", Usage: "`DIR` for what must outlive the daemon (default: /var/lib/stagefs, for ordinary users below XDG_STATE_HOME)"},
 			&cli.BoolFlag{Name: "strict", Usage: "refuse to start if someone can get under the mount already"},
 			&cli.DurationFlag{Name: "grace", Value: 5 * time.Second, Usage: "how long to wait for a busy mount at the end"},
+			&cli.BoolFlag{Name: "no-passthrough", Usage: "let all data go through the daemon"},
 			&cli.BoolFlag{Name: "compat", Usage: "use only what Linux 5.10 offers"},
 			&cli.BoolFlag{Name: "debug", Usage: "log every decision"},
 			&cli.BoolFlag{Name: "daemon", Aliases: []string{"d"}, Usage: "return once the mount answers, and serve on in the background"},
@@ -93,16 +94,17 @@ func (c *command) mountAction(ctx *cli.Context) error {
 // daemon leaves the directory that it was started in.
 func mountOptions(ctx *cli.Context) (fs.Options, error) {
 	o := fs.Options{
-		LockNames:   ctx.StringSlice("lock-name"),
-		SharedNames: ctx.StringSlice("shared-name"),
-		Candidates:  ctx.StringSlice("candidate"),
-		Depth:       ctx.Int("depth"),
-		NoLocking:   ctx.Bool("disable-locking"),
-		Strict:      ctx.Bool("strict"),
-		Compat:      ctx.Bool("compat"),
-		Grace:       ctx.Duration("grace"),
-		Debug:       ctx.Bool("debug"),
-		Version:     versionText(),
+		LockNames:     ctx.StringSlice("lock-name"),
+		SharedNames:   ctx.StringSlice("shared-name"),
+		Candidates:    ctx.StringSlice("candidate"),
+		Depth:         ctx.Int("depth"),
+		NoLocking:     ctx.Bool("disable-locking"),
+		Strict:        ctx.Bool("strict"),
+		Compat:        ctx.Bool("compat"),
+		NoPassthrough: ctx.Bool("no-passthrough"),
+		Grace:         ctx.Duration("grace"),
+		Debug:         ctx.Bool("debug"),
+		Version:       versionText(),
 	}
 	switch v := ctx.String("unlocked"); v {
 	case "allow":

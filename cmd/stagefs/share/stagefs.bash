@@ -34,7 +34,7 @@ _stagefs() {
 	'' | help)
 		mapfile -t COMPREPLY < <(compgen -W "$commands --help --version" -- "$cur")
 		return ;;
-	mount) options='--lock-name --shared-name --candidate --depth --unlocked --enforce --disable-locking --state-dir --strict --grace --compat --debug --daemon --supervise --log' ;;
+	mount) options='--lock-name --shared-name --candidate --depth --unlocked --enforce --disable-locking --state-dir --strict --grace --no-passthrough --compat --debug --daemon --supervise --log' ;;
 	umount) options='--lazy' ;;
 	locks) options='--json --watch' ;;
 	break) options='--why' ;;

@@ -1,0 +1,219 @@
+package fs
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The descriptors of an open file. One for reading is shared by all handles of
+// an inode; the kernel sends no RELEASE while a request on a handle is under
+// way, so that it stays open for as long as that takes. One for writing is
+// kept by handles whose writes come to the daemon, and is otherwise opened for
+// the operation.
+
+// openNode opens n in the backing. The name may be taken from it at the same
+// time, and may even be another file's a moment later. The caller holds FS.ns.
+func (fs *FS) openNode(n *node, flags int) (int, error) {
+	for try := 0; ; try++ {
+		fd, err := fs.openNamed(n, flags)
+		if err != unix.ENOENT && err != unix.ESTALE || try == openTries {
+			return fd, err
+		}
+		time.Sleep(20 * time.Microsecond)
+	}
+}
+
+// openTries is how often openNode looks whether the node has another place: a
+// removal is two system calls.
+const openTries = 20
+
+func (fs *FS) openNamed(n *node, flags int) (int, error) {
+	p, err := fs.back.place(n)
+	if err != nil {
+		return -1, err
+	}
+	defer p.done()
+	fd, err := fs.back.open(p, flags)
+	if err != nil || p.name == "" {
+		return fd, err
+	}
+	var st unix.Statx_t
+	if err = statAt(fd, "", &st); err == nil && identityOf(&st) != n.key() {
+		err = unix.ESTALE
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// statOpening returns the attributes of a file that is about to be opened. The
+// caller holds FS.ns.
+func (fs *FS) statOpening(n *node, st *unix.Statx_t) error {
+	for try := 0; ; try++ {
+		err := fs.statNode(n, st)
+		if err != unix.ENOENT && err != unix.ESTALE || try == openTries {
+			return err
+		}
+		time.Sleep(20 * time.Microsecond)
+	}
+}
+
+// readFD returns a descriptor by which h can be read, and whether it is the
+// caller's to close.
+func (fs *FS) readFD(h *handle) (fd int, temporary bool, err error) {
+	if h.fd >= 0 && (h.dir != nil || h.flags&unix.O_ACCMODE != unix.O_WRONLY) {
+		return h.fd, false, nil
+	}
+	if h.dir != nil || h.cand != nil {
+		return -1, false, unix.EBADF
+	}
+	f := h.node.lockFile()
+	fd = f.fd
+	h.node.unlockFile(f)
+	if fd >= 0 {
+		return fd, false, nil
+	}
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	f = h.node.lockFile()
+	defer h.node.unlockFile(f)
+	if f.fd >= 0 {
+		return f.fd, false, nil
+	}
+	if fd, err = fs.openNode(h.node, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
+		return -1, false, err
+	}
+	if !fs.spare.take() {
+		return fd, true, nil
+	}
+	f.fd = fd
+	return fd, false, nil
+}
+
+// withFD calls do with a descriptor by which h can be read.
+func (fs *FS) withFD(h *handle, do func(fd int) error) error {
+	fd, temporary, err := fs.readFD(h)
+	if err != nil {
+		return err
+	}
+	if temporary {
+		defer unix.Close(fd)
+	}
+	return do(fd)
+}
+
+// writeFD calls do with a descriptor by which h can be written. A handle that
+// was revoked has none (L3).
+func (fs *FS) writeFD(h *handle, do func(fd int) error) error {
+	if h.fd >= 0 {
+		// What is in flight on the handle ends without FS.ns, which an
+		// acquisition that waits for it may hold.
+		op, err := h.lock.Begin()
+		if err != nil {
+			return err
+		}
+		defer op.End()
+		return do(h.fd)
+	}
+	fd, f, err := fs.openWriting(h)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		n := h.node
+		unix.Close(fd)
+		n.lockFile()
+		f.writing--
+		n.unlockFile(f)
+	}()
+	return do(fd)
+}
+
+// openWriting opens the file of h for writing, for a moment.
+func (fs *FS) openWriting(h *handle) (int, *file, error) {
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	n := h.node
+	f := n.lockFile()
+	defer n.unlockFile(f)
+	fd, err := fs.openToWriteLocked(n, f)
+	if err == nil {
+		f.writing++
+	}
+	return fd, f, err
+}
+
+func (fs *FS) openToWriteLocked(n *node, f *file) (int, error) {
+	if f.fd >= 0 {
+		return fs.back.open(place{fd: f.fd}, unix.O_WRONLY|unix.O_NONBLOCK)
+	}
+	return fs.openNode(n, unix.O_WRONLY|unix.O_NONBLOCK)
+}
+
+// truncateOpenLocked carries out O_TRUNC for h, which is about to be open. fd
+// is a read-only descriptor, or -1. The caller holds FS.ns.
+func (fs *FS) truncateOpenLocked(n *node, f *file, h *handle, fd int) (err error) {
+	use := h.fd
+	if use < 0 || h.flags&unix.O_ACCMODE == unix.O_RDONLY {
+		switch {
+		case fd >= 0:
+			use, err = fs.back.open(place{fd: fd}, unix.O_WRONLY|unix.O_NONBLOCK)
+		default:
+			use, err = fs.openToWriteLocked(n, f)
+		}
+		if err != nil {
+			return err
+		}
+		defer unix.Close(use)
+	}
+	return ignoringEINTR(func() error { return unix.Ftruncate(use, 0) })
+}
+
+// truncate changes the size of n, through h if it may write. p is where n is.
+// The caller holds FS.ns.
+func (fs *FS) truncate(n *node, p place, h *handle, size int64) error {
+	if h != nil && h.lock != nil && h.fd >= 0 {
+		return fs.writeFD(h, func(fd int) error {
+			return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
+		})
+	}
+	f := n.lockFile()
+	defer n.unlockFile(f)
+	fd, err := fs.back.open(p, unix.O_WRONLY|unix.O_NONBLOCK)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
+}
+
+// openFD returns a descriptor of the file that is open already, or -1.
+func (h *handle) openFD() int {
+	if h == nil || h.fd >= 0 || !h.isFile() {
+		if h == nil {
+			return -1
+		}
+		return h.fd
+	}
+	f := h.node.lockFile()
+	defer h.node.unlockFile(f)
+	return f.fd
+}
+
+// attrsValidFor is how long the kernel may keep the attributes of n: not at all
+// while a mapping changes it of which the kernel tells nobody.
+func (n *node) attrsValidFor() time.Duration {
+	f := n.tab.files.get(n)
+	if f == nil {
+		return validFor
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.mappable > 0 || len(f.lingering) > 0 {
+		return 0
+	}
+	return validFor
+}

@@ -1,0 +1,132 @@
+package fs
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// A handle is an open file or directory of the backing.
+type handle struct {
+	id    uint64
+	fd    int // its own descriptor; -1: it uses those of its file
+	node  *node
+	flags uint32            // it was opened with
+	mode  ioMode            // of a file
+	lock  *lockstate.Handle // for one that may write
+
+	// fresh handles made the kernel drop the pages that it had of the file.
+	fresh bool
+
+	// flushed is set once a descriptor of it was closed: a RELEASE may be
+	// on its way.
+	flushed atomic.Bool
+	// released is when the kernel gave up the last descriptor, in ns; 0:
+	// not yet.
+	released atomic.Int64
+	// candidate is set for a file that a link(2) protocol will link (A9).
+	candidate atomic.Bool
+
+	// opener is who opened a lock file. Such a handle may be opened by
+	// anyone, in any mode, to be locked (A10); what is written through it
+	// passes the gate each time.
+	opener *procid.Process
+
+	cand *candidate // for a private file, or one that was when it was opened
+	dir  *dirStream // for a directory
+}
+
+// mapsWritable reports whether a shared mapping through h may change the file.
+func (h *handle) mapsWritable() bool { return h.flags&unix.O_ACCMODE == unix.O_RDWR }
+
+// isFile reports whether h is an open file of the backing.
+func (h *handle) isFile() bool { return h != nil && h.cand == nil && h.dir == nil }
+
+// handleTable holds the open handles.
+type handleTable struct {
+	mu     sync.RWMutex
+	byID   map[uint64]*handle
+	locked map[*lockstate.Handle]*handle // those that may write, lingering ones too
+	next   uint64
+}
+
+func (t *handleTable) init() {
+	t.byID = make(map[uint64]*handle)
+	t.locked = make(map[*lockstate.Handle]*handle)
+	t.next = firstHandle
+}
+
+// firstHandle keeps 0 free, which go-fuse and the kernel use for none.
+const firstHandle = 1 << 10
+
+// get returns the handle with a number, if it is one of the given node: a
+// number that the kernel has from elsewhere, as from a control file, finds
+// nothing.
+func (t *handleTable) get(id, node uint64) *handle {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if h := t.byID[id]; h != nil && h.node.id == node {
+		return h
+	}
+	return nil
+}
+
+func (t *handleTable) byLock(l *lockstate.Handle) *handle {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.locked[l]
+}
+
+func (t *handleTable) add(h *handle) uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h.id = t.next
+	t.next++
+	t.byID[h.id] = h
+	if h.lock != nil {
+		t.locked[h.lock] = h
+	}
+	return h.id
+}
+
+// remove takes out a handle that was released. It stays known by its lock.
+func (t *handleTable) remove(id uint64) *handle {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.byID[id]
+	delete(t.byID, id)
+	return h
+}
+
+// over takes note that nothing is written through h any more.
+func (t *handleTable) over(h *handle) {
+	if h.lock == nil {
+		return
+	}
+	h.node.removeWriter(h.lock)
+	t.mu.Lock()
+	delete(t.locked, h.lock)
+	t.mu.Unlock()
+	h.lock.Close()
+}
+
+func (t *handleTable) len() int {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return len(t.byID)
+}
+
+// writers returns the handles that may write.
+func (t *handleTable) writers() []*handle {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	all := make([]*handle, 0, len(t.locked))
+	for _, h := range t.locked {
+		all = append(all, h)
+	}
+	return all
+}

@@ -1,0 +1,399 @@
+package fs
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// The kernel has one way at a time to the data of an inode: its own page cache,
+// which READ and WRITE fill and empty, or the backing file itself
+// (passthrough). An open that wants the other way fails with EIO, and pages
+// that were read before are not dropped by what passes them by. So the way is
+// chosen by the first open and stands until the last RELEASE: the kernel ends
+// its side of an open before it sends that, and begins it after the answer.
+
+// An ioMode is how the data of an open file is reached.
+type ioMode uint8
+
+const (
+	ioCached  ioMode = iota // through the kernel's page cache
+	ioDirect                // each read and write is a request; no shared mapping
+	ioPassing               // the kernel goes to the backing file itself
+	// ioDirectPassing is ioDirect while other handles of the file pass.
+	ioDirectPassing
+)
+
+func (m ioMode) passes() bool { return m >= ioPassing }
+
+// passFrom is the size in bytes from which a file that is only read passes. A
+// smaller one is read once into the page cache; that takes fewer steps.
+const passFrom = 128 << 10
+
+// A file is the state of an inode while it is open, or while a mapping outlives
+// its handle.
+type file struct {
+	mu   sync.Mutex
+	dead bool // it was taken off its node
+
+	fd   int  // O_RDONLY, or -1; valid as long as a handle is open
+	kept bool // fd counts in FS.spare
+
+	backing  int32 // the kernel's number of the backing file while handles pass
+	passing  int   // handles, by mode
+	cached   int
+	direct   int
+	writers  int // handles that pass and write
+	mappable int // of which may map it writable
+
+	// writing counts the daemon's own descriptors that may write: as long
+	// as there is one, the kernel cannot tell whether others do.
+	writing int
+
+	lingering []*handle // closed, but perhaps still mapped
+	watched   bool      // the node is pinned for them
+}
+
+// fileTable holds the files of a node table.
+type fileTable struct {
+	mu     sync.RWMutex
+	byNode map[*node]*file
+}
+
+// get returns the file of n, or nil.
+func (t *fileTable) get(n *node) *file {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.byNode[n]
+}
+
+// need returns the file of n, which there was not perhaps.
+func (t *fileTable) need(n *node) *file {
+	if f := t.get(n); f != nil {
+		return f
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f := t.byNode[n]
+	if f == nil {
+		if t.byNode == nil {
+			t.byNode = make(map[*node]*file)
+		}
+		f = &file{fd: -1}
+		t.byNode[n] = f
+	}
+	return f
+}
+
+func (t *fileTable) drop(n *node) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.byNode, n)
+}
+
+// lockFile returns the file of n with its mutex held. The caller gives it back
+// with unlockFile.
+func (n *node) lockFile() *file {
+	for {
+		f := n.tab.files.need(n)
+		f.mu.Lock()
+		if !f.dead {
+			return f
+		}
+		f.mu.Unlock()
+	}
+}
+
+func (n *node) unlockFile(f *file) {
+	if f.passing+f.cached+f.direct+f.writing+len(f.lingering) == 0 {
+		f.dead = true
+		n.tab.files.drop(n)
+	}
+	f.mu.Unlock()
+}
+
+// passthrough says whether files can pass.
+type passthrough struct {
+	on  atomic.Bool
+	dev uint32 // the file system that was tried
+
+	noatime bool // reading changes no access times
+}
+
+// errMayMap: the handle would have to be revocable, and a mapping of a file
+// that passes is not.
+var errMayMap = errors.New("the file is open past the daemon, where a writable mapping could not be taken back")
+
+// choose says how h reaches the file.
+func (f *file) choose(fs *FS, h *handle, size int64) (ioMode, error) {
+	switch direct := h.opener != nil || h.lock.Revocable(); {
+	case direct && f.passing > 0 && h.mapsWritable():
+		return 0, errMayMap
+	case direct && f.passing > 0:
+		return ioDirectPassing, nil
+	case direct:
+		return ioDirect, nil
+	case f.passing > 0:
+		return ioPassing, nil
+	case len(f.lingering) > 0 && f.direct > 0:
+		return ioDirect, nil // pages would not show what is mapped
+	case len(f.lingering) > 0:
+		return ioPassing, nil
+	case f.cached > 0 || f.direct > 0 || !fs.pass.on.Load() || h.node.dev != fs.pass.dev:
+		return ioCached, nil
+	case h.candidate.Load() || h.lock == nil && (size < passFrom || fs.revocable(h.node)):
+		return ioCached, nil
+	}
+	return ioPassing, nil
+}
+
+// revocable reports whether a holder who may lose its lock at any time may come
+// to open n (L3): then nobody has it open in the way of that.
+func (fs *FS) revocable(n *node) bool {
+	if fs.table.Len() == 0 {
+		return false
+	}
+	dirs, _ := n.covering()
+	for _, d := range dirs {
+		if l, ok := fs.table.Governing(d); ok && l.Revocable {
+			return true
+		}
+	}
+	return false
+}
+
+// begin opens the data of h, a handle of n. fd is a read-only descriptor of the
+// file that it takes over, or -1. st are the file's attributes. The caller
+// holds FS.ns.
+func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.OpenOut) error {
+	h.node = n
+	f := n.lockFile()
+	defer n.unlockFile(f)
+	if h.flags&fmodeExec != 0 && fs.stillMappedLocked(n, f) {
+		drop(fd)
+		return unix.ETXTBSY
+	}
+	mode, err := f.choose(fs, h, int64(st.Size))
+	if err == nil && mode.passes() {
+		if err = fs.passLocked(n, f, &fd); err != nil && mode == ioPassing && f.passing+len(f.lingering) == 0 {
+			mode, err = ioCached, nil
+		}
+	}
+	if err == nil && (mode == ioDirect || mode == ioDirectPassing || mode == ioCached && h.lock != nil) {
+		err = fs.openOwnLocked(n, f, h, fd)
+	}
+	if err == nil && h.flags&unix.O_TRUNC != 0 {
+		err = fs.truncateOpenLocked(n, f, h, fd)
+	}
+	if err != nil {
+		fs.closeOwnLocked(f, h)
+		fs.passedLocked(f)
+		drop(fd)
+		return err
+	}
+	fs.keepLocked(f, fd)
+	f.count(h, mode, 1)
+	h.mode = mode
+	out.OpenFlags, out.BackingID = fs.openFlags(n, f, h, st)
+	return nil
+}
+
+// openFlags tells the kernel of h.mode.
+func (fs *FS) openFlags(n *node, f *file, h *handle, st *unix.Statx_t) (uint32, int32) {
+	switch h.mode {
+	case ioPassing:
+		if h.lock != nil {
+			n.plain.setPassed(true)
+		}
+		return fuse.FOPEN_PASSTHROUGH, f.backing
+	case ioDirectPassing:
+		n.plain.setPassed(true)
+		return fuse.FOPEN_PASSTHROUGH | fuse.FOPEN_DIRECT_IO, f.backing
+	case ioDirect:
+		n.plain.setPassed(true)
+		return fuse.FOPEN_DIRECT_IO, 0
+	}
+	// Pages stay valid: the backing changes only through this mount. But a
+	// read that changes the access time must get there.
+	if h.fresh = n.plain.passed() || h.lock == nil && fs.readChangesAtime(st); h.fresh {
+		return 0, 0
+	}
+	return fuse.FOPEN_KEEP_CACHE, 0
+}
+
+// count adds a handle, or takes it away.
+func (f *file) count(h *handle, mode ioMode, n int) {
+	switch {
+	case mode.passes():
+		f.passing += n
+		if mode == ioPassing && h.lock != nil {
+			f.writers += n
+			if h.mapsWritable() {
+				f.mappable += n
+			}
+		}
+	case mode == ioDirect:
+		f.direct += n
+	default:
+		f.cached += n
+	}
+}
+
+// passLocked registers the file with the kernel. *fd is a descriptor of it, or
+// -1.
+func (fs *FS) passLocked(n *node, f *file, fd *int) (err error) {
+	if f.backing != 0 {
+		return nil
+	}
+	use := f.fd
+	if use < 0 {
+		if *fd < 0 {
+			if *fd, err = fs.openNode(n, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
+				return err
+			}
+		}
+		use = *fd
+	}
+	id, errno := fs.kernel.RegisterBackingFd(&fuse.BackingMap{Fd: int32(use)})
+	switch errno {
+	case 0:
+		f.backing = id
+		return nil
+	case unix.ENOMEM, unix.ENOSPC, unix.EINTR:
+		return errno
+	}
+	if fs.pass.on.Swap(false) {
+		fs.log.Warn("no passthrough any more", "err", errno)
+	}
+	return errno
+}
+
+// passedLocked takes the file back from the kernel when no handle passes.
+func (fs *FS) passedLocked(f *file) {
+	if f.passing == 0 && f.backing != 0 {
+		fs.kernel.UnregisterBackingFd(f.backing)
+		f.backing = 0
+	}
+}
+
+// openOwnLocked gives h a descriptor of its own. fd is one of the file, or -1.
+func (fs *FS) openOwnLocked(n *node, f *file, h *handle, fd int) (err error) {
+	if !fs.spare.take() {
+		return unix.ENFILE
+	}
+	flags := backingFlags(h.flags) &^ unix.O_TRUNC
+	if fd >= 0 {
+		h.fd, err = fs.back.open(place{fd: fd}, flags)
+	} else {
+		h.fd, err = fs.openNode(n, flags)
+	}
+	if err != nil {
+		h.fd = -1
+		fs.spare.give()
+		return err
+	}
+	if h.flags&unix.O_ACCMODE != unix.O_RDONLY {
+		f.writing++
+	}
+	return nil
+}
+
+func (fs *FS) closeOwnLocked(f *file, h *handle) {
+	if h.fd < 0 {
+		return
+	}
+	unix.Close(h.fd)
+	h.fd = -1
+	fs.spare.give()
+	if h.flags&unix.O_ACCMODE != unix.O_RDONLY {
+		f.writing--
+	}
+}
+
+// keepLocked makes fd what the file is read by, if there is room for it.
+func (fs *FS) keepLocked(f *file, fd int) {
+	if fd < 0 {
+		return
+	}
+	if f.fd >= 0 || !fs.spare.take() {
+		unix.Close(fd)
+		return
+	}
+	f.fd, f.kept = fd, true
+}
+
+// end closes the data of h.
+func (fs *FS) end(h *handle) {
+	n := h.node
+	f := n.lockFile()
+	fs.closeOwnLocked(f, h)
+	f.count(h, h.mode, -1)
+	if h.mode == ioPassing && h.lock != nil && h.mapsWritable() {
+		f.lingering = append(f.lingering, h)
+	} else {
+		fs.handles.over(h)
+	}
+	fs.checkLocked(f, f.fd)
+	fs.passedLocked(f)
+	if f.passing+f.cached+f.direct == 0 && f.fd >= 0 {
+		unix.Close(f.fd)
+		f.fd = -1
+		fs.spare.give()
+	}
+	fs.keepLookingLocked(n, f)
+	n.unlockFile(f)
+}
+
+func drop(fd int) {
+	if fd >= 0 {
+		unix.Close(fd)
+	}
+}
+
+// fmodeExec is the open flag by which the kernel tells that a file is opened to
+// be executed (FMODE_EXEC in linux/fs.h).
+const fmodeExec = 0x20
+
+// A budget is how many descriptors may be open for files. The rest is for
+// directories and what an operation opens for itself.
+type budget struct {
+	left atomic.Int64
+}
+
+func (b *budget) take() bool {
+	if b.left.Add(-1) >= 0 {
+		return true
+	}
+	b.left.Add(1)
+	return false
+}
+
+func (b *budget) give() { b.left.Add(1) }
+
+// fileBudget leaves descriptors to all else: the cached directories, the
+// processes that are watched, and operations in flight.
+func fileBudget() int64 {
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		return 256
+	}
+	return int64(lim.Cur) / 2
+}
+
+// readChangesAtime reports whether the next read of a file changes its access
+// time, as relatime in mount(8) says.
+func (fs *FS) readChangesAtime(st *unix.Statx_t) bool {
+	if fs.pass.noatime {
+		return false
+	}
+	return !later(st.Atime, st.Mtime) || !later(st.Atime, st.Ctime) ||
+		time.Since(time.Unix(st.Atime.Sec, 0)) >= 24*time.Hour
+}
+
+func later(a, b unix.StatxTimestamp) bool {
+	return a.Sec > b.Sec || a.Sec == b.Sec && a.Nsec > b.Nsec
+}

@@ -1,0 +1,276 @@
+package fs
+
+import (
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// writes reports whether open flags let a file be changed.
+func writes(flags uint32) bool {
+	return flags&unix.O_ACCMODE != unix.O_RDONLY || flags&unix.O_TRUNC != 0
+}
+
+// backingFlags returns the flags that the backing file is opened with. The
+// kernel has computed offsets (O_APPEND) and aligned nothing (O_DIRECT); and
+// the daemon never waits in an open.
+func backingFlags(flags uint32) int {
+	return int(flags)&^(unix.O_CREAT|unix.O_EXCL|unix.O_APPEND|unix.O_DIRECT|unix.O_NOCTTY|unix.O_NOFOLLOW) | unix.O_NONBLOCK
+}
+
+// openForWrite admits a write handle. The caller closes it if the backing
+// refuses.
+func (r *request) openForWrite(c lockstate.Change, name string) (*lockstate.Handle, error) {
+	c.Process, c.Force = r.process(), r.forced
+	return r.fs.table.OpenHandle(c, name)
+}
+
+// Create is open(2) of a file that is not there.
+func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "create", name: name}
+	if r.parent = fs.nodes.get(in.NodeId); r.parent == nil {
+		return frozen
+	}
+	if fs.reserved(r.parent, name) {
+		return fuse.Status(unix.EEXIST)
+	}
+	if done, status := fs.createCandidate(r, in, out); done {
+		return status
+	}
+	m := &making{r: r, parent: r.parent, name: name, protocol: "create"}
+	if in.Flags&unix.O_EXCL == 0 {
+		m.protocol = "open"                     // A6
+		r.quiet = fs.isLockName(r.parent, name) // a waiter is not refused (A10)
+	}
+	exists := false
+	status := fs.attempt(r, false, func() error {
+		err := fs.create(m, in, out)
+		exists = err == unix.EEXIST && in.Flags&unix.O_EXCL == 0
+		return err
+	})
+	if status == fuse.Status(unix.EEXIST) && !exists && m.protocol == "open" && r.errno == status {
+		return fs.createPrivateLockFile(r, in, out)
+	}
+	if exists {
+		// It is in the backing and the kernel did not know: an open.
+		return fs.createExisting(r, in, out)
+	}
+	if status == fuse.OK {
+		uncached := fs.isLockName(r.parent, name) || fs.isCandidateName(name)
+		fs.fillEntry(&in.InHeader, &out.EntryOut, m.node, &m.st, uncached)
+	}
+	return status
+}
+
+func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
+	h := &handle{fd: -1, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC)}
+	r, fd := m.r, -1
+	lockFile := fs.isLockName(r.parent, r.name)
+	candidate := !lockFile && fs.isCandidateName(r.name)
+	m.quiet = candidate
+	m.before = func() (err error) {
+		switch {
+		case lockFile:
+			h.opener = r.process()
+		case writes(in.Flags):
+			h.lock, err = r.openForWrite(lockstate.Change{
+				Dirs: m.covered(fs), Quiet: candidate,
+			}, r.name)
+		}
+		return err
+	}
+	m.do = func(dir int) error {
+		return fs.asCaller(r.header, func() (err error) {
+			// Read-only, whatever the caller asked for: a descriptor that
+			// may write comes with the mode of the handle.
+			flags := unix.O_RDONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NONBLOCK
+			fd, err = openAt(dir, r.name, flags, fs.modeOf(m.parent, dir, in.Mode, in.Umask))
+			return err
+		})
+	}
+	m.seen = func(dir int) error {
+		if candidate {
+			fs.noteCandidate(r, h, identityOf(&m.st))
+		}
+		taken := fd
+		fd = -1
+		return fs.opened(m.node, h, taken, &m.st, &out.OpenOut)
+	}
+	err := fs.make(m)
+	if err != nil {
+		drop(fd)
+		fs.abandon(h)
+	}
+	return err
+}
+
+// abandon closes a handle that the kernel was not told of.
+func (fs *FS) abandon(h *handle) {
+	if h.id != 0 {
+		fs.handles.remove(h.id)
+		fs.end(h)
+		return
+	}
+	if h.node != nil && h.lock != nil {
+		h.node.removeWriter(h.lock)
+	}
+	h.lock.Close()
+	h.lock = nil
+}
+
+// createExisting opens a file that Create met in the backing.
+func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut) fuse.Status {
+	status := fs.Lookup(r.cancel, r.header, r.name, &out.EntryOut)
+	if status != fuse.OK {
+		return status
+	}
+	if out.EntryOut.NodeId == 0 {
+		return fuse.ENOENT
+	}
+	open := &fuse.OpenIn{InHeader: *r.header, Flags: in.Flags}
+	open.NodeId = out.EntryOut.NodeId
+	if status = fs.Open(r.cancel, open, &out.OpenOut); status != fuse.OK {
+		fs.nodes.forget(open.NodeId, 1)
+	}
+	return status
+}
+
+// opened hands a handle to the kernel. fd is a read-only descriptor that it
+// takes over, or -1. From here on an acquisition finds the handle.
+func (fs *FS) opened(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.OpenOut) error {
+	if h.lock != nil {
+		h.node = n
+		n.addWriter(h.lock)
+		n.followHandles() // it may have been renamed since the gate
+	}
+	if err := fs.begin(n, h, fd, st, out); err != nil {
+		return err
+	}
+	out.Fh = fs.handles.add(h)
+	return nil
+}
+
+// Open is open(2) of a file that is there.
+func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if c := fs.control.node(in.NodeId); c != nil {
+		return c.openFile(in, out)
+	}
+	n := fs.nodes.get(in.NodeId)
+	if n == nil {
+		return fuse.Status(unix.ESTALE)
+	}
+	if n.candidate().private() {
+		return n.candidate().open(fs, in, out)
+	}
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "open", node: n}
+	return fs.attempt(r, false, func() error {
+		h, flags := &handle{fd: -1}, in.Flags
+		if _, lockFile := fs.lockFileOf(n); lockFile {
+			h.opener = r.process()
+			if flags&unix.O_TRUNC != 0 {
+				op, ok := fs.mayChange(r, n)
+				defer op.End()
+				if !ok {
+					flags &^= unix.O_TRUNC // A10: succeeds and changes nothing
+				}
+			}
+		} else if writes(flags) {
+			c, err := r.covering(n)
+			if err != nil {
+				return err
+			}
+			_, name := n.covering()
+			if h.lock, err = r.openForWrite(c, name); err != nil {
+				return err
+			}
+		}
+		h.flags = flags
+		var st unix.Statx_t
+		err := fs.statOpening(n, &st)
+		if err == nil {
+			err = fs.opened(n, h, -1, &st, out)
+		}
+		if err == nil && flags&unix.O_TRUNC != 0 && in.Mode&fuse.OPEN_KILL_SUIDGID != 0 {
+			err = fs.killPrivileges(n, &in.InHeader, &st)
+		}
+		if err != nil {
+			fs.abandon(h)
+		}
+		return err
+	})
+}
+
+// Tmpfile is open(2) with O_TMPFILE.
+func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.CreateOut) fuse.Status {
+	parent := fs.nodes.get(in.NodeId)
+	if parent == nil {
+		return frozen
+	}
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "tmpfile", node: parent}
+	var st unix.Statx_t
+	h := &handle{fd: -1, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC)}
+	return fs.attempt(r, false, func() (err error) {
+		d, err := fs.back.dir(parent)
+		if err != nil {
+			return err
+		}
+		defer d.release()
+		if h.lock, err = r.openForWrite(lockstate.Change{Dirs: []*lockstate.Dir{parent.dir}}, ""); err != nil {
+			return err
+		}
+		// It has no name: it is beneath nothing until it is linked.
+		h.lock.Moved("")
+		fd, keep, err := fs.makeTmpfile(in, parent, d.fd, &st)
+		if err != nil {
+			fs.abandon(h)
+			return err
+		}
+		n := fs.nodes.anonymous(&st, keep, nil)
+		if err := fs.opened(n, h, fd, &st, &out.OpenOut); err != nil {
+			fs.abandon(h)
+			fs.nodes.forget(n.id, 1)
+			return err
+		}
+		fs.fillEntry(&in.InHeader, &out.EntryOut, n, &st, false)
+		return nil
+	})
+}
+
+// makeTmpfile makes a file without a name and returns a read-only descriptor of
+// it, and one that stands for it.
+func (fs *FS) makeTmpfile(in *fuse.CreateIn, parent *node, dir int, st *unix.Statx_t) (fd, keep int, err error) {
+	made := -1
+	flags := unix.O_TMPFILE | unix.O_RDWR | int(in.Flags)&unix.O_EXCL
+	err = fs.asCaller(&in.InHeader, func() (err error) {
+		made, err = unix.Openat(dir, ".", flags|unix.O_CLOEXEC, fs.modeOf(parent, dir, in.Mode, in.Umask))
+		return err
+	})
+	if err != nil {
+		return -1, -1, err
+	}
+	defer unix.Close(made)
+	if err := statAt(made, "", st); err != nil {
+		return -1, -1, err
+	}
+	if keep, err = unix.Openat(fs.back.proc, procName(made), unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
+		return -1, -1, err
+	}
+	if fd, err = fs.back.open(place{fd: made}, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
+		unix.Close(keep)
+		return -1, -1, err
+	}
+	return fd, keep, nil
+}
+
+// mayChange reports whether the caller may change n now. The caller ends the
+// operation.
+func (fs *FS) mayChange(r *request, n *node) (op *lockstate.Op, ok bool) {
+	c, err := r.covering(n)
+	if err != nil {
+		return nil, false
+	}
+	c.Quiet, c.Force = true, fs.opts.Observe
+	op, err = r.admit(c)
+	return op, err == nil
+}

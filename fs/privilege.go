@@ -1,0 +1,115 @@
+package fs
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// Whoever changes a file's content without CAP_FSETID takes its suid and sgid
+// bits away. The backing cannot know: the daemon, and the kernel on its behalf,
+// write with all capabilities. So the kernel leaves it to the daemon
+// (HANDLE_KILLPRIV_V2): with a flag on requests that change the content, and
+// where the kernel writes past the daemon, with a SETATTR that sets nothing,
+// before the first write. Capabilities in security.capability are dropped by
+// the backing itself, whoever writes.
+
+// killFD takes the privileges of the file that fd is open on away.
+func (fs *FS) killFD(fd int, h *fuse.InHeader) error {
+	var st unix.Statx_t
+	if err := statAt(fd, "", &st); err != nil {
+		return err
+	}
+	if mode := fs.withoutPrivileges(h, &st); mode != uint32(st.Mode) {
+		return unix.Fchmod(fd, mode&0o7777)
+	}
+	return nil
+}
+
+// killPrivileges takes the privileges of n away. st are its attributes. The
+// caller holds FS.ns.
+func (fs *FS) killPrivileges(n *node, h *fuse.InHeader, st *unix.Statx_t) error {
+	mode := fs.withoutPrivileges(h, st)
+	if mode == uint32(st.Mode) {
+		return nil
+	}
+	fd, err := fs.openNode(n, unix.O_PATH)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	st.Mode = uint16(mode)
+	return unix.Fchmodat(fs.back.proc, procName(fd), mode&0o7777, 0)
+}
+
+// withoutPrivileges returns the mode of a regular file after the caller, who
+// has no CAP_FSETID, has changed its content. An sgid bit without the group's x
+// bit goes only where the caller is not of the group.
+func (fs *FS) withoutPrivileges(h *fuse.InHeader, st *unix.Statx_t) uint32 {
+	mode := uint32(st.Mode)
+	if mode&unix.S_IFMT != unix.S_IFREG {
+		return mode
+	}
+	mode &^= unix.S_ISUID
+	if mode&unix.S_ISGID != 0 && (mode&unix.S_IXGRP != 0 || !inGroup(h, st.Gid)) {
+		mode &^= unix.S_ISGID
+	}
+	return mode
+}
+
+// inGroup reports whether the caller is of a group.
+func inGroup(h *fuse.InHeader, gid uint32) bool {
+	return h.Gid == gid || slices.Contains(strings.Fields(statusLine(h.Pid, "Groups:")), strconv.FormatUint(uint64(gid), 10))
+}
+
+// mayKeepPrivileges reports whether the caller has CAP_FSETID.
+func mayKeepPrivileges(h *fuse.InHeader) bool {
+	caps, err := strconv.ParseUint(strings.TrimSpace(statusLine(h.Pid, "CapEff:")), 16, 64)
+	if err != nil {
+		return h.Uid == 0
+	}
+	return caps>>unix.CAP_FSETID&1 != 0
+}
+
+// statusLine returns what a line of a thread's status in proc(5) says.
+func statusLine(tid uint32, key string) string {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/status", tid))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if v, ok := strings.CutPrefix(s.Text(), key); ok {
+			return v
+		}
+	}
+	return ""
+}
+
+// setAttrKills takes away what a SETATTR takes away of n's privileges: one that
+// changes the size, or sets nothing at all, as the kernel asks for it before a
+// write that passes the daemon. What chown(2) takes away, the backing does, but
+// it does not know the groups of the caller. The caller holds FS.ns.
+func (fs *FS) setAttrKills(n *node, in *fuse.SetAttrIn) error {
+	const what = fuse.FATTR_MODE | fuse.FATTR_UID | fuse.FATTR_GID | fuse.FATTR_ATIME | fuse.FATTR_MTIME | fuse.FATTR_SIZE
+	nothing := in.Valid&what == 0
+	chown := in.Valid&(fuse.FATTR_UID|fuse.FATTR_GID) != 0 && in.InHeader.Uid != 0
+	flagged := in.Valid&fuse.FATTR_KILL_SUIDGID != 0 && in.Valid&fuse.FATTR_SIZE != 0
+	if n.kind != unix.S_IFREG>>12 || !nothing && !chown && !flagged {
+		return nil
+	}
+	var st unix.Statx_t
+	if err := fs.statNode(n, &st); err != nil {
+		return err
+	}
+	if st.Mode&(unix.S_ISUID|unix.S_ISGID) == 0 || !flagged && mayKeepPrivileges(&in.InHeader) {
+		return nil
+	}
+	return fs.killPrivileges(n, &in.InHeader, &st)
+}

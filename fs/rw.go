@@ -1,0 +1,222 @@
+package fs
+
+import (
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// Read is read(2).
+func (fs *FS) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	if fs.control.node(in.NodeId) != nil {
+		return fs.control.read(cancel, in)
+	}
+	h := fs.handles.get(in.Fh, in.NodeId)
+	if h == nil {
+		return nil, fuse.EBADF
+	}
+	if h.cand != nil {
+		return h.cand.read(in, buf)
+	}
+	if h.fresh {
+		// The pages from before are gone: the kernel drops them in open(2).
+		h.node.plain.setPassed(false)
+	}
+	fd, temporary, err := fs.readFD(h)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	if !temporary {
+		return fuse.ReadResultFd(uintptr(fd), int64(in.Offset), int(in.Size)), fuse.OK
+	}
+	defer unix.Close(fd)
+	n, err := unix.Pread(fd, buf[:min(len(buf), int(in.Size))], int64(in.Offset))
+	return fuse.ReadResultData(buf[:max(n, 0)]), statusOf(err)
+}
+
+// Write is write(2), or the kernel writing back a mapping.
+func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n uint32, status fuse.Status) {
+	if fs.control.node(in.NodeId) != nil {
+		return fs.control.write(cancel, in, data)
+	}
+	h := fs.handles.get(in.Fh, in.NodeId)
+	if h == nil {
+		return 0, fuse.EBADF
+	}
+	if h.opener != nil {
+		return fs.writeLockFile(cancel, h, in, data)
+	}
+	if h.cand != nil {
+		return h.cand.write(in, data)
+	}
+	if h.lock == nil {
+		return 0, fuse.EBADF
+	}
+	status = statusOf(fs.writeFD(h, func(fd int) error {
+		if in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0 {
+			if err := fs.killFD(fd, &in.InHeader); err != nil {
+				return err
+			}
+		}
+		n, status = writeAt(fd, in, data)
+		if status != fuse.OK {
+			return syscall.Errno(status)
+		}
+		return nil
+	}))
+	fs.wroteDirectly(h)
+	return n, status
+}
+
+func (fs *FS) writeLockFile(cancel <-chan struct{}, h *handle, in *fuse.WriteIn, data []byte) (n uint32, status fuse.Status) {
+	status = fs.changeLockFile(cancel, &in.InHeader, h, "write", func() (s fuse.Status) {
+		if h.cand != nil {
+			n, s = h.cand.write(in, data)
+		} else {
+			n, s = writeAt(h.fd, in, data)
+		}
+		return s
+	})
+	return n, status
+}
+
+// changeLockFile passes the gate for one change through a handle on a lock
+// file.
+func (fs *FS) changeLockFile(cancel <-chan struct{}, header *fuse.InHeader, h *handle, op string, change func() fuse.Status) fuse.Status {
+	r := &request{fs: fs, cancel: cancel, header: header, op: op, node: h.node}
+	return fs.attempt(r, false, func() error {
+		if h.cand.private() {
+			return lockstate.ErrHeld
+		}
+		c, err := r.covering(h.node)
+		if err != nil {
+			return err
+		}
+		c.Quiet = true
+		op, err := r.admit(c)
+		if err != nil {
+			return err
+		}
+		defer op.End()
+		if s := change(); s != fuse.OK {
+			return syscall.Errno(s)
+		}
+		return nil
+	})
+}
+
+// wroteDirectly has the kernel drop the pages that it may have read before what
+// was written past its page cache.
+func (fs *FS) wroteDirectly(h *handle) {
+	if h.mode != ioDirect {
+		return
+	}
+	h.node.plain.setPassed(true)
+	f := h.node.lockFile()
+	cached := f.cached > 0
+	h.node.unlockFile(f)
+	if cached {
+		// Not from within the request: the kernel waits for pages that it
+		// is reading.
+		go fs.kernel.InodeNotify(h.node.id, 0, 0)
+	}
+}
+
+func writeAt(fd int, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	done := 0
+	for done < len(data) {
+		n, err := unix.Pwrite(fd, data[done:], int64(in.Offset)+int64(done))
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			if done > 0 {
+				break
+			}
+			return 0, statusOf(err)
+		}
+		done += n
+	}
+	return uint32(done), fuse.OK
+}
+
+// Fsync is fsync(2) and fdatasync(2).
+func (fs *FS) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	h := fs.handles.get(in.Fh, in.NodeId)
+	if h == nil || h.cand != nil {
+		return fuse.OK
+	}
+	return statusOf(fs.withFD(h, func(fd int) error {
+		return ignoringEINTR(func() error {
+			if in.FsyncFlags&1 != 0 {
+				return unix.Fdatasync(fd)
+			}
+			return unix.Fsync(fd)
+		})
+	}))
+}
+
+// Lseek is lseek(2) with SEEK_DATA or SEEK_HOLE.
+func (fs *FS) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
+	h := fs.handles.get(in.Fh, in.NodeId)
+	if h != nil && h.cand != nil {
+		return h.cand.lseek(in, out)
+	}
+	if h == nil {
+		return fuse.EBADF
+	}
+	return statusOf(fs.withFD(h, func(fd int) error {
+		off, err := unix.Seek(fd, int64(in.Offset), int(in.Whence))
+		out.Offset = uint64(off)
+		return err
+	}))
+}
+
+// Fallocate is fallocate(2).
+func (fs *FS) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
+	h := fs.handles.get(in.Fh, in.NodeId)
+	if !h.isFile() || h.lock == nil && h.opener == nil {
+		return fuse.EBADF
+	}
+	defer fs.wroteDirectly(h)
+	change := func() fuse.Status {
+		return statusOf(fs.writeFD(h, func(fd int) error {
+			return ignoringEINTR(func() error {
+				return unix.Fallocate(fd, in.Mode, int64(in.Offset), int64(in.Length))
+			})
+		}))
+	}
+	if h.opener != nil {
+		return fs.changeLockFile(cancel, &in.InHeader, h, "fallocate", change)
+	}
+	return change()
+}
+
+// CopyFileRange is copy_file_range(2) between two files of the mount.
+func (fs *FS) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
+	src, dst := fs.handles.get(in.FhIn, in.NodeId), fs.handles.get(in.FhOut, in.NodeIdOut)
+	if !src.isFile() || !dst.isFile() || dst.lock == nil && dst.opener == nil {
+		return 0, fuse.EBADF
+	}
+	defer fs.wroteDirectly(dst)
+	n := 0
+	change := func() fuse.Status {
+		return statusOf(fs.withFD(src, func(sfd int) error {
+			return fs.writeFD(dst, func(dfd int) (err error) {
+				from, to := int64(in.OffIn), int64(in.OffOut)
+				n, err = unix.CopyFileRange(sfd, &from, dfd, &to, int(min(in.Len, 1<<30)), 0)
+				return err
+			})
+		}))
+	}
+	status := fuse.OK
+	if dst.opener != nil {
+		status = fs.changeLockFile(cancel, &in.InHeader, dst, "copy_file_range", change)
+	} else {
+		status = change()
+	}
+	return uint32(max(n, 0)), status
+}
