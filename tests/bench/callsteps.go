@@ -46,8 +46,7 @@ func procPlace(procs, i int) string { return fmt.Sprintf("p%dof%d", i+1, procs) 
 func lockSteps() []step {
 	s := func(kind, row string) step {
 		return step{rows: []string{row}, run: func(ctx context.Context, b *bout) ([]timing, error) {
-			took, ops, err := runLoops(ctx, b.kit.root, []job{{Kind: kind, Dir: b.path(b.state, "locks"), N: b.kit.size.cycles}})
-			return timings(took, ops), err
+			return runLoops(ctx, b.kit.root, []job{{Kind: kind, Dir: b.path(b.state, "locks"), N: b.kit.size.cycles}})
 		}}
 	}
 	return []step{
@@ -67,7 +66,7 @@ func (b *bout) loops(ctx context.Context, procs int, kind string, after map[stri
 	for i := range procs {
 		jobs = append(jobs, job{Kind: kind, Dir: b.path(b.state, procPlace(procs, i)), N: n, Hold: b.hold()})
 	}
-	took, ops, err := runLoops(ctx, b.kit.root, jobs)
+	t, err := runLoops(ctx, b.kit.root, jobs)
 	if err != nil {
 		return nil, err
 	}
@@ -92,5 +91,5 @@ func (b *bout) loops(ctx context.Context, procs int, kind string, after map[stri
 			return nil, fmt.Errorf("%s left names that should be gone: %v", kind, found)
 		}
 	}
-	return timings(took, ops), nil
+	return t, nil
 }

@@ -46,7 +46,7 @@ func dataSteps() []step {
 
 func (b *bout) data(ctx context.Context, kind string) ([]timing, error) {
 	size := b.kit.size
-	took, ops, err := runLoops(ctx, b.kit.root, []job{{Kind: kind, Dir: b.path(b.state, "data"), N: size.random, Size: size.data}})
+	t, err := runLoops(ctx, b.kit.root, []job{{Kind: kind, Dir: b.path(b.state, "data"), N: size.random, Size: size.data}})
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func (b *bout) data(ctx context.Context, kind string) ([]timing, error) {
 	if err == nil && info.Size() != size.data {
 		err = fmt.Errorf("%s left %d bytes, not %d", kind, info.Size(), size.data)
 	}
-	return timings(took, ops), err
+	return t, err
 }
 
 // dropCaches makes the kernel forget all that it could read again.

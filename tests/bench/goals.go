@@ -51,8 +51,16 @@ const (
 	memoryLimit = 150
 )
 
-// aheadOf are the peers that stagefs shall beat in every row.
-func aheadOf() []string { return []string{"loopback", "passthrough_hp"} }
+// aheadOf are the peers that a stagefs shall beat in every row: under the same
+// conditions, which means that over io_uring it is measured by what uses that
+// too, where there is such a one.
+func aheadOf(transport string) [][]string {
+	hp := []string{"passthrough_hp"}
+	if transport == "uring" {
+		hp = []string{"passthrough_hp ring", "passthrough_hp"}
+	}
+	return [][]string{{"loopback"}, hp}
+}
 
 // limit is the bound of a row, 0 if it has none.
 func limit(row string, ring bool) float64 {

@@ -91,7 +91,7 @@ func (in *instance) mount(ctx context.Context, root string) error {
 	}
 	in.gone = make(chan struct{})
 	go func() { in.cmd.Wait(); close(in.gone) }()
-	if err := in.await(ctx, 20*time.Second, in.mounted); err != nil {
+	if err := in.await(ctx, time.Minute, in.mounted); err != nil {
 		said, _ := os.ReadFile(log.Name())
 		return fmt.Errorf("%q does not mount: %w: %s", argv, err, strings.TrimSpace(string(said)))
 	}
@@ -141,12 +141,17 @@ func (in *instance) pull(root string, locks int) error {
 		return err
 	}
 	in.crowd = c
+	return in.crowded(locks)
+}
+
+// crowded looks whether the crowd has its locks.
+func (in *instance) crowded(locks int) error {
 	list, err := os.ReadFile(filepath.Join(in.mnt, ".stagefs", "locks"))
 	if err != nil {
 		return err
 	}
-	if got := strings.Count(string(list), "crowd/many/"); got != locks {
-		return fmt.Errorf("%d locks are listed after %d mkdirs", got, locks)
+	if got := strings.Count(string(list), stateCrowd+"/many/"); got != locks {
+		return fmt.Errorf("%d locks of %d are in the table", got, locks)
 	}
 	return nil
 }
@@ -172,7 +177,7 @@ func (in *instance) unmount() error {
 		return nil
 	}
 	var err error
-	for range 500 {
+	for range 1000 {
 		if err = unix.Unmount(in.mnt, 0); err != unix.EBUSY {
 			break
 		}
@@ -184,7 +189,7 @@ func (in *instance) unmount() error {
 	}
 	select {
 	case <-in.gone:
-	case <-time.After(15 * time.Second):
+	case <-time.After(time.Minute):
 		in.cmd.Process.Kill()
 		<-in.gone
 		err = errors.Join(err, fmt.Errorf("%s did not end after it was unmounted", in.Name))

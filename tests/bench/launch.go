@@ -122,7 +122,7 @@ func runTool(ctx context.Context, root string, j job, env ...string) (time.Durat
 
 // runLoops runs clients at once. A row's time is from the first start to the
 // last end; its count is that of all.
-func runLoops(ctx context.Context, root string, jobs []job) ([]time.Duration, []int64, error) {
+func runLoops(ctx context.Context, root string, jobs []job) ([]timing, error) {
 	var clients []*client
 	defer func() {
 		for _, c := range clients {
@@ -132,7 +132,7 @@ func runLoops(ctx context.Context, root string, jobs []job) ([]time.Duration, []
 	for _, j := range jobs {
 		c, err := start(root, j)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		defer c.killOn(ctx)()
 		clients = append(clients, c)
@@ -140,28 +140,38 @@ func runLoops(ctx context.Context, root string, jobs []job) ([]time.Duration, []
 	for _, c := range clients {
 		c.in.Close()
 	}
-	var first, last, ops []int64
+	var found []result
 	for len(clients) > 0 {
 		c := clients[0]
 		clients = clients[1:]
 		var res result
 		bad := json.NewDecoder(c.out).Decode(&res)
 		if err := c.wait(); err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", jobs[0].Kind, err)
+			return nil, fmt.Errorf("%s: %w", jobs[0].Kind, err)
 		}
 		if bad != nil {
-			return nil, nil, fmt.Errorf("%s: no result: %w", jobs[0].Kind, bad)
+			return nil, fmt.Errorf("%s: no result: %w", jobs[0].Kind, bad)
 		}
-		for i, s := range res.Spans {
-			if i == len(first) {
-				first, last, ops = append(first, s.Start), append(last, s.End), append(ops, 0)
-			}
-			first[i], last[i], ops[i] = min(first[i], s.Start), max(last[i], s.End), ops[i]+res.Ops[i]
+		found = append(found, res)
+	}
+	return together(found), ctx.Err()
+}
+
+// together has a timing for each row of what several clients did at once. Only
+// of one alone does it mean something how fast it was at its best.
+func together(found []result) []timing {
+	var rows []timing
+	for i, s := range found[0].Spans {
+		t := timing{}
+		for _, res := range found {
+			s.Start, s.End = min(s.Start, res.Spans[i].Start), max(s.End, res.Spans[i].End)
+			t.ops += res.Ops[i]
 		}
+		t.took = time.Duration(s.End - s.Start)
+		if len(found) == 1 && t.ops > 1 {
+			t.best = time.Duration(found[0].Best[i])
+		}
+		rows = append(rows, t)
 	}
-	var took []time.Duration
-	for i := range first {
-		took = append(took, time.Duration(last[i]-first[i]))
-	}
-	return took, ops, ctx.Err()
+	return rows
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -140,8 +141,10 @@ func results(ctx context.Context, o options, errs io.Writer) (*Results, error) {
 func save(o options, res *Results) error {
 	var errs []error
 	if o.json != "" {
-		text, err := json.MarshalIndent(res, "", " ")
-		errs = append(errs, err, os.WriteFile(o.json, append(text, '\n'), 0o644))
+		text, err := json.Marshal(res)
+		// A sample a line: to be read by people, and compared by line.
+		text = append(bytes.ReplaceAll(text, []byte(`,{"`), []byte(",\n{\"")), '\n')
+		errs = append(errs, err, os.WriteFile(o.json, text, 0o644))
 	}
 	if o.svg != "" {
 		errs = append(errs, os.WriteFile(o.svg, plot(res), 0o644))

@@ -59,6 +59,9 @@ func plot(r *Results) []byte {
 	var rows []string
 	least, most := 0.8, 4.0
 	for _, row := range r.rows() {
+		if strings.HasSuffix(row, " x4") {
+			continue // in the tables; the plot is long enough
+		}
 		shown := false
 		for _, name := range names {
 			if x, ok := r.ratio(row, name, stateFree); ok {
@@ -78,7 +81,7 @@ func plot(r *Results) []byte {
 	bottom := plotTop + rowHigh*len(rows)
 
 	var b bytes.Buffer
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img">`, plotWidth, bottom+30, plotWidth, bottom+30)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img">`, plotWidth, bottom+44, plotWidth, bottom+44)
 	fmt.Fprintf(&b, "\n<title>Time of stagefs and other FUSE filesystems, relative to the bare directory</title>\n<style>%s</style>\n", plotStyle)
 	fmt.Fprintf(&b, `<text class="title" x="8" y="20">Time relative to the bare directory (%s), median of %d rounds; less is better</text>`+"\n", escape(r.Machine.Filesystem), r.Rounds)
 	x := 8.0
@@ -99,8 +102,14 @@ func plot(r *Results) []byte {
 	for i, row := range rows {
 		plotRow(&b, r, row, names, plotTop+i*rowHigh, scale)
 	}
-	fmt.Fprintf(&b, `<text class="small" x="8" y="%d">%s</text>`+"\n</svg>\n", bottom+18, escape(fmt.Sprintf("%s, %s, Linux %s, %d cores; the line across a stagefs bar goes from the smallest to the largest ratio",
-		r.Version, r.Began.Format("2006-01-02"), r.Machine.Kernel, r.Machine.Cores)))
+	for i, line := range []string{
+		fmt.Sprintf("%s, %s, Linux %s, %d cores; the line across a stagefs bar goes from the smallest to the largest ratio",
+			r.Version, r.Began.Format("2006-01-02"), r.Machine.Kernel, r.Machine.Cores),
+		fmt.Sprintf("profile %s; the machine's load was %s before and %s after (1, 5, 15 minutes)", r.Profile, r.LoadThen, r.LoadNow),
+	} {
+		fmt.Fprintf(&b, `<text class="small" x="8" y="%d">%s</text>`+"\n", bottom+18+14*i, escape(line))
+	}
+	b.WriteString("</svg>\n")
 	return b.Bytes()
 }
 

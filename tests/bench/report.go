@@ -25,6 +25,7 @@ func report(w io.Writer, r *Results) error {
 		}
 	}
 	reportRatios(t, r)
+	reportBest(t, r)
 	reportStates(t, r)
 	reportMemory(t, r)
 	reportMissed(t, r)
@@ -35,48 +36,98 @@ func report(w io.Writer, r *Results) error {
 }
 
 func reportRatios(w io.Writer, r *Results) {
+	if len(r.Samples) == 0 {
+		return
+	}
 	fmt.Fprint(w, "\nTime relative to the bare directory: median (smallest–largest) over the rounds\n\nROW\tBARE")
-	var named []string
 	for _, s := range r.Subjects[1:] {
-		named = append(named, s.Name)
 		fmt.Fprintf(w, "\t%s", s.Name)
-		if s.Name == oursName {
+		if r.ours(s) {
 			fmt.Fprint(w, "\tGOAL\tAHEAD")
 		}
 	}
 	fmt.Fprintln(w)
 	for _, row := range r.rows() {
 		fmt.Fprintf(w, "%s\t%s", row, seconds(spreadOf(perOp(r.Samples, row, side{bareName, stateFree})).Median))
-		for _, name := range named {
-			x, _ := r.ratio(row, name, stateFree)
+		for _, s := range r.Subjects[1:] {
+			x, _ := r.ratio(row, s.Name, stateFree)
 			fmt.Fprintf(w, "\t%s", cell(x.Spread))
-			if name == oursName {
-				fmt.Fprintf(w, "\t%s\t%s", verdict(x.Spread.Median, x.Limit), ahead(r, row, x))
+			if r.ours(s) {
+				fmt.Fprintf(w, "\t%s\t%s", verdict(x.Spread.Median, x.Limit), r.ahead(row, s))
 			}
 		}
 		fmt.Fprintln(w)
 	}
 }
 
-// ahead tells behind which of the peers that count stagefs is.
-func ahead(r *Results, row string, ours Ratio) string {
-	var behind []string
-	any := false
-	for _, peer := range aheadOf() {
-		if p, ok := r.ratio(row, peer, stateFree); ok && ours.Spread.N > 0 {
-			any = true
-			if ours.Spread.Median > p.Spread.Median {
-				behind = append(behind, peer)
+// behind are the peers that count, and are faster than a stagefs in a row.
+// known tells whether there was any such peer.
+func (r *Results) behind(row string, s subject) (peers []string, known bool) {
+	ours, ok := r.ratio(row, s.Name, stateFree)
+	for _, likes := range aheadOf(s.Transport) {
+		for _, peer := range likes {
+			if p, there := r.ratio(row, peer, stateFree); ok && there {
+				known = true
+				if ours.Spread.Median > p.Spread.Median {
+					peers = append(peers, peer)
+				}
+				break
 			}
 		}
 	}
-	switch {
-	case len(behind) > 0:
-		return "behind " + strings.Join(behind, ", ")
-	case any:
+	return peers, known
+}
+
+func (r *Results) ahead(row string, s subject) string {
+	switch peers, known := r.behind(row, s); {
+	case len(peers) > 0:
+		return "behind " + strings.Join(peers, ", ")
+	case known:
 		return "yes"
 	}
 	return ""
+}
+
+// reportBest compares loops at their fastest: what to look at where the machine
+// was not calm. The states are beside it.
+func reportBest(w io.Writer, r *Results) {
+	states := []string{stateHeld, stateParent, stateCrowd}
+	lines := 0
+	for _, row := range r.rows() {
+		bare := bestOp(r.Samples, row, side{bareName, stateFree})
+		if bare == 0 {
+			continue
+		}
+		if lines++; lines == 1 {
+			fmt.Fprint(w, "\nThe fastest stretch of the loops, relative to that on the bare directory; of states, to the free one\n\nROW\tBARE")
+			for _, s := range r.Subjects[1:] {
+				fmt.Fprintf(w, "\t%s", s.Name)
+				if s.Name == oursName {
+					fmt.Fprintf(w, "\tGOAL\tHELD\tPARENT\tCROWD")
+				}
+			}
+			fmt.Fprintln(w)
+		}
+		fmt.Fprintf(w, "%s\t%s", row, seconds(bare))
+		for _, s := range r.Subjects[1:] {
+			best := bestOp(r.Samples, row, side{s.Name, stateFree})
+			fmt.Fprintf(w, "\t%s", known(best/bare))
+			if s.Name == oursName {
+				fmt.Fprintf(w, "\t%s", verdict(best/bare, r.limit(row, s.Name)))
+				for _, state := range states {
+					fmt.Fprintf(w, "\t%s", known(bestOp(r.Samples, row, side{s.Name, state})/max(best, 1e-12)))
+				}
+			}
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+func known(x float64) string {
+	if x == 0 {
+		return "-"
+	}
+	return short(x)
 }
 
 func cell(s Spread) string {

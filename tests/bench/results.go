@@ -88,10 +88,15 @@ func (r *Results) transport(name, how string) {
 	}
 }
 
+// ours tells whether a subject is a stagefs, also when it comes from a file.
+func (*Results) ours(s subject) bool {
+	return s.Name == oursName || strings.HasPrefix(s.Name, oursName+" ")
+}
+
 // limit is the goal of a row, if the subject is a stagefs.
 func (r *Results) limit(row, name string) float64 {
 	for _, s := range r.Subjects {
-		if s.Name == name && strings.HasPrefix(name, oursName) {
+		if s.Name == name && r.ours(s) {
 			return limit(row, s.Transport == "uring")
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,6 +26,9 @@ type runner struct {
 
 // rounds does as many rounds as were asked for and fit into the time.
 func (r *runner) rounds(ctx context.Context, subjects []subject) error {
+	if !r.wants(func(step) bool { return true }) {
+		return nil
+	}
 	began, longest := time.Now(), time.Duration(0)
 	for round := range r.o.rounds {
 		if round > 0 && time.Since(began)+longest > r.o.budget {
@@ -84,10 +88,11 @@ func (r *runner) round(ctx context.Context, round int, subjects []subject) (err 
 			states = append(states, stateHeld, stateParent)
 		}
 		serve(s, fmt.Sprint(i), states...)
-		if s.main && r.o.states && r.wantsStates() {
+		if s.main && r.o.states && r.wants(func(s step) bool { return s.states }) {
 			if in := serve(s, stateCrowd, stateCrowd); in != nil {
-				if err := in.pull(r.kit.root, r.kit.size.crowd); err != nil {
-					r.note("round %d: the crowd: %v", round+1, err)
+				if bad := in.pull(r.kit.root, r.kit.size.crowd); bad != nil {
+					bouts = bouts[:len(bouts)-1]
+					r.note("round %d: the crowd: %v", round+1, errors.Join(bad, in.stop()))
 				}
 			}
 		}
@@ -101,15 +106,19 @@ func (r *runner) round(ctx context.Context, round int, subjects []subject) (err 
 			fmt.Fprintf(r.talk, "round %d of %d: %s, %.0f s\n", round+1, r.o.rounds, w.name, time.Since(began).Seconds())
 		}
 	}
-	return ctx.Err()
+	for _, b := range bouts {
+		if b.crowd != nil {
+			err = errors.Join(err, b.crowded(r.kit.size.crowd))
+		}
+	}
+	return errors.Join(err, ctx.Err())
 }
 
-func (r *runner) wantsStates() bool {
+// wants tells whether any of the steps that will be done is such a one.
+func (r *runner) wants(such func(step) bool) bool {
 	for _, w := range works() {
-		for _, s := range w.needed(r.o.rows.MatchString) {
-			if s.states {
-				return true
-			}
+		if slices.ContainsFunc(w.needed(r.o.rows.MatchString), such) {
+			return true
 		}
 	}
 	return false
@@ -142,7 +151,10 @@ func (r *runner) work(ctx context.Context, round, turn int, w work, bouts []*bou
 			}
 			for n, row := range s.rows {
 				if r.o.rows.MatchString(row) {
-					r.res.Samples = append(r.res.Samples, Sample{row, b.Name, b.state, round, found[n].took.Seconds(), found[n].ops})
+					r.res.Samples = append(r.res.Samples, Sample{
+						Row: row, Subject: b.Name, State: b.state, Round: round,
+						Seconds: found[n].took.Seconds(), Ops: found[n].ops, Best: found[n].best.Seconds(),
+					})
 				}
 			}
 		}

@@ -44,6 +44,10 @@ type Sample struct {
 	Round   int     `json:"round"`
 	Seconds float64 `json:"seconds"`
 	Ops     int64   `json:"ops"` // how many operations it was; 1 for a whole tool
+
+	// Best is what one operation took in the fastest stretch of a loop, which
+	// tells something also where others use the machine; 0 if there is none.
+	Best float64 `json:"best_seconds,omitempty"`
 }
 
 // A side is one half of a comparison.
@@ -76,4 +80,16 @@ func perOp(samples []Sample, row string, of side) []float64 {
 		}
 	}
 	return out
+}
+
+// bestOp is what one operation of a row took in the fastest stretch of all
+// rounds; 0 if that is not known.
+func bestOp(samples []Sample, row string, of side) float64 {
+	best := 0.0
+	for _, s := range samples {
+		if s.Row == row && s.Subject == of.Subject && s.State == of.State && s.Best > 0 && (best == 0 || s.Best < best) {
+			best = s.Best
+		}
+	}
+	return best
 }

@@ -22,6 +22,7 @@ type step struct {
 type timing struct {
 	took time.Duration
 	ops  int64
+	best time.Duration // of one operation in the fastest stretch of a loop
 }
 
 // A work is steps on the same directory, in order.
@@ -81,13 +82,4 @@ func (b *bout) hold() string {
 	return ""
 }
 
-func one(d time.Duration, err error) ([]timing, error) { return []timing{{d, 1}}, err }
-
-// timings pairs what runLoops returns.
-func timings(took []time.Duration, ops []int64) []timing {
-	var out []timing
-	for i := range took {
-		out = append(out, timing{took[i], ops[i]})
-	}
-	return out
-}
+func one(d time.Duration, err error) ([]timing, error) { return []timing{{took: d, ops: 1}}, err }
