@@ -102,6 +102,13 @@ func (t *handleTable) remove(id uint64) *handle {
 	return h
 }
 
+// linger adds a handle that was released before.
+func (t *handleTable) linger(h *handle) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.locked[h.lock] = h
+}
+
 // over takes note that nothing is written through h any more.
 func (t *handleTable) over(h *handle) {
 	if h.lock == nil {

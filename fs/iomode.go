@@ -139,7 +139,7 @@ func (f *file) choose(fs *FS, h *handle, size int64) (ioMode, error) {
 		return ioDirect, nil
 	case f.passing > 0:
 		return ioPassing, nil
-	case len(f.lingering) > 0 && f.direct > 0:
+	case len(f.lingering) > 0 && (f.direct > 0 || !fs.pass.on.Load()):
 		return ioDirect, nil // pages would not show what is mapped
 	case len(f.lingering) > 0:
 		return ioPassing, nil

@@ -112,6 +112,9 @@ func Mount(o Options) (_ *Server, err error) {
 		}
 	}
 	s.fs.linger.start(s.fs)
+	if s.store.Crashed() && s.fs.privileged && !o.NoLocking {
+		s.fs.adopt()
+	}
 	s.fs.orphans.scan(s.fs)
 	go s.serve()
 	return s, nil

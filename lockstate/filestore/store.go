@@ -37,6 +37,7 @@ type Store struct {
 	key      string
 	guard    *flock.Flock
 	warnings []string
+	crashed  bool
 
 	mu sync.Mutex
 	// dir reaches the state directory also when a mount has come to cover its
@@ -82,6 +83,8 @@ func (s *Store) open(lockPath string) error {
 	if !taken {
 		return &HeldError{Pid: holder(lockPath)}
 	}
+	old, _ := os.ReadFile(lockPath)
+	s.crashed = len(old) > 0
 	if err := os.WriteFile(lockPath, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
 		s.guard.Close()
 		return fmt.Errorf("writing the pid: %w", err)
@@ -97,6 +100,10 @@ func (s *Store) open(lockPath string) error {
 
 // Warnings tells what was found damaged when the store was opened (S2).
 func (s *Store) Warnings() []string { return s.warnings }
+
+// Crashed reports whether whoever had the backing before did not close the
+// store.
+func (s *Store) Crashed() bool { return s.crashed }
 
 // Close gives the backing up. Closing twice is fine.
 func (s *Store) Close() error {

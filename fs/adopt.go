@@ -1,0 +1,88 @@
+package fs
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// What a file that passes was opened or mapped for goes on after the death of
+// the daemon: the kernel needs it no more. So a daemon whose predecessor died
+// looks, before it grants anything, which files of the backing are open for
+// writing. They linger as handles of nobody until nobody has them open (W3,
+// R8).
+
+// adopt takes over what an earlier daemon left open. The mount does not answer
+// yet.
+func (fs *FS) adopt() {
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	for dirs := []string{"."}; len(dirs) > 0; {
+		dir := dirs[len(dirs)-1]
+		dirs = dirs[:len(dirs)-1]
+		fd, err := fs.openPath(dir)
+		if err != nil {
+			continue
+		}
+		var open []string
+		err = eachEntry(fd, func(e dirEntry) bool {
+			switch {
+			case e.typ == unix.DT_DIR:
+				dirs = append(dirs, join(dir, e.name))
+			case (e.typ == unix.DT_REG || e.typ == unix.DT_UNKNOWN) && openForWriting(fd, e.name):
+				open = append(open, e.name)
+			}
+			return true
+		})
+		unix.Close(fd)
+		for _, name := range open {
+			err := fs.adoptFile(join(dir, name))
+			fs.log.Warn("a file is still open for writing by the mount of a daemon that died", "path", join(dir, name), "err", err)
+		}
+		if err != nil {
+			fs.log.Warn("cannot look for files that are still open for writing", "dir", dir, "err", err)
+		}
+	}
+}
+
+// openForWriting reports whether anybody has a file below dir open for writing.
+func openForWriting(dir int, name string) bool {
+	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOATIME, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	return readLease(fd) == unix.EAGAIN
+}
+
+func (fs *FS) adoptFile(path string) error {
+	n := fs.root
+	var st unix.Statx_t
+	for _, name := range split(path) {
+		d, err := fs.back.dir(n)
+		if err != nil {
+			return err
+		}
+		child, err := fs.nodes.lookAt(d.fd, n, name, &st)
+		d.release()
+		if err != nil {
+			return err
+		}
+		defer fs.nodes.forget(child.id, 1) // the kernel was not told
+		n = child
+	}
+	dirs, name := n.covering()
+	lock, err := fs.table.OpenHandle(lockstate.Change{Dirs: dirs, Quiet: true, Force: true}, name)
+	if err != nil {
+		return err
+	}
+	h := &handle{fd: -1, node: n, flags: unix.O_RDWR, mode: ioPassing, lock: lock}
+	h.released.Store(1) // long ago
+	n.addWriter(lock)
+	fs.handles.linger(h)
+	f := n.lockFile()
+	defer n.unlockFile(f)
+	f.lingering = append(f.lingering, h)
+	fs.keepLookingLocked(n, f)
+	return nil
+}

@@ -1,0 +1,282 @@
+//go:build linux
+
+package tests
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// needPassthrough skips the test where the kernel cannot go to the backing
+// itself, or is not to.
+func needPassthrough(m *Mount) {
+	m.t.Helper()
+	if m.metric("passthrough") == 0 {
+		m.t.Skip("no passthrough here")
+	}
+}
+
+// lockIt is how an agent takes D.
+func lockIt(m *Mount) []string { return []string{"creat", m.At("D/devserver"), "wronly,creat,excl"} }
+
+// TestW3Mapping: a writable mapping whose descriptor is closed stands in the way
+// of an acquisition, and is listed, until it is gone: by munmap(2) or a kill.
+func TestW3Mapping(t *testing.T) {
+	for _, end := range []string{"munmap", "kill", "rename", "unlink"} {
+		t.Run(end, func(t *testing.T) {
+			m := mount(t)
+			openDir(t, m.Back("D"))
+			openFile(t, m.Back("D/file"), "content of the file")
+			a, b := agent(t), agent(t)
+			a.must("open", "h", m.At("D/file"), "rdwr")
+			a.must("mmap", "map", "h")
+			a.must("close", "h")
+			b.want("EEXIST", lockIt(m)...)
+			b.want("EEXIST", lockIt(m)...) // also when asked a second time
+			a.must("poke", "map", "CONTENT")
+			switch end {
+			case "munmap":
+				a.must("munmap", "map")
+			case "kill":
+				a.Kill()
+			case "rename": // what is mapped is not beneath D any more
+				b.must("rename", m.At("D/file"), m.At("file"))
+			case "unlink":
+				b.must("unlink", m.At("D/file"))
+			}
+			b.must(lockIt(m)...)
+			if end == "rename" {
+				openDir(t, m.Back("E"))
+				b.want("EBUSY", "rename", m.At("file"), m.At("D/again"))
+				b.must("rename", m.At("file"), m.At("E/again"))
+				b.want("EEXIST", "creat", m.At("E/devserver"), "wronly,creat,excl")
+				a.must("munmap", "map")
+				b.must("rename", m.At("E/again"), m.At("D/again"))
+			}
+			b.must("unlink", m.At("D/devserver"))
+		})
+	}
+}
+
+// TestR8Mapping: the listing shows a mapping that is left.
+func TestR8Mapping(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	openFile(t, m.Back("D/file"), "content of the file")
+	a := agent(t)
+	a.must(lockIt(m)...)
+	a.must("open", "h", m.At("D/file"), "rdwr")
+	a.must("mmap", "map", "h")
+	a.must("close", "h")
+	a.must("unlink", m.At("D/devserver"))
+	m.awaitFree("D")
+	found := m.Listing().Blockers
+	if len(found) != 1 || found[0].Pid != a.Pid || found[0].Path != "D/file" {
+		t.Errorf("blockers: %+v, want pid %d with D/file", found, a.Pid)
+	}
+	a.must("munmap", "map")
+	agent(t).must(lockIt(m)...)
+	if n := len(m.Listing().Blockers); n != 0 {
+		t.Errorf("%d blockers after munmap, want 0", n)
+	}
+}
+
+// mapper maps what it is told to, closes the descriptors and says so; the second
+// argument says what it does then.
+const mapper = `
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+how, paths = sys.argv[1], sys.argv[2:]
+at = []
+for p in paths:
+    fd = os.open(p, os.O_RDWR)
+    a = libc.mmap(None, 4096, 1 if how == "mprotect" else 3, 1, fd, 0)
+    if a in (None, ctypes.c_void_p(-1).value):
+        sys.exit("mmap: " + os.strerror(ctypes.get_errno()))
+    os.close(fd)
+    at.append(a)
+if how == "fork":
+    if os.fork():
+        os._exit(0)
+if how == "mremap":
+    at = [libc.mremap(a, 4096, 8192, 1) for a in at]
+print("mapped", flush=True)
+sys.stdin.readline()
+if how == "mprotect":
+    for a in at:
+        libc.mprotect(a, 4096, 3)
+for a in at:
+    ctypes.memset(a, 0x58, 1)
+print("written", flush=True)
+sys.stdin.readline()
+`
+
+// TestW3Mapped: the mapping stands in the way wherever it went: to a forked
+// child whose parent is dead, elsewhere by mremap(2), or first for reading only.
+func TestW3Mapped(t *testing.T) {
+	for _, how := range []string{"fork", "mremap", "mprotect"} {
+		t.Run(how, func(t *testing.T) {
+			need(t, "python3")
+			m := mount(t)
+			openDir(t, m.Back("D"))
+			openFile(t, m.Back("D/file"), "content of the file")
+			cmd := exec.Command("python3", "-c", mapper, how, m.At("D/file"))
+			in, out := pipes(t, cmd)
+			startCmd(t, cmd)
+			out("mapped")
+			b := agent(t)
+			b.want("EEXIST", lockIt(m)...)
+			fmt.Fprintln(in)
+			out("written")
+			b.want("EEXIST", lockIt(m)...)
+			if got := b.Get("read", m.At("D/file")); got != "Xontent of the file" {
+				t.Errorf("the file is %q after a write to the mapping", got)
+			}
+			in.Close() // it ends
+			eventually(t, "D can be acquired", func() bool { return b.Try(lockIt(m)...) == "ok" })
+		})
+	}
+}
+
+// pipes returns the command's standard input, and what waits for a line of its
+// output.
+func pipes(t *testing.T, cmd *exec.Cmd) (*os.File, func(want string)) {
+	t.Helper()
+	r, in, err := os.Pipe()
+	mustDo(t, err)
+	o, w, err := os.Pipe()
+	mustDo(t, err)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = r, w, os.Stderr
+	t.Cleanup(func() {
+		for _, f := range []*os.File{r, in, o, w} {
+			f.Close()
+		}
+	})
+	lines := bufio.NewScanner(o)
+	return in, func(want string) {
+		t.Helper()
+		if !lines.Scan() || lines.Text() != want {
+			t.Fatalf("it says %q, want %q", lines.Text(), want)
+		}
+	}
+}
+
+// TestW3ManyMappings: thousands of files that are mapped and closed all stand in
+// the way, and cost the daemon no descriptor each.
+func TestW3ManyMappings(t *testing.T) {
+	need(t, "python3")
+	const files = 3000
+	m := mount(t)
+	needPassthrough(m)
+	openDir(t, m.Back("D"))
+	args := []string{"-c", mapper, "many"}
+	for i := range files {
+		path := fmt.Sprintf("D/%d", i)
+		openFile(t, m.Back(path), "content")
+		args = append(args, m.At(path))
+	}
+	cmd := exec.Command("python3", args...)
+	in, out := pipes(t, cmd)
+	startCmd(t, cmd)
+	out("mapped")
+	eventually(t, "all linger", func() bool { return m.metric("lingering") == files })
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", m.cmd.Process.Pid))
+	mustDo(t, err)
+	if len(fds) > 200 {
+		t.Errorf("the daemon has %d descriptors open for %d mapped files", len(fds), files)
+	}
+	b := agent(t)
+	b.want("EEXIST", lockIt(m)...)
+	in.Close()
+	eventually(t, "D can be acquired", func() bool { return b.Try(lockIt(m)...) == "ok" })
+	if n := m.metric("lingering"); n != 0 {
+		t.Errorf("%d files linger still", n)
+	}
+}
+
+// TestW3OpenRace: strangers open, map, close and write files of a directory
+// while another process acquires it: what it holds stands still.
+func TestW3OpenRace(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	openFile(t, m.Back("D/file"), "content of the file")
+	file, locker := m.At("D/file"), agent(t)
+	rival := func(a *Agent, flags string) *storm {
+		return a.storm([]string{"open", "h", file, flags}, []string{"mmap", "m", "h"}, []string{"close", "h"},
+			[]string{"poke", "m", "RIVAL"}, []string{"munmap", "m"})
+	}
+	storms := []*storm{rival(stranger(t), "rdwr"), rival(agent(t), "rdwr")}
+	for range 5 {
+		locker.must("until", "creat", m.At("D/devserver"), "wronly,creat,excl")
+		still(t, m, "D", "while it is held", 10, storms...)
+		locker.must("unlink", m.At("D/devserver"))
+		await(t, 10, storms...)
+	}
+	for _, s := range storms {
+		for what := range s.over() {
+			if what == "open EAGAIN" || what == "open EWOULDBLOCK" || what == "open EIO" {
+				t.Errorf("a rival saw %q", what)
+			}
+		}
+	}
+}
+
+// TestW3Crash: what passed the daemon goes on after its death; the next daemon
+// knows of it.
+func TestW3Crash(t *testing.T) {
+	m := mountOver(t)
+	needPassthrough(m)
+	a, b := agent(t), agent(t)
+	mustDo(t, os.Mkdir(m.At("keep"), 0o777)) // the test's own lock: D stays free
+	openDir(t, m.At("D"))
+	b.must("put", m.At("D/file"), "content of the file", "creat")
+	a.must("open", "h", m.At("D/file"), "rdwr")
+	a.must("mmap", "map", "h")
+	m.kill()
+	m.start(nil)
+	m.awaitReady()
+	a.must("poke", "map", "CONTENT")
+	b.want("EEXIST", lockIt(m)...)
+	a.Try("close", "h")
+	b.want("EEXIST", lockIt(m)...)
+	a.must("munmap", "map")
+	b.must(lockIt(m)...)
+}
+
+// TestM2BusyExecutable: what is mapped writable cannot be executed, and what is
+// executed cannot be opened for writing.
+func TestM2BusyExecutable(t *testing.T) {
+	m := mount(t)
+	sleep, err := exec.LookPath("sleep")
+	mustDo(t, err)
+	data, err := os.ReadFile(sleep)
+	mustDo(t, err)
+	openDir(t, m.Back("D"))
+	path := m.At("D/sleep")
+	mustDo(t, os.WriteFile(path, data, 0o755))
+	a := agent(t)
+	a.must("open", "h", path, "rdwr")
+	if err := exec.Command(path, "0").Run(); err == nil {
+		t.Errorf("it was executed while it was open for writing")
+	}
+	a.must("mmap", "map", "h")
+	a.must("close", "h")
+	if err := exec.Command(path, "0").Run(); err == nil {
+		t.Errorf("it was executed while it was mapped writable")
+	}
+	a.must("munmap", "map")
+	run := exec.Command(path, "60")
+	startCmd(t, run)
+	a.want("ETXTBSY", "open", "h", path, "wronly")
+	mustDo(t, unix.Kill(run.Process.Pid, unix.SIGKILL))
+}
