@@ -7,12 +7,18 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs"
 )
+
+// passing is how long a mount may be busy though nobody is seen inside. The
+// kernel takes a closed file, or a process that ends, out of /proc a moment before
+// it lets go of the mount: under load that moment was long enough to be hit.
+const passing = 2 * time.Second
 
 func (c *command) umountCommand() *cli.Command {
 	return &cli.Command{
@@ -36,6 +42,10 @@ func (c *command) umountAction(ctx *cli.Context) error {
 		return err
 	}
 	err = c.unmount(path, ctx.Bool("lazy"))
+	for end := time.Now().Add(passing); errors.Is(err, unix.EBUSY) && unix.Geteuid() == 0 && len(mountUsers(mount)) == 0 && time.Now().Before(end); {
+		time.Sleep(5 * time.Millisecond)
+		err = c.unmount(path, ctx.Bool("lazy"))
+	}
 	switch {
 	case errors.Is(err, unix.EBUSY), errors.Is(err, fs.ErrMountpointBusy):
 		return exitf(exitHeld, "%s is in use%s\n  end that, or detach it with: stagefs umount --lazy %s", quote(path), whoIsInside(mount), quote(path))
