@@ -230,6 +230,7 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 	if status != fuse.OK {
 		return status
 	}
+	fs.touched(r, n)
 	fillAttr(&out.Attr, &st)
 	if !fs.disguise(&in.InHeader, n, &out.Attr) {
 		out.SetTimeout(n.attrsValidFor())

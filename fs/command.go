@@ -45,6 +45,10 @@ func (c *command) run(line string) fuse.Status {
 		return c.release()
 	case "break":
 		return c.breakDir()
+	case "renew":
+		return c.renew()
+	case "join":
+		return c.join()
 	case "watch":
 		return c.follow()
 	case "check":
@@ -126,8 +130,10 @@ func (c *command) release() fuse.Status {
 		return c.fail(lockstate.ErrNoLock)
 	}
 	p := c.process()
-	l, holds := c.fs.table.HeldOn(p, d)
+	l, holds, err := c.ofClient(p, d)
 	switch {
+	case err != nil:
+		return c.fail(err)
 	case l.Token == 0, c.token != 0 && c.token != l.Token:
 		return c.fail(lockstate.ErrNoLock)
 	case !holds:
@@ -135,11 +141,54 @@ func (c *command) release() fuse.Status {
 		return fuse.EPERM
 	}
 	c.tell(l)
-	how := lockstate.Ending{Reason: lockstate.Given, By: p.ID().Pid}
+	how := lockstate.Ending{Reason: lockstate.Given}
+	if p != nil {
+		how.By = p.ID().Pid
+	}
 	if c.failed {
 		how.Reason = lockstate.Failed
 	}
 	return c.fs.endLock(l, how)
+}
+
+// ofClient returns the lock on a directory that the command is about, and
+// whether the caller may give it back: the client's lease if one is named.
+func (c *command) ofClient(p *procid.Process, d *lockstate.Dir) (l lockstate.Lock, holds bool, err error) {
+	if c.client == "" {
+		l, holds = c.fs.table.HeldOn(p, d)
+		return l, holds, nil
+	}
+	l, err = c.fs.table.OfClient(d, c.client, c.header.Uid)
+	return l, err == nil, err
+}
+
+// renew gives a lease its time again (L1).
+func (c *command) renew() fuse.Status {
+	d := c.fs.table.At(split(c.dir)...)
+	defer c.fs.table.Forget(d)
+	l, err := c.fs.table.Renew(d, c.client, c.header.Uid, c.ttl)
+	if err != nil {
+		return c.fail(err)
+	}
+	if c.ttl != 0 {
+		c.fs.expiry.set() // it may end earlier now
+	}
+	return c.tell(l)
+}
+
+// join makes the caller a holder of a lease (L2).
+func (c *command) join() fuse.Status {
+	p := c.process()
+	if p == nil {
+		return c.fail(lockstate.ErrNobody)
+	}
+	d := c.fs.table.At(split(c.dir)...)
+	defer c.fs.table.Forget(d)
+	l, err := c.fs.table.Join(p, d, c.client, c.header.Uid, c.fs.procs.Alive)
+	if err != nil {
+		return c.fail(err)
+	}
+	return c.tell(l)
 }
 
 // breakDir ends all locks on a directory for an admin (R6), or removes its
@@ -182,16 +231,26 @@ func (c *command) breakDir() fuse.Status {
 func (c *command) check() fuse.Status {
 	d := c.fs.table.At(split(c.dir)...)
 	defer c.fs.table.Forget(d)
+	if c.client != "" {
+		l, err := c.fs.table.OfClient(d, c.client, 0)
+		if err == nil && c.token != 0 && c.token != l.Token {
+			err = lockstate.ErrNoLock
+		}
+		if err != nil {
+			return c.fail(err)
+		}
+		return c.tell(l)
+	}
 	var l lockstate.Lock
 	for range maxReaps {
 		var ok bool
 		if l, ok = c.fs.table.Governing(d); !ok || c.token != 0 && c.token != l.Token {
 			return c.fail(lockstate.ErrNoLock)
 		}
-		if c.fs.procs.Alive(l.Owner) {
+		if c.fs.lives(l) {
 			break
 		}
-		c.fs.reap(l.Owner)
+		c.fs.reapLock(l)
 	}
 	if _, holds := c.fs.table.HoldsBy(c.process(), l.Token); !holds {
 		c.held(&lockstate.HeldError{Err: lockstate.ErrHeld, Lock: l})

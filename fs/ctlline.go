@@ -168,7 +168,8 @@ func (c *ctlLine) set(key, value string, valued bool) (err error) {
 			err = errors.New("is below zero")
 		}
 	case "owner":
-		if c.owner = value; !oneOf(value, "process", "group", "session", "cgroup") {
+		c.owner = value
+		if _, ok := scopeNamed(value); !ok {
 			err = errors.New("is none of process, group, session, cgroup")
 		}
 	case "on-crash":

@@ -64,7 +64,7 @@ func (d *dirLock) wait() fuse.Status {
 	}
 	return d.fs.await(x, d.cancel, nil, func() (fuse.Status, bool) {
 		status, held, conflict := d.take(r)
-		if held != nil && !d.want.Flock && d.fs.waits.circle(x, owner(held)) {
+		if held != nil && !d.want.Flock && held.Lock.Client == "" && d.fs.waits.circle(x, owner(held)) {
 			return fuse.Status(syscall.EDEADLK), true
 		}
 		return status, conflict == nil && held == nil

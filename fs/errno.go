@@ -28,6 +28,8 @@ var errnos = []struct {
 	{lockstate.ErrGone, syscall.ENOENT},
 	{lockstate.ErrNoLock, syscall.ENOENT},
 	{errMayMap, syscall.EBUSY},
+	{lockstate.ErrNotYours, syscall.EPERM},
+	{lockstate.ErrCrowd, syscall.ENOLCK},
 	{advisory.ErrConflict, syscall.EAGAIN},
 	{advisory.ErrCancelled, syscall.EINTR},
 	{advisory.ErrDeadlock, syscall.EDEADLK},

@@ -101,8 +101,8 @@ func (fs *FS) reapOn(d *lockstate.Dir) {
 		return
 	}
 	for _, l := range fs.table.On(d) {
-		if !fs.procs.Alive(l.Owner) {
-			fs.reap(l.Owner)
+		if !fs.lives(l) {
+			fs.reapLock(l)
 		}
 	}
 }
@@ -112,8 +112,8 @@ func (fs *FS) reapOn(d *lockstate.Dir) {
 func (fs *FS) reapDead(locks []lockstate.LockState) bool {
 	found := false
 	for _, l := range locks {
-		if !fs.procs.Alive(l.Owner) {
-			fs.reap(l.Owner)
+		if !fs.lives(l.Lock) {
+			fs.reapLock(l.Lock)
 			found = true
 		}
 	}
@@ -133,6 +133,9 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		fs.narrowOwned(h)
 	}
 	for _, l := range dead {
+		if l.Scope.Kind != lockstate.ProcessScope && fs.represent(l) {
+			continue
+		}
 		fs.endKeys(l)
 		if err := fs.cleanUp(l); err != nil {
 			fs.log.Warn("cannot clean up after a dead process", "dir", l.Path, "err", err)
@@ -141,6 +144,19 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		fs.logReleased(l, lockstate.Exited)
 	}
 	fs.cands.reap(fs, id)
+}
+
+// represent finds another process to stand for the scope that owns a lock (H3)
+// and reports whether there is one.
+func (fs *FS) represent(l lockstate.Lock) bool {
+	p := fs.member(l.Scope)
+	if p == nil || !fs.table.Represent(l.Token, p) {
+		return false
+	}
+	if err := fs.watch(p); err != nil {
+		fs.log.Warn("the end of a lock's scope may be noticed late", "dir", l.Path, "pid", p.ID().Pid, "err", err)
+	}
+	return true
 }
 
 // alive returns the process with an identity, or nil if it is dead.

@@ -41,6 +41,7 @@ type FS struct {
 	// step.
 	lockMu  sync.Mutex
 	waits   waitList
+	expiry  expiry
 	cands   candidates
 	denials denialLog
 	orphans orphanList

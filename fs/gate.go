@@ -38,6 +38,9 @@ type request struct {
 	// worth a short wait (A12).
 	waitable func(*lockstate.HeldError) bool
 
+	// owner is who is to own what is acquired; nil: as the mount does (H3).
+	owner *lockstate.ScopeKind
+
 	proc *procid.Process
 	lock lockstate.Lock // what was acquired
 
@@ -108,11 +111,11 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			continue
 		}
 		switch {
-		case held.Err == lockstate.ErrHeld && reaps < maxReaps && !fs.procs.Alive(held.Lock.Owner):
+		case held.Err == lockstate.ErrHeld && reaps < maxReaps && !fs.lives(held.Lock):
 			// R4: a dead owner stands in nobody's way, even if the
 			// news of its death has not been handled yet. The lock may
 			// pass to a parent that is dead as well, and so on.
-			fs.reap(held.Lock.Owner)
+			fs.reapLock(held.Lock)
 			reaps++
 			continue
 		case held.Err == lockstate.ErrHeld && held.Lock.LostKey && reaps < maxReaps && !fs.stillOpen(held.Lock):
@@ -199,17 +202,32 @@ func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 	if q.Process == nil {
 		return nil, lockstate.ErrNobody
 	}
+	if q.Client == "" && r.scope() != lockstate.ProcessScope {
+		var err error
+		if q.Scope, err = scopeOf(q.Process, r.scope()); err != nil {
+			return nil, err
+		}
+	}
 	g, err := r.fs.table.Acquire(r.cancel, q)
 	if err != nil {
 		return nil, err
 	}
-	if !g.Covered() {
+	if !g.Covered() && q.Client == "" {
 		if err := r.fs.watchLine(q.Process); err != nil {
 			g.Abort()
 			return nil, err
 		}
 	}
 	return g, nil
+}
+
+// scope returns who is to own what is acquired (H3).
+func (r *request) scope() lockstate.ScopeKind {
+	if r.owner != nil {
+		return *r.owner
+	}
+	k, _ := scopeNamed(r.fs.opts.Owner)
+	return k
 }
 
 // deny counts and shows a refusal and returns the answer to it (W6).

@@ -89,6 +89,7 @@ func Mount(o Options) (_ *Server, err error) {
 	here := world()
 	tableOptions := lockstate.Options{
 		LastToken: s.store.Tokens(), Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked, World: here,
+		Claims: claims,
 	}
 	if !o.NoLocking {
 		tableOptions.Store = s.store
@@ -100,6 +101,10 @@ func Mount(o Options) (_ *Server, err error) {
 	if !o.NoLocking {
 		s.warnings = append(s.warnings, s.fs.restore(s.store, here)...)
 	}
+	if err := s.fs.expiry.start(s.fs); err != nil {
+		return nil, err
+	}
+	undo = append(undo, s.fs.expiry.close)
 	if err := s.mount(&o); err != nil {
 		return nil, err
 	}
@@ -309,6 +314,7 @@ func mountFlags(root int) uintptr {
 // serve answers requests until the kernel lets go.
 func (s *Server) serve() {
 	s.fuse.Serve()
+	s.fs.expiry.close()
 	s.fs.orphans.close()
 	s.fs.linger.close()
 	err := s.fs.procs.Close()

@@ -19,6 +19,7 @@ type Options struct {
 	SharedNames   []string      // names that everyone may make and change, as path.Match patterns (W5)
 	Candidates    []string      // added templates of candidates, as path.Match patterns (A9)
 	Depth         int           // directories nearer than this to the root are containers (C4); 0: 1
+	Owner         string        // who owns a lock together with who takes it (H3): process, group, session or cgroup; "": process
 	DenyUnlocked  bool          // writing needs a lock (W4)
 	NoLocking     bool          // everything passes; nothing is a lock
 	NoPassthrough bool          // all data goes through the daemon
@@ -80,6 +81,9 @@ func (o *Options) Validate() error {
 	}
 	if o.NoLocking && (o.Observe || o.DenyUnlocked) {
 		return &OptionError{"locking", "off", "leaves nothing to observe or to deny"}
+	}
+	if _, ok := scopeNamed(o.Owner); !ok && o.Owner != "" {
+		return &OptionError{"owner", o.Owner, "is none of process, group, session, cgroup"}
 	}
 	if o.Depth < 0 {
 		return &OptionError{"depth", fmt.Sprint(o.Depth), "is below zero"}

@@ -73,15 +73,23 @@ func (fs *FS) restoreLock(rec lockstate.Record, world string, dead map[procid.ID
 	if rec.World == world { // nobody survives a boot
 		owner, how = fs.alive(rec.Owner), fs.procs.ExitOf(rec.Owner)
 	}
-	if owner == nil {
+	switch {
+	case rec.Lease != nil:
+		if rec.World != world {
+			rec.Lease.Deadline = 0 // it was one of another boot, and has passed
+		}
+		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage) // whether it lives is of no account
+	case owner == nil:
 		if !how.Known {
 			// Nobody can say any more that it succeeded (R5).
 			how = procid.Exit{Known: true, Signal: int(unix.SIGKILL)}
 		}
 		dead[rec.Owner] = how
 		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage)
-	} else if err := fs.watchLine(owner); err != nil {
-		return l, false, err
+	default:
+		if err := fs.watchLine(owner); err != nil {
+			return l, false, err
+		}
 	}
 	l, err = fs.table.Restore(rec, split(path), owner, files)
 	return l, err == nil, err

@@ -104,6 +104,7 @@ func (fs *FS) changeLockFile(cancel <-chan struct{}, header *fuse.InHeader, h *h
 		if s := change(); s != fuse.OK {
 			return syscall.Errno(s)
 		}
+		fs.touched(r, h.node)
 		return nil
 	})
 }

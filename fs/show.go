@@ -61,14 +61,26 @@ func (fs *FS) listing() lockstate.Listing {
 	return l
 }
 
+// kindOf names the kind of a lock as listings do.
+func kindOf(l lockstate.Lock) string {
+	if l.Client != "" && l.Kind == lockstate.Explicit {
+		return "lease"
+	}
+	return l.Kind.String()
+}
+
 // row returns what the listing tells of a lock.
 func (fs *FS) row(s lockstate.LockState) lockstate.Row {
 	row := lockstate.Row{
-		Kind: s.Kind.String(), Protocol: s.Protocol, Token: s.Token, Since: s.Since, Scope: "process",
+		Kind: kindOf(s.Lock), Protocol: s.Protocol, Token: s.Token, Since: s.Since, Scope: s.Scope.Kind.String(),
 		Pid: s.Owner.Pid, Start: s.Owner.Start, UID: s.UID, Cmd: fs.procs.Cmdline(s.Owner),
 		File: s.File, Why: s.Why, OnCrash: s.OnCrash, Blockers: fs.blockers(s.Blockers),
 	}
 	row.Dir, row.DirBytes = text(s.Path)
+	if s.Client != "" {
+		row.Scope, row.Client = "client", s.Client
+		row.TTL, row.Deadline = s.TTL.Seconds(), max(0, s.Deadline-fs.table.Clock()).Seconds()
+	}
 	return row
 }
 
@@ -107,7 +119,7 @@ func (fs *FS) showLocks() []byte {
 			dir = string(r.DirBytes)
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%d\t%s\n", plain(dir), r.Kind, r.Protocol, r.Token,
-			r.Since.UTC().Format(time.RFC3339), r.Pid, r.UID, shorten(plain(r.Cmd)))
+			r.Since.UTC().Format(time.RFC3339), r.Pid, r.UID, shorten(ownerText(r)))
 		for _, k := range r.Blockers {
 			fmt.Fprintf(w, "  open: %s\t\t\t\t\t%d\t\t%s\n", plain(k.Path), k.Pid, shorten(plain(k.Cmd)))
 		}
@@ -124,6 +136,14 @@ func (fs *FS) showLocks() []byte {
 	}
 	w.Flush()
 	return b.Bytes()
+}
+
+// ownerText tells whose lock a row is.
+func ownerText(r lockstate.Row) string {
+	if r.Client != "" {
+		return fmt.Sprintf("client %s for %.1f s", plain(r.Client), r.Deadline)
+	}
+	return plain(r.Cmd)
 }
 
 // shorten keeps a command line from filling a screen.

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"path"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -22,6 +23,7 @@ func (c *command) acquire() fuse.Status {
 	q := lockstate.Request{
 		Dir: d, Kind: lockstate.Explicit, Protocol: "command", Command: true,
 		Why: c.why, OnCrash: c.onCrash, New: c.isNew,
+		Client: c.client, UID: c.header.Uid, TTL: c.ttl,
 	}
 	if c.shared {
 		q.Kind = lockstate.Shared
@@ -40,6 +42,9 @@ func (c *command) acquire() fuse.Status {
 		c.answer.Kind = "off"
 		return fuse.OK
 	}
+	if c.client != "" {
+		c.fs.expiry.set()
+	}
 	return c.tell(r.lock)
 }
 
@@ -49,8 +54,23 @@ func (c *command) await() fuse.Status {
 	if r.proc == nil {
 		return c.fail(lockstate.ErrNobody)
 	}
+	// A directory that is not there yet is waited for where it would be made.
+	there := c.dir
+	c.fs.ns.RLock()
+	for c.fs.mayCreateIn(c.header, c.dir) == unix.ENOENT && c.dir != "." {
+		c.dir = path.Dir(c.dir)
+	}
+	c.fs.ns.RUnlock()
 	d := c.fs.table.At(split(c.dir)...)
 	defer c.fs.table.Forget(d)
+	if c.dir != there {
+		ch := lockstate.Change{Process: r.proc, Dirs: []*lockstate.Dir{d}, Quiet: true, Free: true}
+		return c.inLine(r, d, func() error {
+			op, err := r.admit(ch)
+			op.End()
+			return err
+		})
+	}
 	q := lockstate.Request{Process: r.proc, Dir: d, Kind: lockstate.Explicit}
 	return c.inLine(r, d, func() error { return c.fs.table.Probe(q) })
 }
@@ -58,8 +78,17 @@ func (c *command) await() fuse.Status {
 func (c *command) request(op string) *request {
 	return &request{
 		fs: c.fs, cancel: c.cancel, header: c.header, op: op, at: c.dir,
-		proc: c.process(), errno: fuse.EBUSY,
+		proc: c.process(), errno: fuse.EBUSY, owner: c.scope(),
 	}
+}
+
+// scope returns who is to own what is acquired, or nil if the command does not
+// say.
+func (c *command) scope() *lockstate.ScopeKind {
+	if k, ok := scopeNamed(c.owner); ok {
+		return &k
+	}
+	return nil
 }
 
 // inLine tries at once, or when the command's turn has come and then until the
@@ -84,6 +113,10 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 		return status, status == fuse.OK || held == nil
 	}
 	first := fs.holdsOn(r, d)
+	if c.client != "" && !first {
+		_, err := fs.table.OfClient(d, c.client, c.header.Uid)
+		first = err == nil
+	}
 	if c.wait == 0 {
 		if !first && fs.waits.waited(d) {
 			return c.outrun(r, d)
@@ -117,7 +150,7 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 	}
 	status := fs.await(x, c.cancel, over, func() (fuse.Status, bool) {
 		status, done := try()
-		if held != nil && !done && fs.waits.circle(x, owner(held)) {
+		if held != nil && !done && held.Lock.Client == "" && fs.waits.circle(x, owner(held)) {
 			return fuse.Status(unix.EDEADLK), true
 		}
 		return status, done

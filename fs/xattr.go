@@ -64,7 +64,7 @@ func (fs *FS) lockAttr(n *node, name string) (string, bool) {
 		case "since":
 			return l.Since.UTC().Format(time.RFC3339Nano), true
 		case "kind":
-			return l.Kind.String(), true
+			return kindOf(l), true
 		case "token":
 			return strconv.FormatUint(l.Token, 10), true
 		}

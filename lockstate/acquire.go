@@ -1,8 +1,10 @@
 package lockstate
 
 import (
+	"errors"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
@@ -15,6 +17,16 @@ type Request struct {
 	Protocol string // mkdir, create, link …
 	File     string // the lock file that keeps it, if any
 	Key      any    // the descriptor lock that keeps it instead (A4, A5), comparable
+
+	// Scope owns the lock together with Process (H3); the zero Scope: nobody
+	// else. Client is whose lease it is instead, UID the user it is for, and
+	// TTL its time to live, DefaultTTL if 0 (§8).
+	Scope  Scope
+	Client string
+	UID    uint32
+	TTL    time.Duration
+
+	asked *asking
 
 	// Revocable: handles opened under the lock can be revoked (L3).
 	Revocable bool
@@ -37,6 +49,8 @@ type Grant struct {
 	command  bool
 	why      string
 	onCrash  string
+	ttl      time.Duration
+	process  *procid.Process // who takes it again
 	op       *Op
 	pending  map[*Op]struct{}
 	drained  chan struct{}
@@ -51,14 +65,30 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 		return nil, ErrNobody
 	}
 	// The heirs are read now, while the process waits for us (R5).
-	heirs := q.Process.Lineage()
+	var heirs []procid.Ancestor
+	if q.Client == "" && q.Scope.Kind == ProcessScope {
+		heirs = q.Process.Lineage()
+	}
+	q.asked = new(asking)
 	for {
 		g, err, again := t.acquire(q, heirs)
+		if err != nil && t.resolveRequest(&q, err) {
+			continue
+		}
 		if again {
 			if err := t.refill(); err != nil {
 				return nil, err
 			}
 			continue
+		}
+		var twin *twinError
+		if errors.As(err, &twin) {
+			select {
+			case <-twin.settled:
+				continue
+			case <-cancel:
+				return nil, ErrCancelled
+			}
 		}
 		if err != nil {
 			return nil, err
@@ -79,6 +109,23 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 	}
 }
 
+// A twinError says that the client is about to get the lease already: this
+// request is to be decided when that one is.
+type twinError struct{ settled <-chan struct{} }
+
+func (*twinError) Error() string { return "the client acquires it already" }
+
+// resolveRequest finds out who asks, and who is in the way, as far as a refusal
+// depends on it, and reports whether it is to be decided again.
+func (t *Table) resolveRequest(q *Request, err error) bool {
+	again := t.resolve(q.Process, q.asked)
+	var held *HeldError
+	if errors.As(err, &held) && held.Err == ErrOpen {
+		again = t.resolveOpeners(q, held) || again
+	}
+	return again
+}
+
 func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error, again bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -93,7 +140,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	case t.token >= t.reserved:
 		return nil, nil, true
 	}
-	if r := d.governing(); r != nil && q.Kind == Implicit && r.holds(p) {
+	if r := d.governing(); r != nil && q.Kind == Implicit && t.holdsLocked(r, p, q.asked) {
 		// A2: covered already. The operation counts like any other.
 		return &Grant{t: t, op: t.startLocked([]*Dir{d}, nil)}, nil, false
 	}
@@ -106,12 +153,15 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		return nil, err, false
 	}
 	for _, r := range d.rows {
-		if r.kind == q.Kind && r.kind != Implicit && r.owner.ID() == p.ID() && !r.pending && (r.kind == Shared || r == d.top()) {
+		if r.pending && r.lease != nil && r.key() == q.key() {
+			return nil, &twinError{r.lease.settled}, false
+		}
+		if r.kind == q.Kind && r.kind != Implicit && r.retakes(&q) && !r.pending && !r.expired() && (r.kind == Shared || r == d.top()) {
 			// The owner takes its lock a second time, by another lock file
 			// or descriptor.
 			return &Grant{
 				t: t, row: r, file: q.File, key: q.Key, protocol: q.Protocol,
-				command: q.Command, why: q.Why, onCrash: q.OnCrash,
+				command: q.Command, why: q.Why, onCrash: q.OnCrash, ttl: q.TTL, process: p,
 			}, nil, false
 		}
 	}
@@ -120,7 +170,15 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		dir: d, kind: q.Kind, protocol: q.Protocol, file: q.File, owner: p, heirs: heirs,
 		token: t.token, since: t.now(), pending: true,
 		revocable: q.Revocable,
-		command:   q.Command, why: q.Why, onCrash: q.OnCrash, isNew: q.New,
+		command:   q.Command, why: q.Why, onCrash: q.OnCrash, isNew: q.New, scope: q.Scope,
+	}
+	if q.Client != "" {
+		r.revocable = true // L3
+		r.lease = &lease{client: q.Client, uid: q.UID, ttl: q.TTL, at: -1, clock: t.clock, settled: make(chan struct{})}
+		if r.lease.ttl == 0 {
+			r.lease.ttl = DefaultTTL
+		}
+		r.join(p.ID())
 	}
 	switch {
 	case q.Key != nil:
@@ -181,12 +239,13 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 			continue
 		}
 		if r.kind == Shared && e == d {
-			if q.Kind == Shared || t.soleSharer(d, p) {
+			other := t.otherSharer(d, &q)
+			if q.Kind == Shared || other == nil {
 				continue
 			}
-			return t.heldLocked(t.otherSharer(d, p))
+			return t.heldLocked(other)
 		}
-		if !r.holds(p) {
+		if !t.holdsLocked(r, p, q.asked) && !r.ownedBy(&q) {
 			return t.heldLocked(r)
 		}
 		if gov == nil {
@@ -196,7 +255,7 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 	var err error
 	// (c): each lock beneath belongs to the caller or a descendant.
 	d.walkRows(func(r *row) bool {
-		if r.dir == d || r.owner.ID() == p.ID() || r.owner.Descends(p.ID()) {
+		if r.dir == d || r.key() == q.key() || r.owner.ID() == p.ID() || r.owner.Descends(p.ID()) {
 			return true
 		}
 		err = t.heldLocked(r)
@@ -215,6 +274,9 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 		if gov != nil && gov.holds(h.proc) {
 			return true
 		}
+		if _, ok := q.asked.friends[h.proc.ID()]; ok {
+			return true
+		}
 		blocking[h] = h.stateLocked()
 		return len(blocking) < 16
 	})
@@ -224,13 +286,23 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 	return nil
 }
 
-// soleSharer reports whether all shared locks on d are p's own, so that it may
-// turn them into an exclusive one.
-func (t *Table) soleSharer(d *Dir, p *procid.Process) bool { return t.otherSharer(d, p) == nil }
+// retakes reports whether a request is for what r is already: by the same
+// owner, or by a holder of a lease with a lock file or descriptor, which are
+// the lease's then.
+func (r *row) retakes(q *Request) bool {
+	return r.key() == q.key() || r.lease != nil && q.Client == "" && !q.Command && r.kind == Explicit && r.has(q.Process)
+}
 
-func (t *Table) otherSharer(d *Dir, p *procid.Process) *row {
+// ownedBy reports whether a request comes from the client whose lease r is.
+func (r *row) ownedBy(q *Request) bool {
+	return r.lease != nil && r.lease.client == q.Client && (q.UID == 0 || q.UID == r.lease.uid) && !r.expired() && r.kind != Shared
+}
+
+// otherSharer returns a shared lock on d that is not the requester's own. If
+// there is none, it may turn its own into an exclusive one.
+func (t *Table) otherSharer(d *Dir, q *Request) *row {
 	for _, r := range d.rows {
-		if r.kind == Shared && r.owner.ID() != p.ID() {
+		if r.kind == Shared && r.key() != q.key() {
 			return r
 		}
 	}
@@ -275,10 +347,18 @@ func (g *Grant) Commit() (Lock, bool) {
 	}
 	if !g.made {
 		t.keepLocked(r, g)
+		if r.lease != nil {
+			r.join(g.process.ID())
+			t.renewLocked(r, g.ttl)
+		}
 		t.noteLocked(r)
 		return r.lock(), true
 	}
 	r.pending = false
+	if r.lease != nil {
+		t.renewLocked(r, 0) // its time begins now
+		close(r.lease.settled)
+	}
 	t.stats.Acquired[r.protocol]++
 	for k := range r.keys {
 		t.rekeyLocked(r, k)
@@ -286,7 +366,7 @@ func (g *Grant) Commit() (Lock, bool) {
 	for _, old := range slices.Clone(r.dir.rows) {
 		// The lock file that its owner made by opening it only waited for
 		// the lock on the descriptor, a shared one too (A6).
-		if i := slices.Index(old.files, r.file); r.kind == Shared && i >= 0 && old.protocol == "open" && old.owner.ID() == r.owner.ID() {
+		if i := slices.Index(old.files, r.file); r.kind == Shared && i >= 0 && old.protocol == "open" && r.replaces(old) {
 			if old.files = slices.Delete(old.files, i, i+1); !old.kept() {
 				t.endLocked(old, Ending{Reason: Replaced})
 				continue
@@ -294,7 +374,7 @@ func (g *Grant) Commit() (Lock, bool) {
 		}
 		// An explicit lock replaces the owner's implicit one (A13), and its
 		// shared one, which it was converted from.
-		if old != r && r.kind == Explicit && old.kind != Explicit && old.owner.ID() == r.owner.ID() {
+		if old != r && r.kind == Explicit && old.kind != Explicit && r.replaces(old) {
 			if old.changed {
 				r.touch()
 				t.noteLocked(r)

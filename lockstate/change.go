@@ -36,6 +36,8 @@ type Change struct {
 	// Free allows the change where nobody holds a lock, although writing
 	// needs one (W4): the steps of an acquisition.
 	Free bool
+
+	asked asking
 }
 
 // An Op is an operation in flight. An acquisition that covers it waits for it.
@@ -46,7 +48,8 @@ type Op struct {
 	at    int // index in Table.inflight, protected by Table.mu
 }
 
-// errWho is the answer to a change that must name its process.
+// errWho is the answer to a change that must name its process, or what that
+// one carries.
 var errWho = errors.New("who asks?")
 
 // Begin admits a change or refuses it with a [*HeldError]. The caller ends the
@@ -57,8 +60,18 @@ func (t *Table) Begin(c Change) (*Op, error) {
 		if err != errWho {
 			return op, err
 		}
-		c.Process, c.Who = c.Who(), nil // system calls: without t.mu
+		t.learn(&c)
 	}
+}
+
+// learn finds out who asks, and what that one carries. It makes system calls,
+// and so wants to be called without t.mu.
+func (t *Table) learn(c *Change) {
+	if c.Process == nil && c.Who != nil {
+		c.Process, c.Who = c.Who(), nil
+		return
+	}
+	t.resolve(c.Process, &c.asked)
 }
 
 func (t *Table) begin(c *Change) (*Op, error) {
@@ -80,7 +93,9 @@ func (t *Table) startLocked(dirs, trees []*Dir) *Op {
 func (t *Table) admitLocked(c *Change) error {
 	var err error
 	if !c.Force {
-		err = t.judgeLocked(c)
+		if err = t.judgeLocked(c); err != nil && len(c.asked.open) > 0 {
+			err = errWho
+		}
 	}
 	switch {
 	case err == errWho:
@@ -143,7 +158,7 @@ func (t *Table) judgeRowLocked(c *Change, r *row) error {
 	switch {
 	case c.Process == nil && c.Who != nil:
 		return errWho
-	case !r.holds(c.Process):
+	case !t.holdsLocked(r, c.Process, &c.asked):
 		return t.heldLocked(r)
 	}
 	// Members matter only to descendants that lose their parents: it does if

@@ -24,9 +24,10 @@ func (t *Table) Check() error {
 			}
 		}
 	}
-	if owned != len(t.tokens) {
-		c.failf("I2: %d rows by owner, %d by token", owned, len(t.tokens))
+	if leased := int(t.leased.Load()); owned+leased != len(t.tokens) {
+		c.failf("I2: %d rows by owner, %d leases, %d by token", owned, leased, len(t.tokens))
 	}
+	c.leases()
 	for h, n := range c.handles {
 		if n != len(h.dirs) {
 			c.failf("I5: a handle is in %d directories and names %d", n, len(h.dirs))
@@ -51,6 +52,41 @@ type checker struct {
 
 func (c *checker) failf(format string, args ...any) {
 	c.errs = append(c.errs, fmt.Errorf(format, args...))
+}
+
+// leases checks that each lease ends by itself, and belongs to one client.
+func (c *checker) leases() {
+	t := c.t
+	for i, r := range t.leases {
+		if r.lease == nil || r.lease.at != i || t.tokens[r.token] != r {
+			c.failf("I8: the %d-th lease is not where it should be", i)
+		}
+		if up := (i - 1) / 2; i > 0 && t.leases[up].lease.deadline > r.lease.deadline {
+			c.failf("I8: the %d-th lease ends before its parent", i)
+		}
+	}
+	waiting := 0
+	for _, r := range t.tokens {
+		switch {
+		case r.lease == nil:
+			continue
+		case r.pending:
+			waiting++
+		case r.lease.at < 0:
+			c.failf("I8: the lease of token %d never ends", r.token)
+		}
+		if r.lease.client == "" || r.scope.Kind != ProcessScope || !r.revocable {
+			c.failf("I9: the lease of token %d is of no client, or of a scope, or cannot be revoked", r.token)
+		}
+		for _, o := range r.dir.rows {
+			if o != r && o.key() == r.key() && o.kind == r.kind {
+				c.failf("I9: tokens %d and %d are leases of one client on one directory", r.token, o.token)
+			}
+		}
+	}
+	if n := int(t.leased.Load()); n != len(t.leases)+waiting {
+		c.failf("I8: %d leases counted, %d have a deadline, %d wait", n, len(t.leases), waiting)
+	}
 }
 
 // dir checks d and what is below it and returns how many rows and handles

@@ -34,6 +34,10 @@ var (
 	ErrCancelled = errors.New("interrupted")
 	// ErrGone: the directory was removed.
 	ErrGone = errors.New("directory was removed")
+	// ErrNotYours: it is a lease of another user's client (L2).
+	ErrNotYours = errors.New("the lease is another user's")
+	// ErrCrowd: too many live processes joined a lease.
+	ErrCrowd = errors.New("too many processes joined the lease")
 	// ErrNoLock: there is no such lock.
 	ErrNoLock = errors.New("no such lock")
 )

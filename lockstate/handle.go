@@ -47,13 +47,23 @@ func (t *Table) OpenHandle(c Change, name string) (*Handle, error) {
 	if c.Process == nil && c.Who != nil {
 		c.Process, c.Who = c.Who(), nil
 	}
+	for {
+		h, err := t.openHandle(&c, name)
+		if err != errWho {
+			return h, err
+		}
+		t.learn(&c)
+	}
+}
+
+func (t *Table) openHandle(c *Change, name string) (*Handle, error) {
 	h := &Handle{t: t, proc: c.Process, name: name}
 	if h.proc == nil {
 		h.proc = new(procid.Process) // nobody (H4)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.admitLocked(&c); err != nil {
+	if err := t.admitLocked(c); err != nil {
 		return nil, err
 	}
 	for _, d := range c.Dirs {
@@ -95,8 +105,8 @@ func (h *Handle) Begin() (*Op, error) {
 	}
 	h.t.mu.Lock()
 	defer h.t.mu.Unlock()
-	if h.revoked.Load() {
-		return nil, ErrRevoked
+	if r := h.t.tokens[h.under]; h.revoked.Load() || r != nil && r.expired() {
+		return nil, ErrRevoked // also before the end of a lease is carried out
 	}
 	return h.t.startLocked(slices.Clone(h.dirs), nil), nil
 }

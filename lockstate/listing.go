@@ -88,8 +88,8 @@ type Answer struct {
 	Deadline float64   `json:"deadline_in,omitempty"` // seconds from now
 
 	// Of a lock that was watched.
-	Ended Reason `json:"ended,omitempty"`
-	By    int    `json:"by,omitempty"` // the process that ended it
+	Ended Reason `json:"reason,omitempty"` // how it ended
+	By    int    `json:"by,omitempty"`     // the process that ended it
 	Why   string `json:"why,omitempty"`
 
 	// Of a command that failed.

@@ -36,6 +36,7 @@ const (
 	Given     Reason = "released"  // R6, by a holder
 	Failed    Reason = "failed"    // R6, by a holder who says that its work failed
 	Broken    Reason = "broken"    // R6, by an admin
+	Expired   Reason = "expired"   // R6, a lease whose deadline passed (L1)
 	Abandoned Reason = "abandoned" // an acquisition that failed half-way
 )
 
@@ -58,6 +59,11 @@ type Lock struct {
 	New      bool     // the directory was made for this lock
 	OnCrash  string   // what becomes of the content if the owner crashes (R7); "": the mount's default
 	Changed  bool     // something beneath was changed since the owner has it (R5)
+	Scope    Scope    // who owns it together with Owner (H3)
+
+	Client   string        // whose lease it is (§8); "": it is no lease
+	TTL      time.Duration // of a lease
+	Deadline time.Duration // of a lease, on the clock of the table
 
 	// Revocable: what is opened for writing under it loses the right to
 	// write when the lock is taken from its holder (L3).
@@ -96,6 +102,8 @@ type row struct {
 	lostKey bool
 	next    string // see Record.Next
 	noted   int    // how many members are written down
+	scope   Scope
+	lease   *lease // nil: processes own it
 
 	// members are descendants that were seen as holders. They stay holders
 	// when their parents die (H2).
@@ -117,27 +125,40 @@ func (r *row) holds(p *procid.Process) bool { return r.kind != Shared && r.has(p
 
 // has reports whether p is the owner or a descendant of it.
 func (r *row) has(p *procid.Process) bool {
-	if p == nil {
+	if p == nil || r.expired() {
 		return false
 	}
 	id := p.ID()
 	if r.owner.ID() == id {
 		return true
 	}
-	if _, ok := r.members[id]; ok {
+	if r.member(id) {
 		return true
 	}
 	for _, a := range p.Ancestors() {
-		_, member := r.members[a]
-		if member || a == r.owner.ID() {
-			if r.members == nil || len(r.members) >= maxMembers {
-				r.members = make(map[procid.ID]struct{})
-			}
-			r.members[id] = struct{}{}
+		if r.member(a) || a == r.owner.ID() {
+			r.remember(id)
 			return true
 		}
 	}
 	return false
+}
+
+// member reports whether a process was seen as a holder, or said that it is.
+func (r *row) member(id procid.ID) bool {
+	_, ok := r.members[id]
+	if !ok && r.lease != nil {
+		_, ok = r.lease.joined[id]
+	}
+	return ok
+}
+
+// remember notes that a process was seen as a holder.
+func (r *row) remember(id procid.ID) {
+	if r.members == nil || len(r.members) >= maxMembers {
+		r.members = make(map[procid.ID]struct{})
+	}
+	r.members[id] = struct{}{}
 }
 
 // kept reports whether anything keeps r: a lock file, a descriptor, a command.
@@ -145,13 +166,19 @@ func (r *row) kept() bool { return r.command || r.lostKey || len(r.files) > 0 ||
 
 // lock returns r's state. The caller holds Table.mu.
 func (r *row) lock() Lock {
-	return Lock{
+	l := Lock{
 		Dir: r.dir, Path: r.dir.path(), Kind: r.kind, Protocol: r.protocol,
 		Owner: r.owner.ID(), UID: r.owner.UID(), Token: r.token, Since: r.since, File: r.file,
 		Revocable: r.revocable,
 		Files:     slices.Clone(r.files), Keys: slices.Collect(maps.Keys(r.keys)),
 		LostKey: r.lostKey, Command: r.command, Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed,
+		Scope: r.scope,
 	}
+	if r.lease != nil {
+		l.UID = r.lease.uid
+		l.Client, l.TTL, l.Deadline = r.lease.client, r.lease.ttl, r.lease.deadline
+	}
+	return l
 }
 
 // touch notes that something beneath was changed.

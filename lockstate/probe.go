@@ -11,6 +11,16 @@ func (t *Table) Probe(q Request) error {
 	if q.Process == nil || q.Process.ID() == (procid.ID{}) {
 		return ErrNobody
 	}
+	q.asked = new(asking)
+	for {
+		err := t.probe(q)
+		if err == nil || !t.resolveRequest(&q, err) {
+			return err
+		}
+	}
+}
+
+func (t *Table) probe(q Request) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
@@ -28,6 +38,16 @@ func (t *Table) Probe(q Request) error {
 // force, or its own of the shared ones. If there is none it reports false, with
 // the lock in force.
 func (t *Table) HeldOn(p *procid.Process, d *Dir) (l Lock, ok bool) {
+	var a asking
+	for {
+		l, ok = t.heldOn(p, d, &a)
+		if ok || !t.resolve(p, &a) {
+			return l, ok
+		}
+	}
+}
+
+func (t *Table) heldOn(p *procid.Process, d *Dir, a *asking) (l Lock, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	top := d.top()
@@ -35,7 +55,7 @@ func (t *Table) HeldOn(p *procid.Process, d *Dir) (l Lock, ok bool) {
 		return Lock{}, false
 	}
 	for _, r := range slices.Backward(d.rows) {
-		if !r.pending && (r == top || r.kind == Shared) && r.has(p) {
+		if !r.pending && (r == top || r.kind == Shared) && t.hasLocked(r, p, a) {
 			return r.lock(), true
 		}
 	}
@@ -44,11 +64,21 @@ func (t *Table) HeldOn(p *procid.Process, d *Dir) (l Lock, ok bool) {
 
 // HoldsBy reports whether p holds the lock with the given token.
 func (t *Table) HoldsBy(p *procid.Process, token uint64) (l Lock, holds bool) {
+	var a asking
+	for {
+		l, holds = t.holdsBy(p, token, &a)
+		if holds || !t.resolve(p, &a) {
+			return l, holds
+		}
+	}
+}
+
+func (t *Table) holdsBy(p *procid.Process, token uint64, a *asking) (l Lock, holds bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := t.tokens[token]
 	if r == nil {
 		return Lock{}, false
 	}
-	return r.lock(), r.has(p)
+	return r.lock(), t.hasLocked(r, p, a)
 }

@@ -1,6 +1,7 @@
 package lockstate
 
 import (
+	"container/heap"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,6 +38,17 @@ type Record struct {
 	New       bool              `json:"new,omitempty"`
 	Changed   bool              `json:"changed,omitempty"`
 	Revocable bool              `json:"revocable,omitempty"`
+	Scope     *Scope            `json:"scope,omitempty"` // H3
+	Lease     *LeaseRecord      `json:"lease,omitempty"` // §8
+}
+
+// A LeaseRecord is what is recorded of a lease besides.
+type LeaseRecord struct {
+	Client   string        `json:"client"`
+	UID      uint32        `json:"uid"`
+	TTL      time.Duration `json:"ttl"`
+	Deadline time.Duration `json:"deadline"` // after the boot that the record's world names
+	Joined   []procid.ID   `json:"joined,omitempty"`
 }
 
 // Bytes is a name or a path. In JSON it is a string in which bytes that are not
@@ -62,7 +74,8 @@ func ParseRecord(token uint64, data []byte) (Record, error) {
 	if err := json.Unmarshal(data, &rec); err != nil {
 		return rec, fmt.Errorf("record of token %d: %w", token, err)
 	}
-	if rec.Token != token || rec.Kind > Shared || rec.Path == "" || rec.Path == "." {
+	if rec.Token != token || rec.Kind > Shared || rec.Path == "" || rec.Path == "." ||
+		rec.Lease != nil && (rec.Lease.Client == "" || rec.Lease.TTL <= 0) || rec.Scope != nil && rec.Scope.Kind > CgroupScope {
 		return rec, fmt.Errorf("record of token %d makes no sense", token)
 	}
 	return rec, nil
@@ -81,6 +94,17 @@ func (r *row) record(world string) Record {
 	}
 	for _, f := range r.files {
 		rec.Files = append(rec.Files, Bytes(f))
+	}
+	if r.scope.Kind != ProcessScope {
+		rec.Scope = &r.scope
+	}
+	if r.lease != nil {
+		rec.Lease = &LeaseRecord{Client: r.lease.client, UID: r.lease.uid, TTL: r.lease.ttl, Deadline: r.lease.deadline}
+		for id := range maps.Keys(r.lease.joined) {
+			if rec.Lease.Joined = append(rec.Lease.Joined, id); len(rec.Lease.Joined) == maxRecorded {
+				break
+			}
+		}
 	}
 	for id := range maps.Keys(r.members) {
 		if rec.Members = append(rec.Members, id); len(rec.Members) == maxRecorded {
@@ -146,6 +170,21 @@ func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files 
 			r.members = make(map[procid.ID]struct{})
 		}
 		r.members[id] = struct{}{}
+	}
+	if rec.Scope != nil {
+		r.scope = *rec.Scope
+	}
+	if rec.Lease != nil {
+		r.revocable = true
+		r.lease = &lease{
+			client: rec.Lease.Client, uid: rec.Lease.UID, ttl: rec.Lease.TTL, deadline: rec.Lease.Deadline,
+			at: -1, clock: t.clock, settled: make(chan struct{}),
+		}
+		close(r.lease.settled)
+		for _, id := range rec.Lease.Joined {
+			r.join(id)
+		}
+		heap.Push(&t.leases, r)
 	}
 	t.insertLocked(r)
 	if rec.Changed {

@@ -87,7 +87,7 @@ func (t *Table) Chain(p *procid.Process, d *Dir) (l Lock, names []string, ok boo
 		if r == nil {
 			continue
 		}
-		if r.kind != Implicit || r.owner.ID() != p.ID() || len(e.parent.rows) != 1 {
+		if r.kind != Implicit || r.owner.ID() != p.ID() && (r.scope.Kind == ProcessScope || !r.has(p)) || len(e.parent.rows) != 1 {
 			return Lock{}, nil, false
 		}
 		slices.Reverse(names)

@@ -23,6 +23,11 @@ type Options struct {
 	Store Store
 	// World names where process ids mean what they mean now.
 	World string
+	// Claims tells whether a process holds a lock by what it carries (H3, L2).
+	// It may make system calls. nil: none does.
+	Claims func(*procid.Process, Claim) bool
+	// Clock is what deadlines are counted on (L4). nil: Boottime.
+	Clock func() time.Duration
 	// Now tells the time for Lock.Since. nil: time.Now.
 	Now func() time.Time
 }
@@ -35,6 +40,8 @@ type Table struct {
 	deny    bool
 	store   Store // nil: none
 	world   string
+	claims  func(*procid.Process, Claim) bool
+	clock   func() time.Duration
 
 	refillMu sync.Mutex // serializes reserve
 
@@ -42,6 +49,7 @@ type Table struct {
 	root   *Dir
 	owners map[procid.ID]map[*row]struct{}
 	heirs  map[procid.ID]map[*row]struct{} // by who is next in line (R5)
+	leases leaseHeap                       // by deadline
 	tokens map[uint64]*row
 	keys   map[any]*row
 	// revocable are the open handles by the token of the revocable lock
@@ -55,7 +63,8 @@ type Table struct {
 	frozen    bool
 	stats     Stats
 
-	rows atomic.Int64 // len(tokens), readable without mu
+	rows   atomic.Int64 // len(tokens), readable without mu
+	leased atomic.Int64 // how many of them are leases
 }
 
 // Stats count what happened since the table was made.
@@ -81,6 +90,10 @@ func New(o Options) *Table {
 		revocable: make(map[uint64]map[*Handle]struct{}),
 		token:     o.LastToken, reserved: o.LastToken,
 		stats: Stats{Acquired: make(map[string]uint64), Ended: make(map[Reason]uint64)},
+	}
+	t.claims, t.clock = o.Claims, o.Clock
+	if t.clock == nil {
+		t.clock = Boottime
 	}
 	if t.now == nil {
 		t.now = time.Now
@@ -132,10 +145,16 @@ func (t *Table) Holds(p *procid.Process, d *Dir) bool {
 	if t.rows.Load() == 0 {
 		return true
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	r := d.governing()
-	return r == nil || r.holds(p)
+	var a asking
+	for {
+		t.mu.Lock()
+		r := d.governing()
+		holds := r == nil || t.holdsLocked(r, p, &a)
+		t.mu.Unlock()
+		if holds || !t.resolve(p, &a) {
+			return holds
+		}
+	}
 }
 
 // refill reserves more tokens.
@@ -168,9 +187,15 @@ func (t *Table) insertLocked(r *row) {
 	t.ownLocked(r)
 	t.rows.Add(1)
 	t.noteLocked(r)
+	if r.lease != nil {
+		t.leased.Add(1)
+	}
 }
 
 func (t *Table) ownLocked(r *row) {
+	if r.lease != nil {
+		return // no process's end is its end
+	}
 	index(t.owners, r.owner.ID(), r)
 	if len(r.heirs) > 0 {
 		index(t.heirs, r.heirs[0].ID, r)
@@ -178,6 +203,9 @@ func (t *Table) ownLocked(r *row) {
 }
 
 func (t *Table) disownLocked(r *row) {
+	if r.lease != nil {
+		return
+	}
 	unindex(t.owners, r.owner.ID(), r)
 	if len(r.heirs) > 0 {
 		unindex(t.heirs, r.heirs[0].ID, r)
@@ -213,7 +241,14 @@ func (t *Table) endLocked(r *row, how Ending) {
 		t.store.Delete(r.token)
 	}
 	t.disownLocked(r)
+	t.unleaseLocked(r)
 	t.rows.Add(-1)
+	if r.lease != nil {
+		t.leased.Add(-1)
+		if r.pending {
+			close(r.lease.settled)
+		}
+	}
 	t.stats.Ended[how.Reason]++
 	if r.settled != nil {
 		close(r.settled)
@@ -222,7 +257,7 @@ func (t *Table) endLocked(r *row, how Ending) {
 	for k := range r.keys {
 		delete(t.keys, k)
 	}
-	if how.Reason == Broken {
+	if how.Reason == Broken || how.Reason == Expired {
 		t.revokeUnderLocked(r) // L3
 	}
 	r.ending = how

@@ -290,6 +290,17 @@ func TestA7WaitEnds(t *testing.T) {
 	}
 	m.wantFree("D")
 
+	// What is not there is waited for until it could be made.
+	w.mustCommand(m, "wait new/one")
+	holder.mustCommand(m, "acquire D")
+	w.wantCommand(m, "ETIMEDOUT", "wait D/new/one wait=20ms")
+	got = w.Start("ctl", m.control("ctl"), "wait D/new/one")
+	m.awaitWaiters("D", 1)
+	holder.mustCommand(m, "release D")
+	if status := got(); status != "ok" {
+		t.Errorf("wait for what is not there = %s, want ok", status)
+	}
+
 	holder.mustCommand(m, "acquire D")
 	got = w.Start("ctl", m.control("ctl"), "acquire D wait=forever")
 	m.awaitWaiters("D", 1)

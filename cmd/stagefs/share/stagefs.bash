@@ -16,6 +16,9 @@ _stagefs() {
 	--unlocked)
 		mapfile -t COMPREPLY < <(compgen -W 'allow deny' -- "$cur")
 		return ;;
+	--owner)
+		mapfile -t COMPREPLY < <(compgen -W 'process group session cgroup' -- "$cur")
+		return ;;
 	--enforce)
 		mapfile -t COMPREPLY < <(compgen -W 'all observe' -- "$cur")
 		return ;;
@@ -34,7 +37,7 @@ _stagefs() {
 	'' | help)
 		mapfile -t COMPREPLY < <(compgen -W "$commands --help --version" -- "$cur")
 		return ;;
-	mount) options='--lock-name --shared-name --candidate --depth --unlocked --enforce --disable-locking --state-dir --strict --grace --no-passthrough --compat --debug --daemon --supervise --log' ;;
+	mount) options='--lock-name --shared-name --candidate --depth --owner --unlocked --enforce --disable-locking --state-dir --strict --grace --no-passthrough --compat --debug --daemon --supervise --log' ;;
 	umount) options='--lazy' ;;
 	locks) options='--json --watch' ;;
 	break) options='--why' ;;

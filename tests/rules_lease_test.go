@@ -1,0 +1,285 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// carrier starts an agent with a client's ID in its environment.
+func carrier(t *testing.T, uid uint32, client string) *Agent {
+	t.Helper()
+	return awaitAgent(t, func(sock string) {
+		cmd := agentCmd(sock)
+		cmd.Env = append(cmd.Env, "STAGEFS_CLIENT="+client)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		startCmd(t, cmd)
+	})
+}
+
+// follow has the agent watch a lock; the function that it returns waits for
+// the lock's end.
+func (a *Agent) follow(m *Mount, dir string, token uint64) func() lockstate.Answer {
+	a.t.Helper()
+	a.must("open", "follow", m.control("ctl"), "rdwr")
+	a.must("write", "follow", fmt.Sprintf("watch %s token=%d", dir, token))
+	got := a.StartGet("pread", "follow", "4096", "0")
+	return func() lockstate.Answer {
+		a.t.Helper()
+		answer := readAnswer(a.t, got())
+		a.must("close", "follow")
+		return answer
+	}
+}
+
+// TestL1Lease: a lease has its client as owner, whoever took it, and ends by
+// itself, with its lock file.
+func TestL1Lease(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	taker, other, follower := agent(t), agent(t), stranger(t)
+	got := taker.mustCommand(m, "acquire D client=ci/42 ttl=250ms")
+	if got.Kind != "lease" || got.Client != "ci/42" || got.TTL != 0.25 || got.Deadline <= 0 || got.Deadline > 0.25 {
+		t.Errorf("the answer: %+v", got)
+	}
+	row := m.Locks()["D"]
+	if row.Kind != "lease" || row.Client != "ci/42" || row.Scope != "client" || row.Token != got.Token || row.TTL != 0.25 {
+		t.Errorf("the row: %+v", row)
+	}
+	other.want("EBUSY", "put", m.At("D/f"), "", "creat")
+	no := other.wantCommand(m, "EBUSY", "acquire D client=ci/43")
+	if no.Held == nil || no.Held.Client != "ci/42" {
+		t.Errorf("the refusal: %+v", no)
+	}
+	taker.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	if row := m.Locks()["D"]; row.Token != got.Token {
+		t.Errorf("the row after the lock file was made: %+v, want the lease", row)
+	}
+	// It outlives who took it, but not its deadline.
+	token := got.Token
+	over := follower.follow(m, "D", token)
+	taker.Kill()
+	if end := over(); end.Ended != lockstate.Expired {
+		t.Errorf("the lease ended: %+v, want expired", end)
+	}
+	m.wantFree("D")
+	if _, err := os.Lstat(m.Back("D/devserver")); err == nil {
+		t.Error("the lock file of the lease is still there")
+	}
+	other.wantCommand(m, "ENOENT", "renew D client=ci/42")
+	other.wantCommand(m, "ENOENT", "release D client=ci/42")
+	if again := other.mustCommand(m, "acquire D client=ci/42"); again.Token <= token || again.TTL != 16 {
+		t.Errorf("the next lease: %+v, want a token above %d and 16 s", again, token)
+	}
+}
+
+// TestL1Renew: the same client re-enters, and renews as often as it likes; a
+// shorter time than the lease had counts at once.
+func TestL1Renew(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a, b := agent(t), agent(t)
+	first := a.mustCommand(m, "acquire D client=x ttl=10m")
+	if again := b.mustCommand(m, "acquire D client=x"); again.Token != first.Token || again.TTL != 600 {
+		t.Errorf("re-entry: %+v, want token %d and 600 s still", again, first.Token)
+	}
+	for range 64 {
+		if got := b.mustCommand(m, "renew D client=x"); got.Token != first.Token || got.Deadline < 599 {
+			t.Fatalf("renewed: %+v", got)
+		}
+	}
+	if got := a.mustCommand(m, "check D client=x token=%d", first.Token); got.Deadline > 600 {
+		t.Errorf("check: %+v", got)
+	}
+	b.wantCommand(m, "ENOENT", "renew D client=y")
+	b.wantCommand(m, "ENOENT", "check D client=y")
+	over := stranger(t).follow(m, "D", first.Token)
+	b.mustCommand(m, "renew D client=x ttl=20ms")
+	if end := over(); end.Ended != lockstate.Expired {
+		t.Errorf("shortened: %+v, want expired", end)
+	}
+
+	b.mustCommand(m, "acquire D client=x")
+	b.mustCommand(m, "release D client=x")
+	m.wantFree("D")
+	b.mustCommand(m, "acquire D client=x")
+	mustDo(t, os.WriteFile(m.control("ctl"), []byte("break D enough"), 0))
+	m.wantFree("D")
+}
+
+// TestL1Renewed: a lease that is renewed in time lives on far beyond its time
+// to live.
+func TestL1Renewed(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a := agent(t)
+	token := a.mustCommand(m, "acquire D client=x ttl=400ms").Token
+	for end := time.Now().Add(1200 * time.Millisecond); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if errno, got := a.command(m, "renew D client=x"); errno != "ok" || got.Token != token {
+			t.Fatalf("renew = %s, %+v", errno, got)
+		}
+	}
+}
+
+// TestL1Users: the ID alone is no key: the listing shows it to everyone. It
+// opens the lease for the same user and for root.
+func TestL1Users(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a := stranger(t)
+	a.mustCommand(m, "acquire D client=x")
+	thief := agentAs(t, 4242)
+	thief.wantCommand(m, "EBUSY", "acquire D client=x")
+	for _, c := range []string{"renew D client=x", "release D client=x", "join D client=x"} {
+		thief.wantCommand(m, "EPERM", "%s", c)
+	}
+	thief = carrier(t, 4242, "x")
+	thief.want("EBUSY", "put", m.At("D/f"), "", "creat")
+	thief.wantCommand(m, "EPERM", "release D")
+	carrier(t, nobody, "x").must("put", m.At("D/f"), "", "creat")
+	carrier(t, 0, "x").must("put", m.At("D/f"), "", "")
+	carrier(t, 0, "x").mustCommand(m, "release D")
+	m.wantFree("D")
+
+	// The other way around root's lease is root's alone.
+	agent(t).mustCommand(m, "acquire D client=x")
+	carrier(t, nobody, "x").want("EBUSY", "put", m.At("D/f"), "", "")
+}
+
+// TestL2Holders: holders are the processes that carry the ID, those that took
+// or joined the lease, and their descendants; nobody else.
+func TestL2Holders(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	put := []string{"put", m.At("D/f"), "x", "creat,trunc"}
+	taker := agent(t)
+	taker.mustCommand(m, "acquire D client=x")
+	taker.must(put...)
+	taker.Child().must(put...)
+
+	holder := carrier(t, 0, "x")
+	child := holder.Child()
+	holder.must(put...)
+	holder.mustCommand(m, "check D")
+	child.must(put...)
+	carrier(t, 0, "x").must("mkdir", m.At("D/sub"))
+	if _, made := m.Locks()["D/sub"]; made {
+		t.Error("a directory beneath the lease has a lock of its own")
+	}
+	for _, other := range []string{"", "y", "xx", "x ", "X"} {
+		o := carrier(t, 0, other)
+		o.want("EBUSY", put...)
+		o.wantCommand(m, "EPERM", "check D")
+	}
+	// With a clean environment it is a descendant of what was seen to hold.
+	if got := holder.Get("sh", fmt.Sprintf("env -i /bin/sh -c 'echo y >%s'", m.At("D/f"))); got != "0 " {
+		t.Errorf("a child without the variable: %q", got)
+	}
+	// The first one of several is what getenv(3) tells.
+	twice := awaitAgent(t, func(sock string) {
+		cmd := exec.Command("/usr/bin/python3", "-c", `if True:
+			import ctypes, sys
+			libc = ctypes.CDLL(None)
+			args = (ctypes.c_char_p * 2)(sys.argv[1].encode(), None)
+			env = (ctypes.c_char_p * 5)(*[e.encode() for e in sys.argv[2:6]], None)
+			libc.execve(args[0], args, env)`,
+			agentBin(), envAgent+"="+sock, envRoot+"="+testRoot(), "STAGEFS_CLIENT=y", "STAGEFS_CLIENT=x")
+		startCmd(t, cmd)
+	})
+	twice.want("EBUSY", put...)
+
+	joiner := agent(t)
+	joiner.want("EBUSY", put...)
+	joiner.wantCommand(m, "ENOENT", "join D client=y")
+	joiner.mustCommand(m, "join D client=x")
+	joiner.must(put...)
+	joiner.Child().must(put...)
+}
+
+// TestL2Container: holders may be in other pid and mount namespaces, as in
+// containers and CI steps.
+func TestL2Container(t *testing.T) {
+	need(t, "root", "fuse", "unshare")
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	agent(t).mustCommand(m, `acquire D client="step 1"`)
+	script := `mount -t proc proc /proc && echo text >"$1/f" && (exec /bin/sh -c 'echo more >>"$1/f"' sh "$1")`
+	in := func(env string) Result {
+		cmd := exec.Command("unshare", "-p", "-m", "-f", "/bin/sh", "-c", script, "sh", m.At("D"))
+		cmd.Env = append(os.Environ(), env)
+		return runCmd(t, cmd)
+	}
+	if r := in("STAGEFS_CLIENT=step 1"); r.Status != 0 {
+		t.Errorf("a step with the ID: %v", r)
+	}
+	if b, _ := os.ReadFile(m.Back("D/f")); string(b) != "text\nmore\n" {
+		t.Errorf("D/f = %q", b)
+	}
+	if r := in("STAGEFS_CLIENT=step 2"); r.Status == 0 || !strings.Contains(r.Err, "busy") {
+		t.Errorf("a step with another ID: %v, want a refusal", r)
+	}
+}
+
+// TestL2Touch: touching the lock file renews, for a holder, and so does
+// writing to it.
+func TestL2Touch(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a, other := agent(t), agent(t)
+	a.mustCommand(m, "acquire D client=x ttl=1h")
+	a.must("put", m.At("D/devserver"), "", "creat,excl")
+	left := func() float64 { return m.Locks()["D"].Deadline }
+	for name, touch := range map[string][]string{
+		"utimes": {"utimens", m.At("D/devserver")},
+		"write":  {"put", m.At("D/devserver"), "x", ""},
+		"touch":  {"sh", "touch " + m.At("D/devserver")},
+	} {
+		before := left()
+		// Long enough for a listing to be read.
+		eventually(t, "time goes by", func() bool { return left() < before-0.5 })
+		before = left()
+		other.want("EBUSY", "utimens", m.At("D/devserver"))
+		if now := left(); now > before {
+			t.Errorf("%s: a stranger has renewed the lease: %v after %v", name, now, before)
+		}
+		before = left()
+		a.must(touch...)
+		if now := left(); now <= before {
+			t.Errorf("%s: %v s left after it, %v before", name, now, before)
+		}
+	}
+}
+
+// TestL2Owner: a lease takes the place of what its taker had by itself; its
+// release frees the directory (A13), and what the taker made on the way (A12).
+func TestL2Owner(t *testing.T) {
+	m := mount(t)
+	a, b := agent(t), agent(t)
+	a.must("mkdir", m.At("board"))
+	a.must("mkdir", m.At("board/v1"))
+	a.mustCommand(m, "acquire board/v1 client=x")
+	if rows := m.Listing().Locks; len(rows) != 1 || rows[0].Client != "x" {
+		t.Errorf("rows: %+v, want the lease alone", rows)
+	}
+	a.mustCommand(m, "release board/v1 client=x")
+	b.mustCommand(m, "acquire board/v1")
+	b.mustCommand(m, "release board/v1")
+
+	// Shared leases, and one that becomes exclusive.
+	a.mustCommand(m, "acquire board client=x shared")
+	b.mustCommand(m, "acquire board client=y shared")
+	a.wantCommand(m, "EBUSY", "acquire board client=x")
+	b.mustCommand(m, "release board client=y")
+	a.mustCommand(m, "acquire board client=x")
+	if rows := m.Listing().Locks; len(rows) != 1 || rows[0].Kind != "lease" {
+		t.Errorf("rows: %+v, want one lease", rows)
+	}
+}
