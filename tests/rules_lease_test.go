@@ -283,3 +283,82 @@ func TestL2Owner(t *testing.T) {
 		t.Errorf("rows: %+v, want one lease", rows)
 	}
 }
+// TestL3Stopped: a client that is stopped when its lease ends writes nothing
+// when it goes on: neither by a new open nor by what it had open; and the next
+// owner need not wait for it. A mapping that could be written to later, past
+// any check, cannot be made under a lease at all.
+func TestL3Stopped(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	for _, name := range []string{"written", "mapped", "fresh"} {
+		mustDo(t, os.WriteFile(m.Back("D", name), []byte(strings.Repeat("old ", 1024)), 0o666))
+	}
+	client, next, follower := agent(t), agent(t), stranger(t)
+	token := client.mustCommand(m, "acquire D client=x ttl=300ms").Token
+	over := follower.follow(m, "D", token)
+	client.must("open", "w", m.At("D/written"), "wronly")
+	client.must("open", "m", m.At("D/mapped"), "rdwr")
+	client.want("ENODEV", "mmap", "p", "m")
+	client.must("pwrite", "w", "1", "4", "0")
+	client.must("pwrite", "m", "1", "4", "0")
+	mustDo(t, syscall.Kill(client.Pid, syscall.SIGSTOP))
+	if end := over(); end.Ended != lockstate.Expired {
+		t.Fatalf("the lease ended: %+v", end)
+	}
+	got := next.mustCommand(m, "acquire D client=y ttl=1h")
+	if got.Token <= token {
+		t.Errorf("token %d after %d", got.Token, token)
+	}
+	before := digest(t, m.Back("D"))
+	mustDo(t, syscall.Kill(client.Pid, syscall.SIGCONT))
+	client.want("EBUSY", "pwrite", "w", "2", "4", "0")
+	client.want("EBUSY", "ftruncate", "w", "0")
+	client.want("EBUSY", "fallocate", "w", "0", "0", "8192")
+	client.want("EBUSY", "fchmod", "w", "0600")
+	client.want("EBUSY", "open", "n", m.At("D/fresh"), "wronly")
+	client.want("EBUSY", "put", m.At("D/new"), "", "creat")
+	client.want("ENODEV", "mmap", "p", "m")
+	client.want("EBUSY", "pwrite", "m", "2", "4", "0")
+	client.must("close", "m")
+	client.Try("close", "w")
+	client.wantCommand(m, "ENOENT", "renew D client=x")
+	client.wantCommand(m, "EBUSY", "acquire D client=x")
+	if after := digest(t, m.Back("D")); after != before {
+		t.Errorf("written after the deadline:\n%s", diff(before, after))
+	}
+	next.must("put", m.At("D/written"), "next", "trunc")
+	next.must("put", m.At("D/mapped"), "next", "trunc")
+	for _, name := range []string{"written", "mapped"} {
+		if b, _ := os.ReadFile(m.Back("D", name)); string(b) != "next" {
+			t.Errorf("%s = %q, want what the next owner wrote", name, b)
+		}
+	}
+}
+
+// TestL3Before: what the client had open before it took the lease, with a
+// writable mapping of it, cannot be revoked. So it stands in the next owner's
+// way until it is gone (C3d), and nothing of it comes later.
+func TestL3Before(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	mustDo(t, os.WriteFile(m.Back("D/mapped"), []byte(strings.Repeat("old ", 1024)), 0o666))
+	client, next, follower := agent(t), agent(t), stranger(t)
+	client.must("open", "m", m.At("D/mapped"), "rdwr")
+	client.must("mmap", "p", "m")
+	client.must("close", "m")
+	token := client.mustCommand(m, "acquire D client=x ttl=50ms").Token
+	client.must("poke", "p", "mine")
+	if end := follower.follow(m, "D", token)(); end.Ended != lockstate.Expired {
+		t.Fatalf("the lease ended: %+v", end)
+	}
+	no := next.wantCommand(m, "EBUSY", "acquire D client=y")
+	if len(no.Blockers) != 1 || no.Blockers[0].Pid != client.Pid {
+		t.Errorf("the refusal: %+v, want the mapping as blocker", no)
+	}
+	client.must("poke", "p", "free") // nobody has the directory
+	client.must("munmap", "p")
+	next.mustCommand(m, "acquire D client=y wait=20s")
+	if b, _ := os.ReadFile(m.Back("D/mapped")); !strings.HasPrefix(string(b), "free") {
+		t.Errorf("mapped begins with %q", b[:4])
+	}
+}
