@@ -21,8 +21,6 @@ func callSteps(procs int, suffix string) []step {
 	}
 	keeps := func(prefix string) map[string]int { return map[string]int{prefix: 1} }
 	gone := map[string]int{}
-	last := s("unlink4k", gone, false)
-	last.cleans = true
 	return []step{
 		s("create", keeps("f"), true, "create"),
 		s("stat", keeps("f"), false, "stat warm"),
@@ -34,7 +32,6 @@ func callSteps(procs int, suffix string) []step {
 		s("mkdir", gone, false, "mkdir", "rmdir"),
 		s("write4k", keeps("w"), true, "create+write 4K"),
 		s("read4k", keeps("w"), false, "open+read 4K"),
-		last,
 	}
 }
 

@@ -146,19 +146,24 @@ func TestGoals(t *testing.T) {
 
 // A row brings the steps that it builds on, and those that clear up, not more.
 func TestNeeded(t *testing.T) {
-	for _, w := range works() {
-		if w.name != "calls" {
-			continue
-		}
+	for _, c := range []struct {
+		row  string
+		want []string
+	}{
+		{"rename", []string{"create", "rename"}},
+		{"open+read 4K", []string{"create", "rename", "unlink", "create+write 4K", "open+read 4K"}},
+		{"read cold", []string{"write 1 GiB", "read cold", "mmap write"}},
+		{"rm -rf", []string{"untar", "rm -rf"}},
+		{"lock link", []string{"lock link"}},
+	} {
 		var got []string
-		for _, s := range w.needed(func(row string) bool { return row == "rename" }) {
-			got = append(got, strings.Join(s.rows, "+"))
+		for _, w := range works() {
+			for _, s := range w.needed(func(row string) bool { return row == c.row }) {
+				got = append(got, strings.Join(s.rows, "+"))
+			}
 		}
-		if diff := cmp.Diff([]string{"create", "rename", ""}, got); diff != "" {
-			t.Errorf("steps for rename (-want +got):\n%s", diff)
-		}
-		if none := w.needed(func(string) bool { return false }); len(none) > 0 {
-			t.Errorf("%d steps for no row", len(none))
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("steps for %s (-want +got):\n%s", c.row, diff)
 		}
 	}
 }
