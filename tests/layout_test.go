@@ -17,9 +17,10 @@ var mayImport = map[string][]string{
 	"lockstate/filestore": {"lockstate"},
 	"lockstate/storetest": {"lockstate"},
 	"lockstate":           {"lockstate/procid"},
+	"lockstate/client":    {},
 	"fs":                  {"lockstate", "lockstate/procid", "lockstate/advisory", "lockstate/filestore", "go-fuse"},
-	"cmd/stagefs":         {"fs", "lockstate", "lockstate/procid", "lockstate/filestore"},
-	"tests":               {"lockstate"},
+	"cmd/stagefs":         {"fs", "lockstate/client", "lockstate", "lockstate/procid", "lockstate/filestore"},
+	"tests":               {"lockstate", "lockstate/client"},
 	"tests/bench":         {},
 }
 

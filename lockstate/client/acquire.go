@@ -1,0 +1,212 @@
+//go:build linux
+
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultTTL is how long a lease lasts if it is not renewed.
+const DefaultTTL = 16 * time.Second
+
+// A Crash says what becomes of the content if the owner dies before it releases
+// the lock (R7).
+type Crash string
+
+// What may become of it. The mount has a default.
+const (
+	Keep       Crash = "keep"
+	Destroy    Crash = "destroy"    // what was made under the lock is removed
+	Quarantine Crash = "quarantine" // and this moves it aside
+)
+
+// An Owner says which processes a lock belongs to beside descendants (H3).
+type Owner string
+
+// The owners. The mount has a default.
+const (
+	Process Owner = "process"
+	Group   Owner = "group"   // the process group of this process
+	Session Owner = "session" // its session
+	Cgroup  Owner = "cgroup"  // its control group
+)
+
+// Options say how a directory is locked. The zero value takes an exclusive lock
+// for this process, now or not at all.
+type Options struct {
+	// Client makes the lock a lease of the client with this ID: 1 to 256
+	// bytes. The same ID may acquire again, and has the same lock then.
+	Client string
+	// TTL is how long the lease lasts without renewal; 0: DefaultTTL.
+	TTL time.Duration
+	// RenewEvery is how often it is renewed; 0: 16 times a TTL; below 0: only
+	// by Lock.Renew.
+	RenewEvery time.Duration
+
+	Wait    bool   // stand in line until ctx is done
+	Shared  bool   // nobody writes while it lasts; others may share
+	OnCrash Crash  // "": the mount's
+	Owner   Owner  // "": the mount's; not with Client
+	Why     string // shown to others
+
+	// MakeParents makes the directory and its parents where they are
+	// missing. MustBeNew makes the directory, and fails with fs.ErrExist if
+	// it is there.
+	MakeParents, MustBeNew bool
+}
+
+// Acquire takes the lock on a directory. It fails with an error that is
+// [ErrFailedToLock] if somebody else has it, or, with Options.Wait, still has it
+// when ctx is done. ctx has no part in how long the lock lasts.
+func Acquire(ctx context.Context, dir string, opts Options) (*Lock, error) {
+	return linux().acquire(ctx, dir, opts)
+}
+
+func (s *system) acquire(ctx context.Context, dir string, opts Options) (*Lock, error) {
+	if err := opts.check(); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrFailedToLock, context.Cause(ctx))
+	}
+	p, err := s.find(dir)
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.dial(p.root)
+	if err != nil {
+		return nil, err
+	}
+	l, err := s.acquireAt(ctx, p, c, opts)
+	if err != nil {
+		c.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (o *Options) check() error {
+	switch {
+	case len(o.Client) > 256:
+		return fmt.Errorf("the client ID has %d bytes, 256 are the most: %w", len(o.Client), unix.EINVAL)
+	case o.Client == "" && o.TTL != 0:
+		return fmt.Errorf("a TTL is for a lease: %w", ErrEmptyClientID)
+	case o.Client != "" && o.Owner != "":
+		return fmt.Errorf("a lease belongs to its client, not to a %s: %w", o.Owner, unix.EINVAL)
+	case o.TTL < 0:
+		return fmt.Errorf("the TTL %v is below zero: %w", o.TTL, unix.EINVAL)
+	}
+	return nil
+}
+
+// acquireAt makes the directory if it has to, and locks it.
+func (s *system) acquireAt(ctx context.Context, p place, c conn, opts Options) (*Lock, error) {
+	var made []string // what failed is not to leave
+	for {
+		more, err := s.make(ctx, p, c, opts)
+		made = append(made, more...)
+		if err == nil {
+			var l *Lock
+			if l, err = s.lock(ctx, p, c, opts, len(made) > 0); err == nil {
+				return l, nil
+			}
+			// Who had it before may have removed it.
+			if errors.Is(err, ErrNoLock) && opts.MakeParents && ctx.Err() == nil && missing(p.path) {
+				continue
+			}
+			if errors.Is(err, ErrNoLock) {
+				err = &os.PathError{Op: "lock", Path: p.path, Err: unix.ENOENT}
+			}
+		}
+		for i := len(made) - 1; i >= 0; i-- {
+			unix.Rmdir(made[i]) // fails if somebody uses it
+		}
+		return nil, err
+	}
+}
+
+func (s *system) lock(ctx context.Context, p place, c conn, opts Options, made bool) (*Lock, error) {
+	sent := s.now()
+	r, err := take(ctx, p, c, opts, made)
+	if err != nil {
+		return nil, err
+	}
+	l := newLock(s, p, c, opts, r, sent)
+	if opts.Client != "" && l.token != 0 {
+		// This process carries no ID in its environment, or another one.
+		if _, err := c.command(context.WithoutCancel(ctx), "join "+word(p.rel)+asClient(opts.Client), nil); err != nil {
+			return nil, fmt.Errorf("%s: joining the lease: %w", p.path, err)
+		}
+	}
+	l.start()
+	return l, nil
+}
+
+// take sends the command of an acquisition.
+func take(ctx context.Context, p place, c conn, opts Options, made bool) (*reply, error) {
+	undo := func(r *reply) string { return "release " + word(p.rel) + " token=" + strconv.FormatUint(r.Token, 10) }
+	if opts.Client != "" {
+		undo = nil // another of the same client may have it; else it ends by itself
+	}
+	r, err := c.command(lenient(ctx), opts.line(ctx, p.rel, made), undo)
+	if err == nil {
+		return r, nil
+	}
+	if ended := ctx.Err(); ended != nil && !errors.Is(ended, context.DeadlineExceeded) {
+		return nil, fmt.Errorf("%w: %w", ErrFailedToLock, context.Cause(ctx))
+	}
+	return nil, r.refusal(p.path, err)
+}
+
+// line is the command of an acquisition.
+func (o *Options) line(ctx context.Context, rel string, made bool) string {
+	var b strings.Builder
+	b.WriteString("acquire " + word(rel))
+	if o.Client != "" {
+		b.WriteString(" client=" + word(o.Client) + " ttl=" + o.ttl().String())
+	}
+	if o.Owner != "" {
+		b.WriteString(" owner=" + word(string(o.Owner)))
+	}
+	if o.Shared {
+		b.WriteString(" shared")
+	}
+	if o.OnCrash != "" {
+		b.WriteString(" on-crash=" + word(string(o.OnCrash)))
+	}
+	if o.Why != "" {
+		b.WriteString(" why=" + strconv.Quote(o.Why))
+	}
+	if o.Wait {
+		b.WriteString(" wait=" + waitFor(ctx))
+	}
+	if made {
+		b.WriteString(" new")
+	}
+	return b.String()
+}
+
+func (o *Options) ttl() time.Duration {
+	if o.TTL == 0 {
+		return DefaultTTL
+	}
+	return o.TTL
+}
+
+// waitFor lets the daemon end the wait, which can tell then who has the
+// directory.
+func waitFor(ctx context.Context) string {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return "forever"
+	}
+	return max(time.Until(end), 0).String()
+}

@@ -1,0 +1,244 @@
+//go:build linux
+
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A conn is one open ctl file. It is used by one goroutine at a time.
+type conn interface {
+	// command carries out one line and returns the daemon's answer, which
+	// is there for refusals too. When ctx is done it gives up; if the
+	// command succeeds after that, undo tells how it is taken back.
+	command(ctx context.Context, line string, undo func(*reply) string) (*reply, error)
+	// follow carries out a line that begins a watch; await blocks until what
+	// is watched has ended. Meanwhile another goroutine may use command.
+	follow(ctx context.Context, line string) error
+	await(ctx context.Context) (*reply, error)
+	close()
+}
+
+// A system is what this package uses of the machine.
+type system struct {
+	find func(dir string) (place, error)
+	dial func(root string) (conn, error)
+	rows func(root string) ([]Holder, error) // the mount's listing
+	now  func() time.Duration                // on a clock that counts sleep and that no one sets
+}
+
+func linux() *system {
+	return &system{find: find, dial: openControl, rows: readRows, now: sinceBoot}
+}
+
+// sinceBoot is the clock of leases (L4).
+func sinceBoot() time.Duration {
+	var ts unix.Timespec
+	unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) // never fails with this clock
+	return time.Duration(ts.Nano())
+}
+
+func readRows(root string) ([]Holder, error) {
+	data, err := os.ReadFile(filepath.Join(root, controlDir, "locks.json"))
+	if err != nil {
+		return nil, err
+	}
+	var listing struct {
+		Locks []Holder `json:"locks"`
+	}
+	return listing.Locks, json.Unmarshal(data, &listing)
+}
+
+// ctlFile is a conn on a real mount.
+type ctlFile struct{ fd int }
+
+func openControl(root string) (conn, error) {
+	for {
+		fd, err := unix.Open(filepath.Join(root, controlDir, "ctl"), unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, notAnswering(root, root, &os.PathError{Op: "open", Path: filepath.Join(root, controlDir, "ctl"), Err: err})
+		}
+		return &ctlFile{fd}, nil
+	}
+}
+
+// close leaves an abandoned file alone: who uses it closes it.
+func (f *ctlFile) close() {
+	if f.fd >= 0 {
+		unix.Close(f.fd)
+		f.fd = -1
+	}
+}
+
+func (f *ctlFile) command(ctx context.Context, line string, undo func(*reply) string) (*reply, error) {
+	fd, late := f.fd, false
+	err := f.interruptible(ctx, func() error {
+		_, err := unix.Pwrite(fd, []byte(line+"\n"), 0)
+		return err
+	}, func(err error) {
+		if err == nil && undo != nil {
+			if r, err := readReply(fd); err == nil {
+				unix.Pwrite(fd, []byte(undo(r)+"\n"), 0)
+			}
+		}
+		unix.Close(fd)
+	}, &late)
+	if late {
+		return &reply{}, err
+	}
+	if err == nil && silent(line) {
+		return &reply{}, nil
+	}
+	r, failed := readReply(fd)
+	if err == nil {
+		err = failed
+	}
+	if r == nil {
+		r = &reply{}
+	}
+	return r, err
+}
+
+// silent tells whether the success of a command is all that it has to say.
+func silent(line string) bool {
+	verb, _, _ := strings.Cut(line, " ")
+	return verb == "release" || verb == "join" || verb == "wait"
+}
+
+func (f *ctlFile) follow(ctx context.Context, line string) error {
+	fd, late := f.fd, false
+	return f.interruptible(ctx, func() error {
+		_, err := unix.Pwrite(fd, []byte(line+"\n"), 0)
+		return err
+	}, func(error) { unix.Close(fd) }, &late)
+}
+
+func (f *ctlFile) await(ctx context.Context) (*reply, error) {
+	var r *reply
+	fd, late := f.fd, false
+	err := f.interruptible(ctx, func() (err error) {
+		r, err = readReply(fd)
+		return err
+	}, func(error) { unix.Close(fd) }, &late)
+	if late || err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// readReply reads what the daemon has to say of the last command.
+func readReply(fd int) (*reply, error) {
+	var text []byte
+	buf := make([]byte, 4096)
+	for {
+		n, err := unix.Pread(fd, buf, int64(len(text)))
+		if err != nil {
+			return nil, err
+		}
+		text = append(text, buf[:n]...)
+		if n < len(buf) || bytes.IndexByte(text, '\n') >= 0 {
+			break
+		}
+		buf = make([]byte, 64<<10)
+	}
+	r := &reply{}
+	if len(bytes.TrimSpace(text)) == 0 {
+		return r, nil
+	}
+	return r, json.Unmarshal(text, r)
+}
+
+// lenient is ctx, but leaves it to the daemon for a while to say that its
+// deadline has passed: the daemon knows who has what was waited for.
+func lenient(ctx context.Context) context.Context {
+	if _, ok := ctx.Deadline(); !ok {
+		return ctx
+	}
+	late, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			time.Sleep(patience)
+		}
+		cancel(context.Cause(ctx))
+	})
+	return late
+}
+
+// patience is how long an interrupted request may take to end. Only a daemon
+// that hangs, or is stopped, does not answer by then.
+const patience = time.Second
+
+// interruptible runs a system call that may block, until ctx is done: then the
+// thread that is in it gets a signal, which makes the kernel take the request
+// back. The signal is the one that Go's own scheduler uses and everyone has to
+// expect. If even that does not help, the call is abandoned: late is set, the
+// file is not to be used any more, and after is called when it ends at last.
+func (f *ctlFile) interruptible(ctx context.Context, call func() error, after func(error), late *bool) error {
+	if ctx.Done() == nil {
+		for {
+			if err := call(); err != unix.EINTR {
+				return err
+			}
+		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	tid := make(chan int, 1)
+	ended := make(chan error)
+	given := make(chan struct{}) // up
+	go func() {
+		// Never unlocked: this thread ends with the goroutine.
+		runtime.LockOSThread()
+		// Others' signals must not cost a waiter its place in the line.
+		var mask unix.Sigset_t
+		for i := range mask.Val {
+			mask.Val[i] = ^mask.Val[i]
+		}
+		mask.Val[0] &^= 1 << (uint(unix.SIGURG) - 1)
+		unix.PthreadSigmask(unix.SIG_SETMASK, &mask, nil)
+		tid <- unix.Gettid()
+		err := call()
+		for err == unix.EINTR && ctx.Err() == nil {
+			err = call()
+		}
+		select {
+		case <-given:
+			after(err)
+		case ended <- err:
+		}
+	}()
+	thread := <-tid
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		unix.Tgkill(unix.Getpid(), thread, unix.SIGURG)
+		select {
+		case err := <-ended:
+			if err == nil || !errors.Is(err, unix.EINTR) {
+				return err
+			}
+			return context.Cause(ctx)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	*late, f.fd = true, -1
+	close(given)
+	return context.Cause(ctx)
+}

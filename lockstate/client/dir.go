@@ -1,0 +1,144 @@
+//go:build linux
+
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// A Dir is a directory on a stagefs mount, for questions about its lock that
+// another program, or an earlier one, may have taken.
+type Dir struct {
+	sys *system
+	place
+}
+
+// Find looks for the mount that a directory is on. The directory itself may be
+// missing. The error is [ErrNotStagefs] if there is none, and ENOTCONN if its
+// daemon is dead.
+func Find(dir string) (*Dir, error) {
+	s := linux()
+	p, err := s.find(dir)
+	if err != nil {
+		return nil, err
+	}
+	return &Dir{s, p}, nil
+}
+
+// Path is the directory as an absolute path without symlinks.
+func (d *Dir) Path() string { return d.path }
+
+// Mountpoint is the root of its mount.
+func (d *Dir) Mountpoint() string { return d.root }
+
+// A Status is what the daemon says of a lock that one holds.
+type Status struct {
+	Token    uint64
+	Client   string        // of a lease
+	TTL      time.Duration // of a lease
+	Deadline time.Duration // how long the lease lasts from now without renewal
+	Kind     string        // implicit, explicit, shared or lease
+}
+
+// Acquire takes the lock on a directory that exists, and leaves it to others to
+// keep: nothing is done in the background, and a lease is not renewed. The lock
+// of a process that ends now, having changed nothing, passes to its parent (R5).
+func (d *Dir) Acquire(ctx context.Context, opts Options) (Status, error) {
+	if err := opts.check(); err != nil {
+		return Status{}, err
+	}
+	c, err := d.sys.dial(d.root)
+	if err != nil {
+		return Status{}, err
+	}
+	defer c.close()
+	r, err := take(ctx, d.place, c, opts, false)
+	if err != nil {
+		return Status{}, err
+	}
+	return r.status(), nil
+}
+
+// Check tells whether this process, or a client if an ID is given, holds the
+// directory. If not, the error is [ErrNoLock], [ErrNotHolder] or, with the
+// holder, [ErrFailedToLock].
+func (d *Dir) Check(ctx context.Context, clientID string) (Status, error) {
+	r, err := d.send(ctx, "check", asClient(clientID))
+	return r.status(), err
+}
+
+// Renew makes the lease of a client last a TTL from now; 0 is the TTL that it
+// has.
+func (d *Dir) Renew(ctx context.Context, clientID string, ttl time.Duration) (Status, error) {
+	if clientID == "" {
+		return Status{}, ErrEmptyClientID
+	}
+	options := asClient(clientID)
+	if ttl != 0 {
+		options += " ttl=" + ttl.String()
+	}
+	r, err := d.send(ctx, "renew", options)
+	return r.status(), err
+}
+
+// A Release says how a lock is given up.
+type Release struct {
+	Client  string // whose lease; "": this process's lock
+	Token   uint64 // of the lock; 0: whichever it has
+	Destroy bool   // remove the directory
+	Failed  bool   // treat the content as after a crash (R7)
+}
+
+// Release ends a lock.
+func (d *Dir) Release(ctx context.Context, how Release) error {
+	options := asClient(how.Client)
+	if how.Token != 0 {
+		options += " token=" + strconv.FormatUint(how.Token, 10)
+	}
+	switch {
+	case how.Destroy:
+		options += " destroy"
+	case how.Failed:
+		options += " failed"
+	}
+	_, err := d.send(ctx, "release", options)
+	return err
+}
+
+// Wait waits until this process could acquire the directory, or ctx is done.
+// Somebody else may be faster.
+func (d *Dir) Wait(ctx context.Context) error {
+	_, err := d.send(ctx, "wait", " wait="+waitFor(ctx))
+	return err
+}
+
+func asClient(id string) string {
+	if id == "" {
+		return ""
+	}
+	return " client=" + word(id)
+}
+
+func (d *Dir) send(ctx context.Context, verb, options string) (*reply, error) {
+	c, err := d.sys.dial(d.root)
+	if err != nil {
+		return &reply{}, err
+	}
+	defer c.close()
+	r, err := c.command(lenient(ctx), verb+" "+word(d.rel)+options, nil)
+	if err == nil {
+		return r, nil
+	}
+	if ended := ctx.Err(); ended != nil && !errors.Is(ended, context.DeadlineExceeded) {
+		return r, fmt.Errorf("%s: %w", d.path, context.Cause(ctx))
+	}
+	return r, r.refusal(d.path, err)
+}
+
+func (r *reply) status() Status {
+	return Status{Token: r.Token, Client: r.Client, TTL: time.Duration(r.TTL), Deadline: time.Duration(r.Deadline), Kind: r.Kind}
+}

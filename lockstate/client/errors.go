@@ -1,0 +1,118 @@
+//go:build linux
+
+package client
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Errors of an acquisition.
+var (
+	// ErrFailedToLock: somebody else has the directory, or something in it
+	// open for writing. A [*HeldError] beside it says who.
+	ErrFailedToLock = errors.New("failed to lock")
+	// ErrEmptyClientID: a lease needs an ID.
+	ErrEmptyClientID = errors.New("the client ID is empty")
+	// ErrNotStagefs: the path is not on a stagefs mount, or the root of its
+	// mount can't be seen from here.
+	ErrNotStagefs = errors.New("not on a stagefs mount")
+)
+
+// Errors of a lock that was acquired.
+var (
+	// ErrLost: the lock ended before it was released. A [*LostError] says
+	// why.
+	ErrLost = errors.New("the lock was lost")
+	// ErrNoLock: there is no such lock (any more).
+	ErrNoLock = errors.New("no such lock")
+	// ErrNotHolder: the lock is somebody else's.
+	ErrNotHolder = errors.New("not a holder of the lock")
+)
+
+// A Holder is who has a directory.
+type Holder struct {
+	Dir      string `json:"dir"` // of the lock, relative to the mount
+	DirBytes []byte `json:"dir_bytes"`
+	Kind     string `json:"kind"` // implicit, explicit, shared or lease
+	Token    uint64 `json:"token"`
+	Pid      int    `json:"pid"`
+	UID      uint32 `json:"uid"`
+	Cmd      string `json:"cmd"`
+	Client   string `json:"client"`
+	Why      string `json:"why"`
+}
+
+func (h *Holder) String() string {
+	who := fmt.Sprintf("process %d (%s)", h.Pid, strconv.Quote(h.Cmd))
+	if h.Client != "" {
+		who = "client " + strconv.Quote(h.Client)
+	}
+	if h.Why != "" {
+		who += ", " + strconv.Quote(h.Why)
+	}
+	return who
+}
+
+// A Blocker is a process that has something beneath the directory open for
+// writing, or mapped.
+type Blocker struct {
+	Pid       int    `json:"pid"`
+	Cmd       string `json:"cmd"`
+	Path      string `json:"path"` // relative to the mount
+	PathBytes []byte `json:"path_bytes"`
+}
+
+// A HeldError says what stands in the way of an acquisition.
+type HeldError struct {
+	Dir      string    // that was to be locked
+	Holder   *Holder   // whose lock is in the way; nil if none is
+	Blockers []Blocker // what is open for writing there
+	Reason   string    // in the daemon's words
+	err      error
+}
+
+func (e *HeldError) Error() string {
+	dir := strconv.Quote(e.Dir)
+	switch {
+	case e.Holder != nil && e.Holder.Dir != "":
+		return fmt.Sprintf("%s is held by %s, through the lock on %s", dir, e.Holder, strconv.Quote(e.Holder.Dir))
+	case e.Holder != nil:
+		return fmt.Sprintf("%s is held by %s", dir, e.Holder)
+	case len(e.Blockers) > 0:
+		b := e.Blockers[0]
+		return fmt.Sprintf("%s: process %d (%s) has %s open for writing", dir, b.Pid, strconv.Quote(b.Cmd), strconv.Quote(b.Path))
+	case e.Reason != "":
+		return fmt.Sprintf("%s: %s", dir, e.Reason)
+	}
+	return fmt.Sprintf("%s: %v", dir, e.err)
+}
+
+// Unwrap returns the errno.
+func (e *HeldError) Unwrap() error { return e.err }
+
+// A LostError says why a lock ended.
+type LostError struct {
+	Dir    string
+	Token  uint64
+	Reason string // the daemon's: broken, expired, released …; "unknown" if it did not say
+	By     int    // the process that ended it, if it was one
+	Why    string // what an admin gave as the reason
+}
+
+func (e *LostError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "the lock on %s (token %d) was lost: %s", strconv.Quote(e.Dir), e.Token, e.Reason)
+	if e.By != 0 {
+		fmt.Fprintf(&b, " by process %d", e.By)
+	}
+	if e.Why != "" {
+		fmt.Fprintf(&b, ": %s", strconv.Quote(e.Why))
+	}
+	return b.String()
+}
+
+// Is makes errors.Is(err, ErrLost) true.
+func (e *LostError) Is(target error) bool { return target == ErrLost }

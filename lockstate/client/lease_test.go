@@ -1,0 +1,338 @@
+//go:build linux
+
+package client
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// L1: a lease that is renewed lasts: 64 renewals in a row, four TTLs.
+func TestL1Renewals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		l := mustAcquire(t, s, Options{Client: "c"})
+		time.Sleep(64*time.Second + time.Millisecond)
+		if n := d.count("renew"); n != 64 {
+			t.Errorf("%d renewals in 64 s, want 64", n)
+		}
+		if isLost(l) {
+			t.Errorf("lost: %v", l.Err())
+		}
+		if err := l.Release(false); err != nil || isLost(l) {
+			t.Errorf("Release = %v, lost: %v", err, isLost(l))
+		}
+		if n := d.count("release"); l.Release(true) != nil || n != 1 || d.count("release") != 1 {
+			t.Errorf("%d releases were sent, want 1", d.count("release"))
+		}
+	})
+}
+
+// L1: the times of the other unit: a TTL of 1 s.
+func TestL1ShortTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		l := mustAcquire(t, s, Options{Client: "c", TTL: time.Second})
+		time.Sleep(4*time.Second + time.Millisecond)
+		if n := d.count("renew"); n != 64 || isLost(l) {
+			t.Errorf("%d renewals in 4 s, want 64; lost: %v", n, l.Err())
+		}
+		l.Release(false)
+	})
+}
+
+// L1: failed renewals do not lose a lease; only the deadline does, a TTL after
+// the last renewal that succeeded.
+func TestL1FailedRenewals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		l := mustAcquire(t, s, Options{Client: "c"})
+		fail := func(on bool) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.refuse = nil
+			if on {
+				d.refuse = func(string) error { return unix.EIO }
+			}
+		}
+		for range 5 {
+			fail(true)
+			time.Sleep(13500 * time.Millisecond)
+			fail(false)
+			time.Sleep(1500 * time.Millisecond)
+			if isLost(l) {
+				t.Fatalf("lost though a renewal came through in time: %v", l.Err())
+			}
+		}
+		l.mu.Lock()
+		last := l.deadline
+		l.mu.Unlock()
+		fail(true)
+		time.Sleep(last - s.now() - time.Millisecond)
+		synctest.Wait()
+		if isLost(l) {
+			t.Errorf("lost before the deadline: %v", l.Err())
+		}
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		wantLost(t, l, "expired")
+		if err := l.Release(false); !errors.Is(err, ErrLost) {
+			t.Errorf("Release of a lost lock = %v, want ErrLost", err)
+		}
+	})
+}
+
+// L1: a daemon that hangs in the renewal does not hide the deadline.
+func TestL1Hangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		l := mustAcquire(t, s, Options{Client: "c"})
+		time.Sleep(time.Second + time.Millisecond)
+		d.mu.Lock()
+		d.hangs = true
+		d.mu.Unlock()
+		time.Sleep(16*time.Second - 2*time.Millisecond)
+		synctest.Wait()
+		if isLost(l) {
+			t.Errorf("lost before the deadline: %v", l.Err())
+		}
+		time.Sleep(2 * time.Millisecond)
+		synctest.Wait()
+		wantLost(t, l, "expired")
+		d.mu.Lock()
+		d.hangs = false
+		d.mu.Unlock()
+		l.Release(false)
+	})
+}
+
+// L4: the time that the machine sleeps counts, though timers do not see it.
+func TestL4Sleep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		l := mustAcquire(t, s, Options{Client: "c"})
+		time.Sleep(500 * time.Millisecond)
+		d.asleep.Store(int64(time.Hour))
+		time.Sleep(time.Second) // it looks at least this often
+		synctest.Wait()
+		wantLost(t, l, "expired")
+		l.Release(false)
+	})
+}
+
+// The lock is lost as soon as the daemon says so, for whatever reason.
+func TestLost(t *testing.T) {
+	for _, client := range []string{"", "c"} {
+		for _, tt := range []reply{
+			{Reason: "broken", By: 7, Why: "it hangs"},
+			{Reason: "released"},
+			{Reason: "removed"},
+			{Reason: "expired"},
+		} {
+			t.Run(client+" "+tt.Reason, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					d, s := newFake()
+					l := mustAcquire(t, s, Options{Client: client})
+					time.Sleep(time.Minute)
+					d.end("D", tt)
+					// Somebody else has it at once.
+					other, err := s.acquire(t.Context(), "/mnt/D", Options{Client: "thief"})
+					if err != nil || other.Token() <= l.Token() {
+						t.Errorf("acquire = %v; token %d after %d", err, other.Token(), l.Token())
+					}
+					synctest.Wait()
+					wantLost(t, l, tt.Reason)
+					var lost *LostError
+					if errors.As(l.Err(), &lost); lost.By != tt.By || lost.Why != tt.Why || lost.Token != l.Token() {
+						t.Errorf("%+v, want what the daemon said: %+v", lost, tt)
+					}
+					if err := l.Release(true); !errors.Is(err, ErrLost) {
+						t.Errorf("Release = %v, want ErrLost", err)
+					}
+					if isLost(other) || other.Release(false) != nil {
+						t.Error("the release of a lost lock ended its successor's")
+					}
+				})
+			})
+		}
+	}
+}
+
+// A release that finds no lock says that it was lost, and why.
+func TestLostDuringRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		l := mustAcquire(t, s, Options{})
+		synctest.Wait() // it is watched
+		d.refuse = func(line string) error {
+			d.refuse = nil
+			d.endLocked("D", reply{Reason: "broken"})
+			return unix.ENOENT
+		}
+		if err := l.Release(false); !errors.Is(err, ErrLost) {
+			t.Errorf("Release = %v, want ErrLost", err)
+		}
+		wantLost(t, l, "broken")
+	})
+}
+
+// L1: the same ID re-enters; another one is refused, and hears who has it.
+func TestL1Reentry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, s := newFake()
+		a := mustAcquire(t, s, Options{Client: "c"})
+		b := mustAcquire(t, s, Options{Client: "c"})
+		if a.Token() != b.Token() {
+			t.Errorf("tokens %d and %d, want the same lock", a.Token(), b.Token())
+		}
+		_, err := s.acquire(t.Context(), "/mnt/D", Options{Client: "other"})
+		var held *HeldError
+		if !errors.Is(err, ErrFailedToLock) || !errors.As(err, &held) || held.Holder == nil || held.Holder.Client != "c" {
+			t.Errorf("another ID: %v, want ErrFailedToLock with the holder", err)
+		}
+		// What one of them releases the other has lost.
+		synctest.Wait()
+		if err := a.Release(false); err != nil {
+			t.Error(err)
+		}
+		<-b.Lost()
+		wantLost(t, b, "released")
+		b.Release(false)
+	})
+}
+
+// A renewal that meets another lock of the same client does not take it for its
+// own.
+func TestReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		l := mustAcquire(t, s, Options{Client: "c", RenewEvery: -1})
+		d.mu.Lock()
+		d.token++
+		d.rows["D"].token = d.token
+		d.mu.Unlock()
+		if err := l.Renew(t.Context()); !errors.Is(err, ErrLost) {
+			t.Errorf("Renew = %v, want ErrLost", err)
+		}
+		l.Release(false)
+	})
+}
+
+// RenewEvery below zero leaves the renewing to the program.
+func TestRenewByHand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		l := mustAcquire(t, s, Options{Client: "c", RenewEvery: -1})
+		time.Sleep(15 * time.Second)
+		if err := l.Renew(t.Context()); err != nil || d.count("renew") != 1 {
+			t.Errorf("Renew = %v, %d renewals", err, d.count("renew"))
+		}
+		time.Sleep(16*time.Second - time.Millisecond)
+		if isLost(l) {
+			t.Error("lost before the deadline")
+		}
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		wantLost(t, l, "expired")
+		if err := l.Renew(t.Context()); !errors.Is(err, ErrLost) {
+			t.Errorf("Renew of a lost lease = %v, want ErrLost", err)
+		}
+		l.Release(false)
+	})
+}
+
+// The death of the daemon alone does not lose a process's lock; a new daemon
+// that does not know it does.
+func TestDaemonDies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		l := mustAcquire(t, s, Options{})
+		d.mu.Lock()
+		d.down = true
+		row := d.rows["D"]
+		d.mu.Unlock()
+		d.end("D", reply{Message: "dead"})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if isLost(l) {
+			t.Errorf("lost with the daemon: %v", l.Err())
+		}
+		d.mu.Lock()
+		d.down = false
+		d.mu.Unlock()
+		row.ended = make(chan struct{}) // and the new one knows it
+		d.mu.Lock()
+		d.rows["D"] = row
+		d.mu.Unlock()
+		time.Sleep(2 * retryWatch)
+		if isLost(l) {
+			t.Errorf("lost though the new daemon knows it: %v", l.Err())
+		}
+		d.end("D", reply{Reason: "broken"})
+		synctest.Wait()
+		wantLost(t, l, "broken")
+		l.Release(false)
+
+		l = mustAcquire(t, s, Options{})
+		synctest.Wait() // it is watched
+		d.mu.Lock()
+		d.down = true
+		d.mu.Unlock()
+		d.end("D", reply{Message: "dead"})
+		d.mu.Lock()
+		d.down = false
+		d.mu.Unlock()
+		time.Sleep(2 * retryWatch)
+		synctest.Wait()
+		wantLost(t, l, "unknown")
+		l.Release(false)
+	})
+}
+
+// R3: the lock goes with its directory when that is renamed.
+func TestR3Renamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		l := mustAcquire(t, s, Options{Client: "c"})
+		d.mu.Lock()
+		d.rows["E"] = d.rows["D"]
+		delete(d.rows, "D")
+		d.mu.Unlock()
+		time.Sleep(time.Minute)
+		if isLost(l) {
+			t.Errorf("lost by a rename: %v", l.Err())
+		}
+		if err := l.Release(false); err != nil || len(d.rows) != 0 {
+			t.Errorf("Release = %v, rows left: %v", err, d.rows)
+		}
+	})
+}
+
+// Options.Wait stands in line until ctx is done.
+func TestWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, s := newFake()
+		l := mustAcquire(t, s, Options{})
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Minute, cancel)
+		start := time.Now()
+		_, err := s.acquire(ctx, "/mnt/D", Options{Wait: true})
+		if !errors.Is(err, ErrFailedToLock) || !errors.Is(err, context.Canceled) || time.Since(start) != time.Minute {
+			t.Errorf("acquire = %v after %v, want ErrFailedToLock when cancelled", err, time.Since(start))
+		}
+		time.AfterFunc(time.Minute, func() { l.Release(false) })
+		l, err = s.acquire(t.Context(), "/mnt/D", Options{Wait: true})
+		if err != nil || time.Since(start) != 2*time.Minute {
+			t.Errorf("acquire = %v after %v", err, time.Since(start))
+		}
+		l.Release(false)
+		if _, err := s.acquire(ctx, "/mnt/D", Options{}); !errors.Is(err, context.Canceled) {
+			t.Errorf("acquire with a context that is done = %v", err)
+		}
+	})
+}

@@ -1,0 +1,254 @@
+//go:build linux
+
+package client
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Lock is a lock that this program has. Its methods may be called by any
+// goroutine.
+type Lock struct {
+	sys    *system
+	dir    string // as found at acquisition
+	root   string
+	token  uint64
+	client string
+	ttl    time.Duration
+	every  time.Duration // between renewals; 0: none
+	lost   chan struct{} // closed when it is lost
+
+	stop  context.CancelFunc // ends what runs in the background
+	ctx   context.Context
+	tasks sync.WaitGroup
+
+	// The line to the daemon, protected by lineMu, which is held over
+	// commands.
+	lineMu sync.Mutex
+	line   conn
+	rel    string // the directory as the daemon knows it; changes when it is renamed
+
+	once     sync.Once
+	released error       // of the first Release
+	late     chan *reply // what the watch says while it is being released
+
+	mu        sync.Mutex
+	deadline  time.Duration // of a lease, on system.now
+	releasing bool
+	err       error // why it was lost
+}
+
+func newLock(s *system, p place, c conn, opts Options, r *reply, sent time.Duration) *Lock {
+	l := &Lock{sys: s, dir: p.path, root: p.root, rel: p.rel, token: r.Token, client: opts.Client, line: c, lost: make(chan struct{}), late: make(chan *reply, 1)}
+	l.ctx, l.stop = context.WithCancel(context.Background())
+	if l.client == "" {
+		return l
+	}
+	l.ttl = opts.ttl()
+	if r.TTL > 0 {
+		l.ttl = time.Duration(r.TTL) // what the daemon grants
+	}
+	l.deadline = sent + l.ttl
+	switch {
+	case opts.RenewEvery == 0:
+		l.every = l.ttl / 16
+	case opts.RenewEvery > 0:
+		l.every = opts.RenewEvery
+	}
+	return l
+}
+
+func (l *Lock) start() {
+	if l.token == 0 {
+		return // the mount takes no locks: there is nothing to keep or to lose
+	}
+	// The daemon watches from now on, on a line of its own: a command on it
+	// would end the watch.
+	c, err := l.sys.dial(l.root)
+	if err == nil {
+		if err = l.follow(context.Background(), c); err != nil {
+			c.close()
+		}
+	}
+	l.tasks.Go(func() { l.watch(l.ctx, c, err) })
+	if l.client != "" {
+		l.tasks.Go(func() { l.keep(l.ctx) })
+	}
+}
+
+// Token is the lock's fencing token: more than that of any earlier lock on the
+// mount. It is 0 if the mount was told to take no locks, or only to observe.
+func (l *Lock) Token() uint64 { return l.token }
+
+// Dir is the absolute path of the directory, without symlinks, at acquisition.
+func (l *Lock) Dir() string { return l.dir }
+
+// TTL is how long the lease lasts after a renewal, 0 for a lock that is none.
+func (l *Lock) TTL() time.Duration { return l.ttl }
+
+// Lost is closed when the lock has ended without this Lock's Release: broken by
+// an admin, expired, or released by another who holds it.
+func (l *Lock) Lost() <-chan struct{} { return l.lost }
+
+// Err is nil until the lock is lost, and then a [*LostError].
+func (l *Lock) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+// Renew makes a lease last a full TTL from now. Without a reason of one's own
+// there is no need to: it is done in the background.
+func (l *Lock) Renew(ctx context.Context) error {
+	if l.client == "" {
+		return ErrEmptyClientID
+	}
+	if l.token == 0 {
+		return nil
+	}
+	sent := l.sys.now()
+	r, err := l.command(ctx, "renew", " client="+word(l.client)+" ttl="+l.ttl.String())
+	if err != nil {
+		if lost := l.Err(); lost != nil {
+			return lost
+		}
+		return r.refusal(l.dir, err)
+	}
+	if r.Token != l.token {
+		// The client has a new lock there, and this one is over.
+		l.lose(&reply{Reason: "replaced"})
+		return l.Err()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return l.err
+	}
+	l.deadline = max(l.deadline, sent+l.ttl)
+	return nil
+}
+
+// Release ends the lock, and with destroy removes the directory and all that is
+// in it. Released for the second time it gives the first answer again; lost, it
+// gives a [*LostError].
+func (l *Lock) Release(destroy bool) error {
+	if destroy {
+		return l.end(" destroy")
+	}
+	return l.end("")
+}
+
+// Fail ends the lock of work that has failed: the content is treated as after a
+// crash (R7).
+func (l *Lock) Fail() error { return l.end(" failed") }
+
+func (l *Lock) end(how string) error {
+	l.once.Do(func() {
+		l.released = l.endOnce(how)
+		l.stop()
+		l.tasks.Wait()
+		l.lineMu.Lock()
+		defer l.lineMu.Unlock()
+		l.line.close()
+	})
+	return l.released
+}
+
+func (l *Lock) endOnce(how string) error {
+	l.mu.Lock()
+	lost := l.err
+	l.releasing = true
+	l.mu.Unlock()
+	if lost != nil || l.token == 0 {
+		return lost
+	}
+	options := " token=" + strconv.FormatUint(l.token, 10) + how
+	if l.client != "" {
+		options = " client=" + word(l.client) + options
+	}
+	r, err := l.command(context.Background(), "release", options)
+	if !errors.Is(err, unix.ENOENT) {
+		return r.refusal(l.dir, err)
+	}
+	// It had ended before; the watch knows why.
+	timer := time.NewTimer(100 * time.Millisecond)
+	defer timer.Stop()
+	r = &reply{}
+	select {
+	case r = <-l.late:
+	case <-timer.C:
+	}
+	l.mu.Lock()
+	l.releasing = false
+	l.mu.Unlock()
+	l.lose(r)
+	return l.Err()
+}
+
+// lose notes that the lock has ended.
+func (l *Lock) lose(r *reply) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.err != nil:
+	case l.releasing:
+		select {
+		case l.late <- r:
+		default:
+		}
+	default:
+		reason := r.Reason
+		if reason == "" {
+			reason = "unknown"
+		}
+		l.err = &LostError{Dir: l.dir, Token: l.token, Reason: reason, By: r.By, Why: r.Why}
+		close(l.lost)
+	}
+}
+
+// command sends a command about the directory. If there is no such lock by that
+// name, the directory may have been renamed (R3): then by its new one.
+func (l *Lock) command(ctx context.Context, verb, options string) (*reply, error) {
+	l.lineMu.Lock()
+	defer l.lineMu.Unlock()
+	r, err := l.line.command(ctx, verb+" "+word(l.rel)+options, nil)
+	if errors.Is(err, unix.ENOENT) && l.relocateLocked() {
+		r, err = l.line.command(ctx, verb+" "+word(l.rel)+options, nil)
+	}
+	if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EBADF) {
+		// The daemon may have been started again since.
+		if c, dialErr := l.sys.dial(l.root); dialErr == nil {
+			l.line.close()
+			l.line = c
+			r, err = c.command(ctx, verb+" "+word(l.rel)+options, nil)
+		}
+	}
+	return r, err
+}
+
+// relocateLocked looks for the lock's directory in the listing, and reports
+// whether it is another one now. The caller holds lineMu.
+func (l *Lock) relocateLocked() bool {
+	rows, err := l.sys.rows(l.root)
+	if err != nil {
+		return false
+	}
+	for _, row := range rows {
+		dir := row.Dir
+		if len(row.DirBytes) > 0 {
+			dir = string(row.DirBytes)
+		}
+		if row.Token == l.token && filepath.Clean(dir) != filepath.Clean(l.rel) {
+			l.rel = dir
+			return true
+		}
+	}
+	return false
+}

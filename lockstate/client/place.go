@@ -1,0 +1,119 @@
+//go:build linux
+
+package client
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// controlDir is the control directory's name in the root of a mount (§9).
+const controlDir = ".stagefs"
+
+// A place is a directory, which may not exist yet, on a mount.
+type place struct {
+	path string // absolute, without symlinks
+	root string // of the mount
+	rel  string // path relative to root; "." is the root
+}
+
+// find looks for the mount that a directory is on.
+func find(dir string) (place, error) {
+	path, existing, err := resolve(dir)
+	if err != nil {
+		return place{}, err
+	}
+	root, err := mountRoot(existing)
+	if err != nil {
+		return place{}, notAnswering(dir, root, err)
+	}
+	switch err := unix.Access(filepath.Join(root, controlDir, "ctl"), unix.F_OK); {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		return place{}, notStagefs(dir, root)
+	case err != nil:
+		return place{}, notAnswering(dir, root, err)
+	}
+	// Only stagefs and other FUSE mounts have this type, so that a plain
+	// directory with such names in it is not taken for one.
+	var st unix.Statfs_t
+	if err := unix.Statfs(root, &st); err != nil || st.Type != unix.FUSE_SUPER_MAGIC {
+		return place{}, notStagefs(dir, root)
+	}
+	rel := strings.TrimPrefix(strings.TrimPrefix(path, root), "/")
+	if rel == "" {
+		rel = "."
+	}
+	return place{path: path, root: root, rel: rel}, nil
+}
+
+// resolve follows the symlinks of dir as far as it exists. existing is that
+// part of the result.
+func resolve(dir string) (path, existing string, err error) {
+	if dir == "" {
+		return "", "", fmt.Errorf("the directory is empty text: %w", unix.ENOENT)
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return "", "", err
+	}
+	rest := ""
+	for at := abs; ; at = filepath.Dir(at) {
+		real, err := filepath.EvalSymlinks(at)
+		switch {
+		case err == nil:
+			return filepath.Join(real, rest), real, nil
+		case !errors.Is(err, os.ErrNotExist) && !errors.As(err, new(syscall.Errno)):
+			return "", "", fmt.Errorf("%s: %w", dir, unix.ELOOP) // which EvalSymlinks gives no type
+		case !errors.Is(err, os.ErrNotExist):
+			return "", "", dead(dir, err)
+		case at == "/":
+			return "", "", err
+		}
+		// A dangling symlink is not a directory that could be made.
+		if _, err := os.Lstat(at); err == nil {
+			return "", "", fmt.Errorf("%s is a symlink to nothing: %w", at, unix.ENOENT)
+		}
+		rest = filepath.Join(filepath.Base(at), rest)
+	}
+}
+
+// mountRoot is the root of the mount that an existing path is on: the nearest
+// directory at or above it that something is mounted on.
+func mountRoot(path string) (string, error) {
+	for at := path; ; at = filepath.Dir(at) {
+		var st unix.Statx_t
+		if err := unix.Statx(unix.AT_FDCWD, at, unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st); err != nil {
+			return at, err
+		}
+		if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 || at == "/" {
+			return at, nil
+		}
+	}
+}
+
+func notStagefs(dir, root string) error {
+	return fmt.Errorf("%s is %w: the mount at %s has no %s; mount one with: stagefs mount DIR (in a container, the whole mount must be visible, not a part of it)",
+		dir, ErrNotStagefs, root, controlDir)
+}
+
+// notAnswering is a failure to reach the control directory.
+func notAnswering(dir, root string, err error) error {
+	if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
+		return fmt.Errorf("%s: the daemon of %s is dead; clear the mount with: stagefs umount %s: %w", dir, root, root, unix.ENOTCONN)
+	}
+	return fmt.Errorf("%s: %w", dir, err)
+}
+
+// dead makes sure that the error of a path whose daemon is dead says so.
+func dead(dir string, err error) error {
+	if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
+		return fmt.Errorf("%s: the daemon of its mount is dead; clear the mount with: stagefs umount: %w", dir, unix.ENOTCONN)
+	}
+	return err
+}

@@ -1,0 +1,91 @@
+//go:build linux
+
+package client
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A reply is the daemon's answer to a command, as one JSON object.
+type reply struct {
+	Dir      string `json:"dir"`
+	Token    uint64 `json:"token"`
+	Client   string `json:"client"`
+	TTL      span   `json:"ttl"`
+	Deadline span   `json:"deadline_in"`
+	Kind     string `json:"kind"`
+
+	// Of a refusal.
+	Message  string    `json:"message"`
+	Held     *Holder   `json:"held"`
+	Blockers []Blocker `json:"blockers"`
+
+	// Of a watched lock that has ended.
+	Reason string `json:"ended"`
+	By     int    `json:"by"`
+	Why    string `json:"why"`
+}
+
+// A span is a duration: a number of seconds, or a string like 16s.
+type span time.Duration
+
+func (s *span) UnmarshalJSON(data []byte) error {
+	var seconds float64
+	if json.Unmarshal(data, &seconds) == nil {
+		*s = span(seconds * float64(time.Second))
+		return nil
+	}
+	var text string
+	if err := json.Unmarshal(data, &text); err != nil || text == "" {
+		return err
+	}
+	d, err := time.ParseDuration(text)
+	*s = span(d)
+	return err
+}
+
+// refusal is what a command's errno means.
+func (r *reply) refusal(dir string, err error) error {
+	held := func() error {
+		h := &HeldError{Dir: dir, Holder: r.Held, Blockers: r.Blockers, Reason: r.Message, err: err}
+		if h.Holder != nil && h.Holder.Token == 0 {
+			h.Holder = nil
+		}
+		return fmt.Errorf("%w: %w", ErrFailedToLock, h)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.ETIMEDOUT):
+		return held()
+	case errors.Is(err, unix.ENOENT):
+		return fmt.Errorf("%s: %w (%w)", dir, ErrNoLock, err)
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%s: %w (%w)", dir, ErrNotHolder, err)
+	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED):
+		return notAnswering(dir, dir, err)
+	}
+	if r.Message != "" {
+		return fmt.Errorf("%s: %s: %w", dir, r.Message, err)
+	}
+	return fmt.Errorf("%s: %w", dir, err)
+}
+
+// word is s as one word of a command line. What could be taken for more is
+// quoted as in Go.
+func word(s string) string {
+	safe := strings.IndexFunc(s, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._/+:@%,-", r))
+	}) < 0
+	if safe && s != "" {
+		return s
+	}
+	return strconv.Quote(s)
+}
