@@ -66,11 +66,25 @@ func reorder(cmd *cli.Command, args []string) ([]string, error) {
 			break
 		}
 		if !isOption(arg) {
+			if cmd.Name == "run" { // the rest is a command with options of its own
+				rest = append(rest, args[i:]...)
+				break
+			}
 			rest = append(rest, arg)
 			continue
 		}
 		name, value, hasValue := strings.Cut(strings.TrimLeft(arg, "-"), "=")
 		needs, known := takesValue[name]
+		if needsFirst, short := takesValue[name[:min(len(name), 1)]]; !known && short && arg[1] != '-' {
+			// As for getopt(3): -w5, -ns.
+			if needsFirst {
+				name, value, hasValue, needs, known = arg[1:2], arg[2:], true, true, true
+			} else {
+				options = append(options, "--"+arg[1:2])
+				args[i], i = "-"+arg[2:], i-1
+				continue
+			}
+		}
 		switch {
 		case !known:
 			given, _, _ := strings.Cut(arg, "=")

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
@@ -16,13 +18,33 @@ import (
 func (c *command) releaseCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "release",
-		Usage:     "end a lock that this process or one of its ancestors holds",
-		ArgsUsage: "DIR",
+		Usage:     "end a lock that this process, one of its ancestors or its client holds",
+		ArgsUsage: "[--client ID | --client-file FILE] [--destroy | --failed] DIR",
+		Flags: append(clientFlags(),
+			&cli.BoolFlag{Name: "destroy", Usage: "remove the directory"},
+			&cli.BoolFlag{Name: "failed", Usage: "treat the content as after a crash"},
+		),
 		Action: func(ctx *cli.Context) error {
 			if err := exactArgs(ctx, 1, 1); err != nil {
 				return err
 			}
-			return c.control(ctx.Args().First(), "release", "")
+			id, err := clientID(ctx)
+			if err != nil {
+				return err
+			}
+			options := ""
+			if id != "" {
+				options = "client=" + strconv.Quote(id)
+			}
+			switch {
+			case ctx.Bool("destroy") && ctx.Bool("failed"):
+				return usagef("release: --destroy and --failed exclude each other")
+			case ctx.Bool("destroy"):
+				options += " destroy"
+			case ctx.Bool("failed"):
+				options += " failed"
+			}
+			return c.control(ctx.Args().First(), "release", strings.TrimSpace(options))
 		},
 	}
 }
@@ -53,14 +75,14 @@ func (c *command) breakCommand() *cli.Command {
 
 // control sends one command line to the daemon (§9), whose answer is the errno
 // of the write.
-func (c *command) control(dir, verb, why string) error {
+func (c *command) control(dir, verb, more string) error {
 	mountpoint, rel, err := c.place(dir)
 	if err != nil {
 		return err
 	}
 	line := verb + " " + ctlWord(rel)
-	if why != "" {
-		line += " " + why
+	if more != "" {
+		line += " " + more
 	}
 	f, err := os.OpenFile(filepath.Join(mountpoint, fs.ControlDir, "ctl"), os.O_WRONLY, 0)
 	if err != nil {

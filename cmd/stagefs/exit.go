@@ -18,6 +18,7 @@ import (
 // Exit statuses, after sysexits.h. They are promised in the manual page.
 const (
 	exitOK          = 0
+	exitNotHeld     = 1  // check: no
 	exitUsage       = 64 // the command line is wrong
 	exitNoInput     = 66 // the directory is missing, or no directory that can be served
 	exitUnavailable = 69 // there is no stagefs mount, or (doctor) there can be none
@@ -26,6 +27,7 @@ const (
 	exitCantCreate  = 73 // the mountpoint can't be used
 	exitIO          = 74 // an input or output error
 	exitHeld        = 75 // somebody else has it; try again later
+	exitLost        = 76 // the lock was lost while the command ran
 	exitNoPerm      = 77 // not allowed
 	exitSignal      = 128
 )

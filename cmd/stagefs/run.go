@@ -91,7 +91,8 @@ func (c *command) app() *cli.App {
 		Description: "Mounts over a directory, in which each staging directory belongs to the process that made it\n" +
 			"or its lock file; nobody else can change it until it is released. See also: man stagefs.",
 		Commands: []*cli.Command{
-			c.mountCommand(), c.umountCommand(), c.locksCommand(), c.whyCommand(),
+			c.mountCommand(), c.umountCommand(), c.locksCommand(), c.whyCommand(), c.eventsCommand(),
+			c.runCommand(), c.acquireCommand(), c.renewCommand(), c.checkCommand(), c.waitCommand(),
 			c.releaseCommand(), c.breakCommand(), c.doctorCommand(), c.versionCommand(),
 		},
 		HideVersion:               true,

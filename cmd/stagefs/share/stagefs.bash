@@ -2,7 +2,7 @@
 
 _stagefs() {
 	local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
-	local commands='mount umount locks why release break doctor version help'
+	local commands='mount umount run acquire renew check wait release break locks why events doctor version help'
 	local command= word options= i
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		word=${COMP_WORDS[i]}
@@ -26,11 +26,17 @@ _stagefs() {
 		compopt -o filenames
 		mapfile -t COMPREPLY < <(compgen -d -- "$cur")
 		return ;;
-	--log)
+	--owner)
+		mapfile -t COMPREPLY < <(compgen -W 'process group session cgroup' -- "$cur")
+		return ;;
+	--on-crash)
+		mapfile -t COMPREPLY < <(compgen -W 'keep destroy quarantine' -- "$cur")
+		return ;;
+	--log | --client-file)
 		compopt -o filenames
 		mapfile -t COMPREPLY < <(compgen -f -- "$cur")
 		return ;;
-	--lock-name | --candidate | --depth | --grace | --why)
+	--lock-name | --candidate | --depth | --grace | --why | --client | --ttl | --conflict-exit-code | --kill-after)
 		return ;;
 	esac
 	case $command in
@@ -39,6 +45,32 @@ _stagefs() {
 		return ;;
 	mount) options='--lock-name --shared-name --candidate --depth --owner --unlocked --enforce --disable-locking --state-dir --strict --grace --no-passthrough --compat --debug --daemon --supervise --log' ;;
 	umount) options='--lazy' ;;
+	run)
+		options='--nonblock --wait --conflict-exit-code --shared --why --create-once --destroy-on-failure --on-crash --owner --client --client-file --ttl --kill-after'
+		# What follows the directory is a command line of its own.
+		local at=$((i + 1))
+		while ((at < COMP_CWORD)) && [[ ${COMP_WORDS[at]} == -* && ${COMP_WORDS[at]} != -- ]]; do
+			[[ " --wait -w --conflict-exit-code -E --why --on-crash --owner --client --client-file --ttl --kill-after " == *" ${COMP_WORDS[at]} "* ]] && ((at++))
+			((at++))
+		done
+		[[ ${COMP_WORDS[at]} == -- ]] && ((at < COMP_CWORD)) && ((at++))
+		if ((at < COMP_CWORD)); then
+			((at++))
+			[[ ${COMP_WORDS[at]} == -- ]] && ((at < COMP_CWORD)) && ((at++))
+			if ((at == COMP_CWORD)); then
+				mapfile -t COMPREPLY < <(compgen -c -- "$cur")
+			else
+				compopt -o filenames
+				mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+			fi
+			return
+		fi ;;
+	acquire) options='--nonblock --wait --shared --why --on-crash --owner --client --client-file --ttl --json' ;;
+	renew) options='--client --client-file --ttl --json' ;;
+	check) options='--client --client-file --json' ;;
+	wait) options='--wait' ;;
+	release) options='--client --client-file --destroy --failed' ;;
+	events) options='--json' ;;
 	locks) options='--json --watch' ;;
 	break) options='--why' ;;
 	doctor) options='--json --state-dir' ;;

@@ -1,0 +1,109 @@
+//go:build linux
+
+package main
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/stagefs/stagefs/lockstate/client"
+)
+
+func (c *command) acquireCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "acquire",
+		Usage:     "take a directory for the calling script, or for a client, and print the token",
+		ArgsUsage: "[options] DIR",
+		Flags: append(takeFlags(),
+			&cli.BoolFlag{Name: "json", Usage: "print the lock as a JSON object"},
+		),
+		Action: c.acquireAction,
+	}
+}
+
+// acquireAction takes the lock and exits at once: having changed nothing, it
+// hands a lock of processes to its parent (R5).
+func (c *command) acquireAction(ctx *cli.Context) error {
+	if err := exactArgs(ctx, 1, 1); err != nil {
+		return err
+	}
+	file := ctx.String("client-file")
+	if ctx.IsSet("client-file") {
+		id := ctx.String("client")
+		if !ctx.IsSet("client") {
+			id = rand.Text()
+		}
+		if id == "" {
+			return usagef("acquire: the client ID is empty")
+		}
+		if err := writeClientFile(file, id); err != nil {
+			return err
+		}
+		if err := c.acquireAs(ctx, id); err != nil {
+			os.Remove(file) // it hands over nothing
+			return err
+		}
+		return nil
+	}
+	id, err := clientID(ctx)
+	if err != nil {
+		return err
+	}
+	return c.acquireAs(ctx, id)
+}
+
+func (c *command) acquireAs(ctx *cli.Context, id string) error {
+	dir := ctx.Args().First()
+	opts, until, cancel, err := takeOptions(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	d, err := client.Find(dir)
+	if err != nil {
+		return lockError(dir, exitHeld, err)
+	}
+	status, err := d.Acquire(until, opts)
+	if errors.Is(err, client.ErrNoLock) {
+		err = os.ErrNotExist // the directory
+	}
+	if err != nil {
+		return lockError(dir, exitHeld, err)
+	}
+	return c.printStatus(ctx, d, status)
+}
+
+// writeClientFile makes the file that hands an ID over. The ID is what gives
+// its bearer the lock: only its owner may read it, and no file that is there
+// is touched.
+func writeClientFile(file, id string) error {
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return exitf(exitCantCreate, "the client's file: %s", oneLine(err))
+	}
+	_, err = fmt.Fprintln(f, id)
+	return errors.Join(err, f.Close())
+}
+
+// printStatus prints the token of a lock, or all that is known of it.
+func (c *command) printStatus(ctx *cli.Context, d *client.Dir, s client.Status) error {
+	if !ctx.Bool("json") {
+		_, err := fmt.Fprintln(c.out, s.Token)
+		return err
+	}
+	w := json.NewEncoder(c.out)
+	w.SetEscapeHTML(false)
+	return w.Encode(struct {
+		Dir      string  `json:"dir"`
+		Token    uint64  `json:"token"`
+		Kind     string  `json:"kind,omitempty"`
+		Client   string  `json:"client,omitempty"`
+		TTL      float64 `json:"ttl,omitempty"`      // seconds
+		Deadline float64 `json:"deadline,omitempty"` // seconds from now
+	}{d.Path(), s.Token, s.Kind, s.Client, s.TTL.Seconds(), s.Deadline.Seconds()})
+}

@@ -1,0 +1,194 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// A child is the command of `run`. It stays in this process's group and
+// session, and has its descriptors and terminal.
+type child struct {
+	path      string
+	argv      []string
+	env       []string
+	killAfter time.Duration
+
+	pid int
+}
+
+// passedOn are the signals that are sent on to the child. The others act on
+// both, or stop and continue both, when the terminal sends them to the group.
+var passedOn = []syscall.Signal{
+	syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM,
+}
+
+// run starts the child and waits for its end. When lost is closed and ends
+// reports true, the child is made to end.
+func (ch *child) run(lost <-chan struct{}, ends func() bool) (syscall.WaitStatus, error) {
+	signals := make(chan os.Signal, 16)
+	for _, sig := range passedOn {
+		if !signal.Ignored(sig) { // nohup
+			signal.Notify(signals, sig)
+		}
+	}
+	// The signal on a parent's death is sent when the *thread* that made
+	// the child ends, prctl(2). This one is never given back.
+	runtime.LockOSThread()
+	if err := ch.start(); err != nil {
+		return 0, err
+	}
+	watch := &watch{child: ch, signals: signals, lost: lost, ends: ends, ended: make(chan struct{}), done: make(chan struct{})}
+	go watch.run()
+	// Not reaped yet, it keeps its number while signals may be sent to it.
+	for unix.Waitid(unix.P_PID, ch.pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+	}
+	close(watch.ended)
+	<-watch.done
+	var status syscall.WaitStatus
+	for {
+		if _, err := syscall.Wait4(ch.pid, &status, 0, nil); err != syscall.EINTR {
+			return status, nil
+		}
+	}
+}
+
+// A watch passes on what the child is to hear while it runs.
+type watch struct {
+	*child
+	signals <-chan os.Signal
+	lost    <-chan struct{}
+	ends    func() bool // whether the loss is one for the child too
+	ended   chan struct{}
+	done    chan struct{}
+}
+
+func (w *watch) run() {
+	defer close(w.done)
+	var family []process
+	var kill <-chan time.Time
+	for {
+		select {
+		case <-w.ended:
+			killAll(family, syscall.SIGKILL)
+			return
+		case sig := <-w.signals:
+			w.passOn(sig.(syscall.Signal))
+		case <-w.lost:
+			w.lost = nil
+			if !w.ends() {
+				break
+			}
+			family = descendants(w.pid)
+			killAll(family, syscall.SIGTERM)
+			killAll(family, syscall.SIGCONT) // what is stopped hears nothing else
+			kill = time.After(w.killAfter)
+		case <-kill:
+			family = append(family, descendants(w.pid)...)
+			killAll(family, syscall.SIGKILL)
+		}
+	}
+}
+
+// start makes the child, which is killed if this process is. A script without
+// an interpreter line is one of sh, as for execvp(3).
+func (ch *child) start() error {
+	attr := &syscall.ProcAttr{Env: ch.env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}}
+	var err error
+	ch.pid, err = syscall.ForkExec(ch.path, ch.argv, attr)
+	if errors.Is(err, syscall.ENOEXEC) {
+		ch.pid, err = syscall.ForkExec("/bin/sh", append([]string{"sh", ch.path}, ch.argv[1:]...), attr)
+	}
+	return err
+}
+
+// passOn sends a signal on, unless the child has it already: what is typed at
+// the terminal goes to the whole foreground group. A second SIGINT makes many a
+// program skip its clean-up.
+func (ch *child) passOn(sig syscall.Signal) {
+	if (sig == syscall.SIGINT || sig == syscall.SIGQUIT) && inForeground() {
+		return
+	}
+	syscall.Kill(ch.pid, sig)
+}
+
+// inForeground tells whether this process is in its terminal's foreground
+// group.
+func inForeground() bool {
+	tty, err := unix.Open("/dev/tty", unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(tty)
+	group, err := unix.IoctlGetInt(tty, unix.TIOCGPGRP)
+	return err == nil && group == unix.Getpgrp()
+}
+
+// A process is one that may be gone by the time it is looked at again.
+type process struct {
+	pid   int
+	start string
+}
+
+// descendants are a process and all beneath it.
+func descendants(pid int) []process {
+	start := startOf(pid)
+	if start == "" {
+		return nil
+	}
+	all := []process{{pid, start}}
+	tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/children")
+	for _, file := range tasks {
+		data, _ := os.ReadFile(file)
+		for _, word := range strings.Fields(string(data)) {
+			if kid, err := strconv.Atoi(word); err == nil {
+				all = append(all, descendants(kid)...)
+			}
+		}
+	}
+	return all
+}
+
+// startOf is when a process started, in ticks after boot; "" if it is gone.
+func startOf(pid int) string {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return ""
+	}
+	f := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
+		return ""
+	}
+	return f[19]
+}
+
+func killAll(all []process, sig syscall.Signal) {
+	for _, p := range all {
+		if startOf(p.pid) == p.start {
+			syscall.Kill(p.pid, sig)
+		}
+	}
+}
+
+// dieBy ends this process by a signal, past Go's own handler, which would
+// print stacks for some. It returns if the signal does not kill.
+func dieBy(sig syscall.Signal) {
+	// The command's core dump is enough.
+	unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
+	var byDefault [4]uint64 // struct sigaction of the kernel, SIG_DFL
+	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
+	unix.Kill(unix.Getpid(), sig)
+	runtime.Gosched()
+	time.Sleep(100 * time.Millisecond)
+}

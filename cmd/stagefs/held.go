@@ -1,0 +1,180 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/client"
+)
+
+// These variables give scripts and their children what they hold, and what
+// they hold it as (L2).
+const (
+	envClient     = "STAGEFS_CLIENT"
+	envClientFile = "STAGEFS_CLIENT_FILE"
+	envLock       = "STAGEFS_LOCK"
+	envToken      = "STAGEFS_TOKEN"
+)
+
+// clientFlags are those of all commands that speak for a lease.
+func clientFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "client", Usage: "as the lease client with this `ID`; default: STAGEFS_CLIENT, if it is set"},
+		&cli.StringFlag{Name: "client-file", Usage: "its ID is in `FILE`; default: STAGEFS_CLIENT_FILE, if it is set"},
+	}
+}
+
+// takeFlags are those of the commands that take locks.
+func takeFlags() []cli.Flag {
+	return append(clientFlags(),
+		&cli.BoolFlag{Name: "nonblock", Aliases: []string{"n"}, Usage: "fail at once if somebody else has it"},
+		&cli.StringFlag{Name: "wait", Aliases: []string{"w"}, Usage: "fail if somebody else still has it after `DURATION`: seconds, or like 1m30s"},
+		&cli.BoolFlag{Name: "shared", Aliases: []string{"s"}, Usage: "a shared lock: nobody writes while it lasts"},
+		&cli.StringFlag{Name: "ttl", Usage: "how long the lease lasts without renewal: `DURATION`; default 16s"},
+		&cli.StringFlag{Name: "owner", Usage: "whose it is: process, group, session or cgroup; default: the mount's: `SCOPE`"},
+		&cli.StringFlag{Name: "on-crash", Usage: "the content if the owner crashes or fails: keep, destroy or quarantine; default: the mount's: `POLICY`"},
+		&cli.StringFlag{Name: "why", Usage: "the reason, shown to others: `TEXT`"},
+	)
+}
+
+// takeOptions reads takeFlags, for a client if id is not empty. The context ends when the waiting is to end.
+func takeOptions(ctx *cli.Context, id string) (client.Options, context.Context, context.CancelFunc, error) {
+	var o client.Options
+	none := func(err error) (client.Options, context.Context, context.CancelFunc, error) { return o, nil, nil, err }
+	name := ctx.Command.Name
+	if ctx.Bool("nonblock") && ctx.IsSet("wait") {
+		return none(usagef("%s: -n and -w exclude each other", name))
+	}
+	o = client.Options{
+		Client: id, Shared: ctx.Bool("shared"), Why: ctx.String("why"), Wait: !ctx.Bool("nonblock"),
+		Owner: client.Owner(ctx.String("owner")), OnCrash: client.Crash(ctx.String("on-crash")),
+	}
+	switch {
+	case !oneOf(ctx.String("owner"), "", "process", "group", "session", "cgroup"):
+		return none(usagef("%s: --owner %s: want process, group, session or cgroup", name, quote(ctx.String("owner"))))
+	case !oneOf(ctx.String("on-crash"), "", "keep", "destroy", "quarantine"):
+		return none(usagef("%s: --on-crash %s: want keep, destroy or quarantine", name, quote(ctx.String("on-crash"))))
+	case !printable(o.Why):
+		return none(usagef("%s: the reason holds control characters: %s", name, quote(o.Why)))
+	case id == "" && ctx.IsSet("ttl"):
+		return none(usagef("%s: --ttl is for a lease: give its --client too", name))
+	case id != "" && o.Owner != "":
+		return none(usagef("%s: --owner is for a lock of processes; this one is the client's", name))
+	}
+	ttl, err := durationOf(ctx, "ttl")
+	if err != nil {
+		return none(err)
+	}
+	o.TTL = ttl
+	wait, err := durationOf(ctx, "wait")
+	if err != nil {
+		return none(err)
+	}
+	if !ctx.IsSet("wait") {
+		return o, ctx.Context, func() {}, nil
+	}
+	if wait == 0 {
+		o.Wait = false
+		return o, ctx.Context, func() {}, nil
+	}
+	until, cancel := context.WithTimeout(ctx.Context, wait)
+	return o, until, cancel, nil
+}
+
+func oneOf(s string, known ...string) bool {
+	for _, k := range known {
+		if s == k {
+			return true
+		}
+	}
+	return false
+}
+
+// durationOf reads a flag that is a number of seconds, as for flock(1), or has
+// a unit.
+func durationOf(ctx *cli.Context, flag string) (time.Duration, error) {
+	text := ctx.String(flag)
+	if !ctx.IsSet(flag) {
+		return 0, nil
+	}
+	d, err := time.ParseDuration(text)
+	if seconds, notNumber := strconv.ParseFloat(text, 64); notNumber == nil && seconds < 1e9 {
+		d, err = time.Duration(seconds*float64(time.Second)), nil
+	}
+	if err != nil || d < 0 || d == 0 && flag == "ttl" {
+		return 0, usagef("%s: --%s %s: want seconds, or a duration like 1m30s", ctx.Command.Name, flag, quote(text))
+	}
+	return d, nil
+}
+
+// clientID is whom the command speaks for, empty for this process.
+func clientID(ctx *cli.Context) (string, error) {
+	if ctx.IsSet("client") && ctx.IsSet("client-file") {
+		return "", usagef("%s: --client and --client-file exclude each other", ctx.Command.Name)
+	}
+	if ctx.IsSet("client") {
+		if id := ctx.String("client"); id != "" {
+			return id, nil
+		}
+		return "", usagef("%s: the client ID is empty", ctx.Command.Name)
+	}
+	if file := ctx.String("client-file"); ctx.IsSet("client-file") {
+		return readClientFile(file)
+	}
+	if id, ok := os.LookupEnv(envClient); ok {
+		if id == "" {
+			return "", usagef("%s: %s is set, and empty; set it to the client's ID, or unset it", ctx.Command.Name, envClient)
+		}
+		return id, nil
+	}
+	if file := os.Getenv(envClientFile); file != "" {
+		return readClientFile(file)
+	}
+	return "", nil
+}
+
+func readClientFile(file string) (string, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", exitf(exitNoInput, "the client's file: %s", oneLine(err))
+	}
+	id := strings.TrimSuffix(string(data), "\n")
+	if id == "" {
+		return "", exitf(exitNoInput, "the client's file %s is empty", quote(file))
+	}
+	return id, nil
+}
+
+// lockError is what a failure of the client package means to a user.
+func lockError(dir string, held int, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, client.ErrFailedToLock), errors.Is(err, context.DeadlineExceeded):
+		return exitf(held, "%s (see: stagefs why %s)", oneLine(err), quote(dir))
+	case errors.Is(err, client.ErrNotStagefs), errors.Is(err, unix.ENOTCONN):
+		return exitf(exitUnavailable, "%s", oneLine(err))
+	case errors.Is(err, client.ErrEmptyClientID), errors.Is(err, unix.EINVAL):
+		return usagef("%s", oneLine(err))
+	case errors.Is(err, client.ErrNotHolder):
+		return exitf(exitNoPerm, "%s", oneLine(err))
+	case errors.Is(err, client.ErrNoLock):
+		return exitf(exitNoInput, "%s: there is no lock on it", quote(dir))
+	case errors.Is(err, os.ErrExist):
+		return exitf(exitCantCreate, "%s exists already", quote(dir))
+	case errors.Is(err, unix.ENOTDIR):
+		return exitf(exitNoInput, "%s: not a directory, or beneath none", quote(dir))
+	case errors.Is(err, unix.ENOENT):
+		return exitf(exitNoInput, "%s: no such directory; make it first", quote(dir))
+	}
+	return err
+}

@@ -1,0 +1,52 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/stagefs/stagefs/lockstate/client"
+)
+
+func (c *command) renewCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "renew",
+		Usage:     "make a lease last a full TTL from now, and print its token",
+		ArgsUsage: "[--client ID | --client-file FILE] [--ttl DURATION] [--json] DIR",
+		Flags: append(clientFlags(),
+			&cli.StringFlag{Name: "ttl", Usage: "another TTL from now on: `DURATION`"},
+			&cli.BoolFlag{Name: "json", Usage: "print the lock as a JSON object"},
+		),
+		Action: func(ctx *cli.Context) error {
+			if err := exactArgs(ctx, 1, 1); err != nil {
+				return err
+			}
+			id, err := clientID(ctx)
+			if err != nil {
+				return err
+			}
+			if id == "" {
+				return usagef("renew: only a lease is renewed: say whose, with --client or --client-file")
+			}
+			ttl, err := durationOf(ctx, "ttl")
+			if err != nil {
+				return err
+			}
+			dir := ctx.Args().First()
+			d, err := client.Find(dir)
+			if err != nil {
+				return lockError(dir, exitHeld, err)
+			}
+			status, err := d.Renew(ctx.Context, id, ttl)
+			if errors.Is(err, client.ErrNoLock) {
+				return exitf(exitLost, "%s: the client has no lease on it (any more)", quote(dir))
+			}
+			if err != nil {
+				return lockError(dir, exitHeld, err)
+			}
+			return c.printStatus(ctx, d, status)
+		},
+	}
+}

@@ -1,0 +1,218 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/client"
+)
+
+func (c *command) runCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "run",
+		Usage:     "take a directory, run a command as its holder, release it",
+		ArgsUsage: "[options] DIR [--] COMMAND [ARGUMENT…]",
+		Flags: append(takeFlags(),
+			&cli.IntFlag{Name: "conflict-exit-code", Aliases: []string{"E"}, Value: exitHeld, Usage: "the status if somebody else has it: `N`"},
+			&cli.BoolFlag{Name: "create-once", Usage: "make DIR, and fail if it is there"},
+			&cli.BoolFlag{Name: "destroy-on-failure", Usage: "if COMMAND fails, remove what it made: --on-crash=destroy"},
+			&cli.StringFlag{Name: "kill-after", Value: "5s", Usage: "if the lock is lost, from SIGTERM to SIGKILL: `DURATION`"},
+		),
+		Action: c.runAction,
+	}
+}
+
+func (c *command) runAction(ctx *cli.Context) error {
+	args := ctx.Args().Slice()
+	if len(args) > 1 && args[1] == "--" {
+		args = slices.Delete(args, 1, 2)
+	}
+	switch {
+	case len(args) == 0 || args[0] == "":
+		return usagef("run: which directory? usage: stagefs run %s", ctx.Command.ArgsUsage)
+	case len(args) == 1 || args[1] == "":
+		return usagef("run: which command? usage: stagefs run %s", ctx.Command.ArgsUsage)
+	case strings.HasPrefix(args[1], "-") && ctx.Args().Get(1) != "--":
+		return usagef("run: %s: options come before DIR; if it is a command, write -- before it", quote(args[1]))
+	}
+	dir := args[0]
+	id, err := clientID(ctx)
+	if err != nil {
+		return err
+	}
+	opts, until, cancel, err := takeOptions(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	opts.MakeParents, opts.MustBeNew = true, ctx.Bool("create-once")
+	if ctx.Bool("destroy-on-failure") {
+		if opts.OnCrash != "" && opts.OnCrash != client.Destroy {
+			return usagef("run: --destroy-on-failure and --on-crash=%s exclude each other", opts.OnCrash)
+		}
+		opts.OnCrash = client.Destroy
+	}
+	held := ctx.Int("conflict-exit-code")
+	if held < 0 || held > 255 {
+		return usagef("run: --conflict-exit-code %d: want 0 to 255", held)
+	}
+	killAfter, err := durationOf(ctx, "kill-after")
+	if !ctx.IsSet("kill-after") {
+		killAfter = 5 * time.Second
+	}
+	if err != nil {
+		return err
+	}
+	ch := &child{argv: args[1:], killAfter: killAfter}
+	// What can't be found is known before anything is locked or made. A path
+	// may lead into what is not there yet.
+	if ch.path, err = lookPath(args[1]); err != nil && !strings.Contains(args[1], "/") {
+		return commandError(args[1], err)
+	}
+
+	within := false // the client has the lock already, and keeps it
+	if opts.Client != "" && !opts.MustBeNew {
+		if d, err := client.Find(dir); err == nil {
+			_, err := d.Check(until, opts.Client)
+			within = err == nil
+		}
+	}
+	lock, err := client.Acquire(until, dir, opts)
+	if err != nil {
+		return lockError(dir, held, err)
+	}
+	if ch.path == "" {
+		if ch.path, err = lookPath(args[1]); err != nil {
+			release(lock, within, false)
+			return commandError(args[1], err)
+		}
+	}
+	ch.env = childEnv(lock, opts.Client)
+	return c.runChild(lock, ch, within)
+}
+
+// childEnv is the environment of what runs under a lock.
+func childEnv(lock *client.Lock, id string) []string {
+	set := []string{envLock + "=" + lock.Dir(), envToken + "=" + strconv.FormatUint(lock.Token(), 10)}
+	if id != "" {
+		set = append(set, envClient+"="+id)
+	}
+	env := slices.DeleteFunc(os.Environ(), func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		return slices.ContainsFunc(set, func(s string) bool { return strings.HasPrefix(s, name+"=") })
+	})
+	return append(env, set...)
+}
+
+// runChild runs the child, and ends the lock when it ends.
+func (c *command) runChild(lock *client.Lock, ch *child, within bool) error {
+	status, err := ch.run(lock.Lost(), func() bool { return isLoss(lock.Err()) })
+	if err != nil {
+		release(lock, within, false)
+		return commandError(ch.argv[0], err)
+	}
+	err = release(lock, within, status.ExitStatus() == 0)
+	if isLoss(err) || isLoss(lock.Err()) {
+		if err == nil {
+			err = lock.Err()
+		}
+		return exitf(exitLost, "%s", oneLine(err))
+	}
+	if err != nil && !errors.Is(err, client.ErrLost) {
+		c.say("the lock can't be released: %s", oneLine(err))
+	}
+	switch {
+	case status.Signaled():
+		// As if there were nothing in between: who waits for this process
+		// sees what became of the command.
+		dieBy(status.Signal())
+		return &exitError{exitSignal + int(status.Signal()), ""}
+	case status.ExitStatus() != 0:
+		return &exitError{status.ExitStatus(), ""}
+	}
+	return nil
+}
+
+// release ends the lock as the command's success or failure wants it.
+func release(lock *client.Lock, within, succeeded bool) error {
+	switch {
+	case within:
+		return nil
+	case succeeded:
+		return lock.Release(false)
+	}
+	return lock.Fail()
+}
+
+// isLoss tells whether a lock was taken from its holders. What they ended
+// themselves was not: the command may release or remove its directory.
+func isLoss(err error) bool {
+	var lost *client.LostError
+	if !errors.As(err, &lost) {
+		return false
+	}
+	switch lost.Reason {
+	case "released", "removed", "unlinked", "unlocked", "replaced", "narrowed":
+		return false
+	case "unknown":
+		_, err := os.Lstat(lost.Dir)
+		return !errors.Is(err, os.ErrNotExist)
+	}
+	return true
+}
+
+// commandError is the failure to start a command, with the status that
+// POSIX's env and the shells give it.
+func commandError(name string, err error) error {
+	status := 126
+	if errors.Is(err, unix.ENOENT) {
+		status = 127
+	}
+	return exitf(status, "%s: %s", quote(name), oneLine(err))
+}
+
+// lookPath finds a command as execvp(3) does.
+func lookPath(name string) (string, error) {
+	if strings.Contains(name, "/") {
+		return name, executable(name)
+	}
+	path, ok := os.LookupEnv("PATH")
+	if !ok {
+		path = "/bin:/usr/bin"
+	}
+	var found error = unix.ENOENT
+	for _, dir := range strings.Split(path, ":") {
+		if dir == "" {
+			dir = "."
+		}
+		file := dir + "/" + name
+		switch err := executable(file); {
+		case err == nil:
+			return file, nil
+		case errors.Is(err, unix.EACCES):
+			found = err // there is one, but
+		}
+	}
+	return "", fmt.Errorf("no such command: %w", found)
+}
+
+func executable(file string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(file, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return unix.EACCES
+	}
+	return unix.Faccessat(unix.AT_FDCWD, file, unix.X_OK, unix.AT_EACCESS)
+}

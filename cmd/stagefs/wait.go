@@ -1,0 +1,43 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/stagefs/stagefs/lockstate/client"
+)
+
+func (c *command) waitCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "wait",
+		Usage:     "wait until a directory could be taken, without taking it",
+		ArgsUsage: "[-w DURATION] DIR",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "wait", Aliases: []string{"w"}, Usage: "give up after `DURATION`: seconds, or like 1m30s"},
+		},
+		Action: func(ctx *cli.Context) error {
+			if err := exactArgs(ctx, 1, 1); err != nil {
+				return err
+			}
+			limit, err := durationOf(ctx, "wait")
+			if err != nil {
+				return err
+			}
+			until := ctx.Context
+			if ctx.IsSet("wait") {
+				var cancel context.CancelFunc
+				until, cancel = context.WithTimeout(until, limit)
+				defer cancel()
+			}
+			dir := ctx.Args().First()
+			d, err := client.Find(dir)
+			if err != nil {
+				return lockError(dir, exitHeld, err)
+			}
+			return lockError(dir, exitHeld, d.Wait(until))
+		},
+	}
+}
