@@ -1,0 +1,315 @@
+//go:build linux
+
+package tests
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestA7RunSignals: a signal to `run` alone reaches the command, whose status is
+// passed on.
+func TestA7RunSignals(t *testing.T) {
+	m := mount(t)
+	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM} {
+		t.Run(unix.SignalName(sig), func(t *testing.T) {
+			m := m.on(t)
+			script := fmt.Sprintf(`sleep 1000 & trap 'kill $!; echo heard; exit 9' %d; echo ready; wait`, sig)
+			cmd := exec.Command(stagefsBin(), "run", m.At("D"), "sh", "-c", script)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+			start, out := outputOf(t, cmd)
+			p := start()
+			says(t, out, "ready\n")
+			mustDo(t, syscall.Kill(p.Pid(), sig))
+			says(t, out, "heard\n")
+			if r := p.Wait(); r.Status != 9 {
+				t.Errorf("run: %v, want the command's status 9", r)
+			}
+			m.wantFree("D")
+		})
+	}
+}
+
+// TestA7RunStopped: to stop and continue `run` alone does nothing to the
+// command, and the lock of a stopped process lasts.
+func TestA7RunStopped(t *testing.T) {
+	m := mount(t)
+	a, p := m.runAgent(m.At("D"))
+	mustDo(t, syscall.Kill(p.Pid(), syscall.SIGSTOP))
+	eventually(t, "run is stopped", func() bool { return stateOf(p.Pid()) == "T" })
+	a.must("put", m.At("D/x"), "", "creat")
+	agent(t).want("EBUSY", "put", m.At("D/y"), "", "creat")
+	mustDo(t, syscall.Kill(p.Pid(), syscall.SIGCONT))
+	a.Exit(5)
+	if r := p.Wait(); r.Status != 5 {
+		t.Errorf("run: %v, want 5", r)
+	}
+}
+
+func stateOf(pid int) string {
+	if f := statFields(fmt.Sprintf("/proc/%d/stat", pid)); f != nil {
+		return f[0]
+	}
+	return ""
+}
+
+// TestA7RunKilled: kill -9 of `run` takes the command along and frees the
+// directory; what it leaves running holds nothing.
+func TestA7RunKilled(t *testing.T) {
+	m := mount(t)
+	a, p := m.runAgent(m.At("D"))
+	left := a.Child("setsid")
+	left.must("put", m.At("D/x"), "", "creat")
+	p.Kill()
+	eventually(t, "the command dies with run", func() bool { return !running(a.Pid) })
+	m.awaitFree("D")
+	b := agent(t)
+	b.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	left.want("EBUSY", "put", m.At("D/y"), "", "creat")
+}
+
+// TestA7RunChildKilled: kill -9 of the command ends `run` in the same way.
+func TestA7RunChildKilled(t *testing.T) {
+	m := mount(t)
+	a, p := m.runAgent(m.At("D"))
+	a.Kill()
+	p.Wait()
+	if ws := p.cmd.ProcessState.Sys().(syscall.WaitStatus); !ws.Signaled() || ws.Signal() != syscall.SIGKILL {
+		t.Errorf("run ended with %#x, want SIGKILL", ws)
+	}
+	m.wantFree("D")
+}
+
+// TestR6RunLost: who loses the lock under `run` to an admin is ended, and the
+// status is 76.
+func TestR6RunLost(t *testing.T) {
+	m := mount(t)
+	t.Run("SIGTERM", func(t *testing.T) {
+		m := m.on(t)
+		a, p := m.runAgent(m.At("D"))
+		left := a.Child()
+		m.wantStatus(0, "", "break", "--why", "it hangs", m.At("D"))
+		r := p.Wait()
+		if r.Status != 76 || !strings.Contains(r.Err, "it hangs") {
+			t.Errorf("run: %v, want 76 with the reason", r)
+		}
+		for _, pid := range []int{a.Pid, left.Pid} {
+			eventually(t, "the command and its children end", func() bool { return !running(pid) })
+		}
+	})
+	t.Run("SIGKILL", func(t *testing.T) {
+		m := m.on(t)
+		cmd := exec.Command(stagefsBin(), "run", "--kill-after=50ms", m.At("D"), "sh", "-c", `trap 'echo no' TERM; echo $$; while :; do sleep 0.01; done`)
+		start, out := outputOf(t, cmd)
+		p := start()
+		says(t, out, "\n")
+		m.wantStatus(0, "", "break", "--why", "it hangs", m.At("D"))
+		if r := p.Wait(); r.Status != 76 {
+			t.Errorf("run: %v, want 76", r)
+		}
+		says(t, out, "no\n")
+	})
+	t.Run("stopped", func(t *testing.T) {
+		m := m.on(t)
+		a, p := m.runAgent(m.At("D"))
+		mustDo(t, syscall.Kill(a.Pid, syscall.SIGSTOP))
+		m.wantStatus(0, "", "break", "--why", "it hangs", m.At("D"))
+		if r := p.Wait(); r.Status != 76 {
+			t.Errorf("run: %v, want 76", r)
+		}
+	})
+	// What the command does itself is no loss.
+	for name, script := range map[string]string{
+		"released": `"$0" release "$STAGEFS_LOCK" && exit 3`,
+		"removed":  `rmdir "$STAGEFS_LOCK" && exit 3`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := m.on(t)
+			if r := m.stagefs("run", m.At(name), "sh", "-c", script, stagefsBin()); r.Status != 3 || r.Err != "" {
+				t.Errorf("run: %v, want the command's 3", r)
+			}
+			if r := m.stagefs("run", m.At(name), "sh", "-c", script+"; sleep 0.1; exit 4", stagefsBin()); r.Status != 3 || r.Err != "" {
+				t.Errorf("run: %v, want the command's 3", r)
+			}
+		})
+	}
+}
+
+// A terminal is a pseudo terminal with a session in it.
+type terminal struct {
+	t      *testing.T
+	master *os.File
+	mu     sync.Mutex
+	shown  bytes.Buffer // and not yet taken off
+	all    bytes.Buffer
+	proc   *Proc
+}
+
+// onTerminal starts a program as the leader of a session that has a terminal.
+func onTerminal(t *testing.T, cmd *exec.Cmd) *terminal {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	mustDo(t, err)
+	t.Cleanup(func() { master.Close() })
+	raw, err := master.SyscallConn()
+	mustDo(t, err)
+	var name string
+	mustDo(t, raw.Control(func(fd uintptr) {
+		if err = unix.IoctlSetPointerInt(int(fd), unix.TIOCSPTLCK, 0); err == nil {
+			var n int
+			n, err = unix.IoctlGetInt(int(fd), unix.TIOCGPTN)
+			name = fmt.Sprintf("/dev/pts/%d", n)
+		}
+	}))
+	mustDo(t, err)
+	slave, err := os.OpenFile(name, os.O_RDWR|syscall.O_NOCTTY, 0)
+	mustDo(t, err)
+	defer slave.Close()
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	tty := &terminal{t: t, master: master}
+	tty.proc = startCmd(t, cmd)
+	t.Cleanup(func() {
+		for _, pid := range childrenOf(tty.proc.Pid()) {
+			syscall.Kill(-pid, syscall.SIGKILL) // a job has its group
+		}
+		if t.Failed() {
+			tty.mu.Lock()
+			defer tty.mu.Unlock()
+			t.Logf("the terminal showed %q", tty.all.String())
+		}
+	})
+	go func() {
+		buf := make([]byte, 4096)
+		for {
+			n, err := master.Read(buf)
+			tty.mu.Lock()
+			tty.shown.Write(buf[:n])
+			tty.all.Write(buf[:n])
+			tty.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return tty
+}
+
+func (tty *terminal) typed(keys string) {
+	tty.t.Helper()
+	_, err := tty.master.WriteString(keys)
+	mustDo(tty.t, err)
+}
+
+// shows waits until the terminal has shown something new, and takes it off.
+func (tty *terminal) shows(want string) {
+	tty.t.Helper()
+	eventually(tty.t, fmt.Sprintf("the terminal shows %q", want), func() bool {
+		tty.mu.Lock()
+		defer tty.mu.Unlock()
+		_, rest, ok := strings.Cut(tty.shown.String(), want)
+		if ok {
+			tty.shown.Reset()
+			tty.shown.WriteString(rest)
+		}
+		return ok
+	})
+}
+
+// stopped tells whether all in the session but its leader are.
+func (tty *terminal) stopped() bool {
+	all := 0
+	for _, pid := range childrenOf(tty.proc.Pid()) {
+		if stateOf(pid) != "T" {
+			return false
+		}
+		all++
+	}
+	return all > 0
+}
+
+func childrenOf(pid int) (kids []int) {
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	for _, word := range strings.Fields(string(data)) {
+		kids = append(kids, atoi(word))
+	}
+	return kids
+}
+
+// TestA7RunTerminal: what is typed at the terminal reaches the command, once.
+func TestA7RunTerminal(t *testing.T) {
+	m := mount(t)
+	t.Run("input", func(t *testing.T) {
+		tty := onTerminal(t, exec.Command(stagefsBin(), "run", m.At("D"), "sh", "-c", `test -t 0 && read x && echo "got $x"`))
+		tty.typed("a line\n")
+		tty.shows("got a line")
+		if r := tty.proc.Wait(); r.Status != 0 {
+			t.Error(r)
+		}
+	})
+	t.Run("ctrl-c", func(t *testing.T) {
+		script := `n=0; trap 'n=$((n+1)); echo "int $n."' INT; echo ready; while read x; do :; done; echo "all $n."`
+		tty := onTerminal(t, exec.Command(stagefsBin(), "run", m.At("D"), "bash", "-c", script))
+		tty.shows("ready")
+		for i := range 20 {
+			tty.typed("\x03")
+			tty.shows(fmt.Sprintf("int %d.", i+1))
+		}
+		tty.typed("\x04")
+		tty.shows("all 20.")
+		tty.proc.Wait()
+	})
+	t.Run("ctrl-c kills", func(t *testing.T) {
+		tty := onTerminal(t, exec.Command(stagefsBin(), "run", m.At("D"), "sh", "-c", "echo ready; exec cat"))
+		tty.shows("ready")
+		tty.typed("\x03")
+		tty.proc.Wait()
+		if ws := tty.proc.cmd.ProcessState.Sys().(syscall.WaitStatus); !ws.Signaled() || ws.Signal() != syscall.SIGINT {
+			t.Errorf("run ended with %#x, want SIGINT", ws)
+		}
+		m.on(t).wantFree("D")
+	})
+	t.Run("job control", func(t *testing.T) {
+		need(t, "bash")
+		tty := onTerminal(t, exec.Command("bash", "--norc", "-i"))
+		tty.typed("set -o pipefail; PS1='prompt '; alias r=" + stagefsBin() + "\n")
+		tty.shows("prompt ")
+		tty.typed("r run " + m.At("D") + ` sh -c 'echo re""ady; read x; echo "got $x"; exit 6' | cat` + "\n")
+		tty.shows("ready")
+		tty.typed("\x1a")
+		tty.shows("Stopped")
+		agent(t).want("EBUSY", "put", m.At("D/x"), "", "creat")
+		tty.typed("fg\n")
+		tty.shows("| cat")
+		tty.typed("a line\n")
+		tty.shows("got a line")
+		tty.typed("echo status $?.\n")
+		tty.shows("status 6.")
+		tty.typed("r run " + m.At("D") + " cat &\n")
+		eventually(t, "what reads in the background is stopped", tty.stopped)
+		eventually(t, "the shell has seen it", func() bool {
+			tty.typed("\n") // it says so before it asks for more
+			tty.shows("prompt ")
+			tty.mu.Lock()
+			defer tty.mu.Unlock()
+			return strings.Contains(tty.all.String(), "Stopped                 "+stagefsBin()+" run "+m.At("D")+" cat")
+		})
+		tty.typed("fg\n")
+		eventually(t, "it runs in the foreground", func() bool { return !tty.stopped() })
+		tty.typed("\x03")
+		eventually(t, "it ends", func() bool { return len(childrenOf(tty.proc.Pid())) == 0 })
+		tty.typed("echo status $?.\n")
+		tty.shows("status 130.")
+		tty.typed("exit\n")
+		tty.proc.Wait()
+		m.on(t).wantFree("D")
+	})
+}
