@@ -28,7 +28,7 @@ type reply struct {
 	Blockers []Blocker `json:"blockers"`
 
 	// Of a watched lock that has ended.
-	Reason string `json:"ended"`
+	Reason string `json:"reason"`
 	By     int    `json:"by"`
 	Why    string `json:"why"`
 }
