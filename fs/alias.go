@@ -155,19 +155,3 @@ func join(dir, name string) string {
 	}
 	return dir + "/" + name
 }
-
-// eachEntry calls f with the entries of an open directory, but for "." and
-// "..", until it returns false.
-func eachEntry(fd int, f func(dirEntry) bool) error {
-	var s dirStream
-	for {
-		e, size, err := s.peek(fd)
-		if err != nil || size == 0 {
-			return err
-		}
-		s.at = s.at[size:]
-		if e.name != "." && e.name != ".." && !f(e) {
-			return nil
-		}
-	}
-}

@@ -138,6 +138,12 @@ func (fs *FS) stat(n *node, h *handle, st *unix.Statx_t) error {
 
 // statNode is stat for callers that hold fs.ns.
 func (fs *FS) statNode(n *node, st *unix.Statx_t) error {
+	if n.isDir() {
+		if d := fs.back.dirs.get(n); d != nil {
+			defer d.release()
+			return statAt(d.fd, "", st)
+		}
+	}
 	p, err := fs.back.place(n)
 	if err != nil {
 		return err

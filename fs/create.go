@@ -54,6 +54,7 @@ func (fs *FS) carryOutMaking(m *making, dir int, finish func(made bool) bool) er
 	if err == nil {
 		if err = m.seeAt(fs, dir); err != nil {
 			unix.Unlinkat(dir, m.name, m.undo)
+			defer fs.notifyDir(m.parent)
 		}
 	}
 	if ok := finish(err == nil); ok || err != nil {
@@ -61,6 +62,7 @@ func (fs *FS) carryOutMaking(m *making, dir int, finish func(made bool) bool) er
 	}
 	// The lock was lost meanwhile: nothing was made.
 	unix.Unlinkat(dir, m.name, m.undo)
+	defer fs.notifyDir(m.parent)
 	if m.node != nil {
 		m.node.relink(link{m.parent, m.name}, link{})
 		fs.nodes.forget(m.node.id, 1)

@@ -1,25 +1,27 @@
 package fs
 
 import (
-	"bytes"
 	"encoding/binary"
+	"strings"
 	"sync"
+	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 )
 
-// A dirStream reads a directory. Positions are the backing's own, so that
-// telldir and seekdir work as there.
-type dirStream struct {
-	mu  sync.Mutex
-	buf []byte
-	at  []byte // what of buf is still to be read
-	pos uint64 // the position of at
+// The kernel opens and closes directories without asking, keeps the listings
+// it has read, and drops a listing when a name in the directory changes
+// through the mount, or when the daemon says that one did (notifyDir). A
+// listing is the same for everybody: private files are in none.
+
+// OpenDir tells the kernel not to ask.
+func (fs *FS) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	return fuse.ENOSYS
 }
 
-// OpenDir is opendir(3).
-func (fs *FS) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+// FsyncDir is fsync(2) on a directory.
+func (fs *FS) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	if fs.control.node(in.NodeId) != nil {
 		return fuse.OK
 	}
@@ -27,31 +29,29 @@ func (fs *FS) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	if n == nil {
 		return fuse.Status(unix.ESTALE)
 	}
+	fd, err := fs.openDirNode(n)
+	if err != nil {
+		return statusOf(err)
+	}
+	defer unix.Close(fd)
+	return statusOf(ignoringEINTR(func() error {
+		if in.FsyncFlags&1 != 0 {
+			return unix.Fdatasync(fd)
+		}
+		return unix.Fsync(fd)
+	}))
+}
+
+// openDirNode opens a directory for reading.
+func (fs *FS) openDirNode(n *node) (int, error) {
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
 	d, err := fs.back.dir(n)
 	if err != nil {
-		return statusOf(err)
+		return -1, err
 	}
 	defer d.release()
-	fd, err := openAt(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return statusOf(err)
-	}
-	out.Fh = fs.handles.add(&handle{fd: fd, node: n, dir: &dirStream{}})
-	return fuse.OK
-}
-
-// ReleaseDir is closedir(3).
-func (fs *FS) ReleaseDir(in *fuse.ReleaseIn) {
-	if h := fs.handles.remove(in.Fh); h != nil {
-		unix.Close(h.fd)
-	}
-}
-
-// FsyncDir is fsync(2) on a directory.
-func (fs *FS) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	return fs.Fsync(cancel, in)
+	return openAt(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 }
 
 // A dirEntry is one linux_dirent64.
@@ -62,51 +62,64 @@ type dirEntry struct {
 	name string
 }
 
-// peek returns the entry at the stream's position without moving on; none at
-// the end.
-func (s *dirStream) peek(fd int) (e dirEntry, size int, err error) {
-	if len(s.at) == 0 {
-		if s.buf == nil {
-			s.buf = make([]byte, 32<<10)
-		}
-		n, err := unix.Getdents(fd, s.buf)
-		if err != nil || n == 0 {
-			return e, 0, err
-		}
-		s.at = s.buf[:n]
-	}
-	size = int(binary.NativeEndian.Uint16(s.at[16:]))
-	name := s.at[19:size]
-	if i := bytes.IndexByte(name, 0); i >= 0 {
+// nextEntry cuts an entry off what getdents64(2) returned. Its name is valid as
+// long as b is not written to.
+func nextEntry(b []byte) (e dirEntry, rest []byte) {
+	size := int(binary.NativeEndian.Uint16(b[16:]))
+	name := unsafe.String(&b[19], size-19)
+	if i := strings.IndexByte(name, 0); i >= 0 {
 		name = name[:i]
 	}
 	return dirEntry{
-		ino: binary.NativeEndian.Uint64(s.at), next: binary.NativeEndian.Uint64(s.at[8:]),
-		typ: s.at[18], name: string(name),
-	}, size, nil
+		ino: binary.NativeEndian.Uint64(b), next: binary.NativeEndian.Uint64(b[8:]),
+		typ: b[18], name: name,
+	}, b[size:]
 }
 
-// seek moves the stream to a position that an entry named.
-func (s *dirStream) seek(fd int, pos uint64) error {
-	if pos == s.pos && (pos != 0 || len(s.at) > 0) {
-		return nil
+// eachEntry calls f with the entries of an open directory, but for "." and
+// "..", until it returns false.
+func eachEntry(fd int, f func(dirEntry) bool) error {
+	buf := make([]byte, direntBuffer)
+	for {
+		n, err := getdents(fd, buf)
+		if err != nil || n == 0 {
+			return err
+		}
+		for rest := buf[:n]; len(rest) > 0; {
+			var e dirEntry
+			e, rest = nextEntry(rest)
+			e.name = strings.Clone(e.name)
+			if e.name != "." && e.name != ".." && !f(e) {
+				return nil
+			}
+		}
 	}
-	s.at = nil
-	s.pos = pos
-	_, err := unix.Seek(fd, int64(pos), unix.SEEK_SET)
-	return err
 }
+
+func getdents(fd int, buf []byte) (n int, err error) {
+	err = ignoringEINTR(func() (err error) {
+		n, err = unix.Getdents(fd, buf)
+		return err
+	})
+	return n, err
+}
+
+// direntBuffer is how many bytes of entries are read at a time.
+const direntBuffer = 32 << 10
+
+var direntBuffers = sync.Pool{New: func() any { return new([direntBuffer]byte) }}
 
 // ReadDir is getdents(2).
 func (fs *FS) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	return fs.readDir(in, func(n *node, e dirEntry) bool {
+	return fs.readDir(in, in.Size, func(_ *node, _ int, e dirEntry) bool {
 		return out.AddDirEntry(fuse.DirEntry{Name: e.name, Ino: e.ino, Mode: uint32(e.typ) << 12, Off: e.next})
 	})
 }
 
 // ReadDirPlus is getdents(2) with attributes.
 func (fs *FS) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	return fs.readDir(in, func(parent *node, e dirEntry) bool {
+	// With attributes an entry takes some five times as much.
+	return fs.readDir(in, in.Size/5, func(parent *node, fd int, e dirEntry) bool {
 		entry := out.AddDirLookupEntry(fuse.DirEntry{Name: e.name, Ino: e.ino, Mode: uint32(e.typ) << 12, Off: e.next})
 		if entry == nil {
 			return false
@@ -114,43 +127,46 @@ func (fs *FS) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.Dir
 		if parent == nil || e.name == "." || e.name == ".." || fs.isLockName(parent, e.name) || fs.isCandidateName(e.name) {
 			return true // no node: the kernel looks it up when it needs it
 		}
-		h := fs.handles.get(in.Fh, in.NodeId)
 		var st unix.Statx_t
-		if n, err := fs.nodes.lookAt(h.fd, parent, e.name, &st); err == nil {
+		if n, err := fs.nodes.lookAt(fd, parent, strings.Clone(e.name), &st); err == nil {
 			fs.fillEntry(&in.InHeader, entry, n, &st, false)
 		}
 		return true
 	})
 }
 
-func (fs *FS) readDir(in *fuse.ReadIn, add func(*node, dirEntry) bool) fuse.Status {
+// readDir calls add with the entries from a position on until it returns
+// false. It reads about size bytes of them at a time.
+func (fs *FS) readDir(in *fuse.ReadIn, size uint32, add func(n *node, fd int, e dirEntry) bool) fuse.Status {
 	if fs.control.node(in.NodeId) != nil {
-		return fs.control.readDir(in, func(e dirEntry) bool { return add(nil, e) })
+		return fs.control.readDir(in, func(e dirEntry) bool { return add(nil, -1, e) })
 	}
-	h := fs.handles.get(in.Fh, in.NodeId)
-	if h == nil || h.dir == nil {
-		return fuse.EBADF
+	n := fs.nodes.get(in.NodeId)
+	if n == nil || !n.isDir() {
+		return fuse.Status(unix.ESTALE)
 	}
-	fs.ns.RLock()
-	defer fs.ns.RUnlock()
-	s := h.dir
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.seek(h.fd, in.Offset); err != nil {
-		return statusOf(err)
-	}
-	for {
-		e, size, err := s.peek(h.fd)
+	s := fs.streams.take(n, in.Offset)
+	if s == nil {
+		fd, err := fs.openDirNode(n)
 		if err != nil {
 			return statusOf(err)
 		}
-		if size == 0 {
-			return fuse.OK
+		s = &dirStream{node: n, fd: fd, pos: in.Offset}
+		if in.Offset != 0 {
+			s.moved = true
 		}
-		if !fs.reserved(h.node, e.name) && !add(h.node, e) {
-			return fuse.OK
-		}
-		s.at = s.at[size:]
-		s.pos = e.next
 	}
+	pool := direntBuffers.Get().(*[direntBuffer]byte)
+	defer direntBuffers.Put(pool)
+	fs.ns.RLock()
+	end, err := s.read(pool[:min(max(size, 4<<10), direntBuffer)], func(e dirEntry) bool {
+		return fs.reserved(n, e.name) || add(n, s.fd, e)
+	})
+	fs.ns.RUnlock()
+	if err != nil || end {
+		unix.Close(s.fd)
+	} else {
+		fs.streams.put(s)
+	}
+	return statusOf(err)
 }

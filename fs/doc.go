@@ -25,7 +25,7 @@
 //
 // Whoever reaches the backing past the mount is not seen: descriptors and
 // working directories from before the mount, other mount namespaces, root.
-// Changes made that way show up in the mount after at most ten seconds.
+// Changes made that way show up in the mount after at most a minute.
 //
 // # Invariants
 //
@@ -46,7 +46,7 @@
 //	      nodeTable.changing  a file and its names
 //	        FS.aliasMu     operations on files with several links
 //	          nodeTable.mu
-//	            dirCache.mu
+//	            dirCache.mu, dirStreams.mu
 //	            lockstate.Table
 //	advisory.Table         taken without any of the above
 //

@@ -192,7 +192,7 @@ func (fs *FS) cleanUp(l lockstate.Lock) error {
 func (fs *FS) discard(name string, place func() (dir string, ok bool)) error {
 	parent, err := fs.discardEntry(name, place)
 	if parent != nil {
-		fs.notifyAttr(parent)
+		fs.notifyDir(parent)
 	}
 	return err
 }

@@ -64,10 +64,10 @@ func (fs *FS) statOpening(n *node, st *unix.Statx_t) error {
 // readFD returns a descriptor by which h can be read, and whether it is the
 // caller's to close.
 func (fs *FS) readFD(h *handle) (fd int, temporary bool, err error) {
-	if h.fd >= 0 && (h.dir != nil || h.flags&unix.O_ACCMODE != unix.O_WRONLY) {
+	if h.fd >= 0 && h.flags&unix.O_ACCMODE != unix.O_WRONLY {
 		return h.fd, false, nil
 	}
-	if h.dir != nil || h.cand != nil {
+	if h.cand != nil {
 		return -1, false, unix.EBADF
 	}
 	f := h.node.lockFile()

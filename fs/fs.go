@@ -3,6 +3,7 @@ package fs
 import (
 	"log/slog"
 	"path"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -28,6 +29,7 @@ type FS struct {
 	started    time.Time
 
 	back     backing
+	streams  dirStreams
 	table    *lockstate.Table
 	procs    *procid.Resolver
 	nodes    *nodeTable
@@ -77,7 +79,7 @@ type kernel interface {
 // changes only through the mount, which tells the kernel of each change that
 // was not its own, so the time only bounds the harm if someone gets at the
 // backing all the same.
-const validFor = 10 * time.Second
+const validFor = time.Minute
 
 func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) (*FS, error) {
 	fs := &FS{
@@ -129,6 +131,7 @@ func dirCacheLimit() int {
 func (fs *FS) dropNode(n *node) {
 	if n.dir != nil {
 		fs.back.dirs.drop(n)
+		fs.streams.drop(n)
 		fs.table.Forget(n.dir)
 	}
 	if m := n.more.Load(); m != nil && m.fd >= 0 {
@@ -145,6 +148,7 @@ func (fs *FS) close() {
 			fs.dropNode(n)
 		}
 	})
+	fs.streams.drop(fs.root)
 	fs.nodes.heap.close()
 	unix.Close(fs.back.proc)
 }
@@ -169,6 +173,15 @@ func (fs *FS) notifyAttr(n *node) {
 	}
 }
 
+// notifyDir tells the kernel that a name in n came or went without it: it drops
+// the listing that it keeps, and asks for the attributes again. Whatever
+// changes a directory on the daemon's own account calls it afterwards.
+func (fs *FS) notifyDir(n *node) {
+	if n != nil {
+		fs.kernel.InodeNotify(n.id, 0, 0)
+	}
+}
+
 // isLockName reports whether an entry called name in parent is a lock file.
 // The root has none: it is never locked (C4).
 func (fs *FS) isLockName(parent *node, name string) bool {
@@ -185,6 +198,9 @@ func (fs *FS) matches(patterns []string, name string) bool {
 	for _, p := range patterns {
 		if p == name {
 			return true
+		}
+		if !strings.ContainsAny(p, `*?[\`) {
+			continue
 		}
 		if ok, _ := path.Match(p, name); ok {
 			return true

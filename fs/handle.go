@@ -37,14 +37,13 @@ type handle struct {
 	opener *procid.Process
 
 	cand *candidate // for a private file, or one that was when it was opened
-	dir  *dirStream // for a directory
 }
 
 // mapsWritable reports whether a shared mapping through h may change the file.
 func (h *handle) mapsWritable() bool { return h.flags&unix.O_ACCMODE == unix.O_RDWR }
 
 // isFile reports whether h is an open file of the backing.
-func (h *handle) isFile() bool { return h != nil && h.cand == nil && h.dir == nil }
+func (h *handle) isFile() bool { return h != nil && h.cand == nil }
 
 // handleTable holds the open handles.
 type handleTable struct {

@@ -40,6 +40,7 @@ func newNodeTable(t *lockstate.Table) *nodeTable {
 	tab := &nodeTable{table: t, next: firstNode}
 	tab.byID.init()
 	tab.byKey.init()
+	tab.heap.sized(0)
 	return tab
 }
 

@@ -121,6 +121,7 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 	}
 	fs.cands.drop(c)
 	if keep {
+		fs.notifyDir(c.parent)
 		fs.registerCandidate(&candidate{
 			fs: fs, parent: c.parent, name: c.name, owner: c.owner, key: identityOf(&m.st), fd: -1,
 		})

@@ -47,6 +47,7 @@ func (fs *FS) settleLockFile(r *request, c *candidate) error {
 		return err
 	}
 	fs.nodes.settle(c.node, &st, []link{{c.parent, c.name}}, path)
+	defer fs.notifyDir(c.parent)
 	// Unlike another candidate's, this mutex is never held by who waits for
 	// FS.ns.
 	c.mu.Lock()

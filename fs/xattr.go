@@ -157,6 +157,14 @@ const (
 
 // Ioctl is ioctl(2).
 func (fs *FS) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, out *fuse.IoctlOut, outbuf []byte) fuse.Status {
+	if n := fs.nodes.get(in.NodeId); n != nil && n.isDir() && readIoctls[in.Cmd] && len(outbuf) > 0 {
+		fd, err := fs.openDirNode(n)
+		if err != nil {
+			return statusOf(err)
+		}
+		defer unix.Close(fd)
+		return ioctlRead(fd, in.Cmd, outbuf)
+	}
 	h := fs.handles.get(in.Fh, in.NodeId)
 	if h == nil || !readIoctls[in.Cmd] || len(outbuf) == 0 {
 		return fuse.Status(unix.ENOTTY)

@@ -1,0 +1,90 @@
+package fs
+
+import (
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// A dirStream is a directory that is being read. Positions are the backing's
+// own, so that telldir and seekdir work as there.
+type dirStream struct {
+	node  *node
+	fd    int
+	pos   uint64 // the position to go on from
+	moved bool   // the descriptor is elsewhere
+}
+
+// read calls f with the entries from the position on until it returns false,
+// with buf to read into, and reports whether it met the end. Nothing that was
+// read is kept for later: it would be stale when the directory has changed.
+func (s *dirStream) read(buf []byte, f func(dirEntry) bool) (end bool, err error) {
+	for {
+		if s.moved {
+			if _, err := unix.Seek(s.fd, int64(s.pos), unix.SEEK_SET); err != nil {
+				return false, err
+			}
+			s.moved = false
+		}
+		n, err := getdents(s.fd, buf)
+		if err != nil || n == 0 {
+			return true, err
+		}
+		for rest := buf[:n]; len(rest) > 0; {
+			var e dirEntry
+			e, rest = nextEntry(rest)
+			if !f(e) {
+				s.moved = true
+				return false, nil
+			}
+			s.pos = e.next
+		}
+	}
+}
+
+// maxStreams is how many directories stay open between two reads. A reader
+// whose stream was closed goes on with another one.
+const maxStreams = 32
+
+// dirStreams are those that nobody reads at the moment, the last used last.
+type dirStreams struct {
+	mu   sync.Mutex
+	idle []*dirStream
+}
+
+// take returns a stream of n that stands at pos, or nil.
+func (t *dirStreams) take(n *node, pos uint64) *dirStream {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := len(t.idle) - 1; i >= 0; i-- {
+		if s := t.idle[i]; s.node == n && s.pos == pos {
+			t.idle = slices.Delete(t.idle, i, i+1)
+			return s
+		}
+	}
+	return nil
+}
+
+// put gives a stream back.
+func (t *dirStreams) put(s *dirStream) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.idle) == maxStreams {
+		unix.Close(t.idle[0].fd)
+		t.idle = slices.Delete(t.idle, 0, 1)
+	}
+	t.idle = append(t.idle, s)
+}
+
+// drop closes the streams of a node that is forgotten.
+func (t *dirStreams) drop(n *node) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.idle = slices.DeleteFunc(t.idle, func(s *dirStream) bool {
+		if s.node == n {
+			unix.Close(s.fd)
+		}
+		return s.node == n
+	})
+}
