@@ -209,7 +209,7 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "tmpfile", node: parent}
 	var st unix.Statx_t
-	h := &handle{fd: -1, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC)}
+	h := &handle{fd: -1, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
 	return fs.attempt(r, false, func() (err error) {
 		d, err := fs.back.dir(parent)
 		if err != nil {
