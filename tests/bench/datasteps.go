@@ -24,7 +24,7 @@ func dataSteps() []step {
 	}
 	cold := func(context.Context, *bout) error { return dropCaches() }
 	warm := func(ctx context.Context, b *bout) error { _, err := b.data(ctx, "read"); return err }
-	first := s("write 1 GiB", "write", nil)
+	first := s("write", "write", nil)
 	first.prepares = true
 	last := s("mmap write", "mmapwrite", nil)
 	dirty := last.run

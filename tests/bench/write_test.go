@@ -152,7 +152,7 @@ func TestNeeded(t *testing.T) {
 	}{
 		{"rename", []string{"create", "rename"}},
 		{"open+read 4K", []string{"create", "rename", "unlink", "create+write 4K", "open+read 4K"}},
-		{"read cold", []string{"write 1 GiB", "read cold", "mmap write"}},
+		{"read cold", []string{"write", "read cold", "mmap write"}},
 		{"rm -rf", []string{"untar", "rm -rf"}},
 		{"lock link", []string{"lock link"}},
 	} {
