@@ -12,16 +12,17 @@ const module = "github.com/stagefs/stagefs/"
 // mayImport are the arrows between the packages: who may import what of the
 // project, and go-fuse.
 var mayImport = map[string][]string{
-	"lockstate/procid":    {},
-	"lockstate/advisory":  {},
-	"lockstate/filestore": {"lockstate"},
-	"lockstate/storetest": {"lockstate"},
-	"lockstate":           {"lockstate/procid"},
-	"lockstate/client":    {},
-	"fs":                  {"lockstate", "lockstate/procid", "lockstate/advisory", "lockstate/filestore", "go-fuse"},
-	"cmd/stagefs":         {"fs", "lockstate/client", "lockstate", "lockstate/procid", "lockstate/filestore"},
-	"tests":               {"lockstate", "lockstate/client"},
-	"tests/bench":         {},
+	"lockstate/procid":      {},
+	"lockstate/advisory":    {},
+	"lockstate/filestore":   {"lockstate"},
+	"lockstate/storetest":   {"lockstate"},
+	"lockstate":             {"lockstate/procid"},
+	"lockstate/client":      {},
+	"fs":                    {"lockstate", "lockstate/procid", "lockstate/advisory", "lockstate/filestore", "go-fuse"},
+	"cmd/stagefs":           {"fs", "lockstate/client", "lockstate", "lockstate/procid", "lockstate/filestore"},
+	"tests":                 {"lockstate", "lockstate/client"},
+	"tests/bench":           {},
+	"tests/systems/ttllock": {"lockstate/client"},
 }
 
 func TestImports(t *testing.T) {
