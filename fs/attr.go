@@ -271,7 +271,8 @@ func (fs *FS) setAttr(n *node, h *handle, in *fuse.SetAttrIn) error {
 	defer p.done()
 	uid, hasUID := in.GetUID()
 	gid, hasGID := in.GetGID()
-	if hasUID || hasGID {
+	// With nothing to set it is chown(path, -1, -1), which is a change too.
+	if hasUID || hasGID || in.Valid&^(fuse.FATTR_FH|fuse.FATTR_LOCKOWNER) == 0 {
 		if err := unix.Fchownat(p.fd, p.name, int(int32(uid)), int(int32(gid)), unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return err
 		}

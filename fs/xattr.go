@@ -103,8 +103,25 @@ func (fs *FS) ListXAttr(cancel <-chan struct{}, h *fuse.InHeader, dest []byte) (
 // SetXAttr is setxattr(2), and how an ACL is set.
 func (fs *FS) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
 	return fs.changeXAttr(cancel, &in.InHeader, "setxattr", attr, func(p place) error {
-		return fs.back.setxattr(p, attr, data, int(in.Flags))
+		if err := fs.back.setxattr(p, attr, data, int(in.Flags)); err != nil || attr != "system.posix_acl_access" {
+			return err
+		}
+		return fs.dropSetgid(&in.InHeader, p)
 	})
+}
+
+// dropSetgid takes the setgid bit away when somebody outside the file's group
+// has set its ACL, which chmod(2) would not have let them keep either. To the
+// backing it was the daemon that set it.
+func (fs *FS) dropSetgid(h *fuse.InHeader, p place) error {
+	var st unix.Statx_t
+	if h.Uid == 0 {
+		return nil
+	}
+	if err := p.stat(&st); err != nil || st.Mode&unix.S_ISGID == 0 || inGroup(h, st.Gid) {
+		return err
+	}
+	return fs.back.chmod(p, uint32(st.Mode)&0o7777&^unix.S_ISGID)
 }
 
 // RemoveXAttr is removexattr(2).

@@ -213,6 +213,8 @@ func (h *hands) do(w []string) (out string, err error) {
 				return strconv.FormatInt(monotonic(), 10), err
 			}
 		}
+	case "probe": // probe NAME DIRECTORY
+		return runProbe(w[1], w[2])
 	case "thread": // thread COMMAND…: on a thread of its own, not the leader
 		return h.onThread(w[1:])
 	default:

@@ -1,0 +1,263 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// timeProbes are about the three times of a file, and the fourth.
+func timeProbes() []probeCase {
+	return []probeCase{
+		{"times to the nanosecond", probeNanoseconds},
+		{"utimensat specials", probeUtimens},
+		{"who may set times", probeTimesOfOthers},
+		{"which calls change which times", probeTimeChanges},
+		{"atime of reads", probeAtime},
+	}
+}
+
+func (p *probe) times(name string) (st unix.Stat_t) {
+	p.must(unix.Lstat(p.at(name), &st))
+	return st
+}
+
+func probeNanoseconds(p *probe) {
+	p.file("file", "x", 0o644)
+	p.mkdir("dir", 0o755)
+	p.must(unix.Symlink("file", p.at("link")))
+	for _, name := range []string{"file", "dir", "link"} {
+		for _, ts := range []unix.Timespec{
+			{Sec: 0, Nsec: 0},
+			{Sec: 1, Nsec: 1},
+			{Sec: -1, Nsec: 999999999},
+			{Sec: 1234567890, Nsec: 123456789},
+			{Sec: 1<<31 - 1},
+			{Sec: 1 << 31},
+			{Sec: 1<<32 + 5, Nsec: 7},
+			{Sec: -1 << 31},
+			{Sec: -1<<31 - 1},
+			{Sec: 15032385535, Nsec: 999999999},
+			{Sec: 15032385536},
+			{Sec: 1 << 40},
+		} {
+			err := unix.UtimesNanoAt(unix.AT_FDCWD, p.at(name), []unix.Timespec{ts, {Sec: ts.Sec, Nsec: ts.Nsec / 2}}, unix.AT_SYMLINK_NOFOLLOW)
+			st := p.times(name)
+			p.note("%s %v: %s atime %v mtime %v", name, ts, errnoName(err), st.Atim, st.Mtim)
+		}
+	}
+}
+
+func probeUtimens(p *probe) {
+	p.file("file", "x", 0o644)
+	old := []unix.Timespec{{Sec: 100, Nsec: 1}, {Sec: 200, Nsec: 2}}
+	for _, c := range []struct {
+		name string
+		ts   []unix.Timespec
+	}{
+		{"both omitted", []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_OMIT}}},
+		{"atime omitted", []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Sec: 5}}},
+		{"mtime omitted", []unix.Timespec{{Sec: 5}, {Nsec: unix.UTIME_OMIT}}},
+		{"atime now", []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Sec: 5}}},
+		{"mtime now", []unix.Timespec{{Sec: 5}, {Nsec: unix.UTIME_NOW}}},
+		{"both now", []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}},
+		{"atime now, mtime omitted", []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_OMIT}}},
+		{"too many nanoseconds", []unix.Timespec{{Nsec: 1000000000}, {Sec: 5}}},
+		{"none", nil},
+	} {
+		p.must(unix.UtimesNanoAt(unix.AT_FDCWD, p.at("file"), old, 0))
+		before := p.times("file")
+		for time.Since(time.Unix(before.Ctim.Sec, before.Ctim.Nsec)) < 10*time.Millisecond {
+			time.Sleep(time.Millisecond) // so that now is another time
+		}
+		err := unix.UtimesNanoAt(unix.AT_FDCWD, p.at("file"), c.ts, 0)
+		after := p.times("file")
+		p.note("%s: %s atime %s mtime %s ctime changed %v", c.name, errnoName(err), when(after.Atim), when(after.Mtim), after.Ctim != before.Ctim)
+	}
+}
+
+// when shows a time of the past as it is.
+func when(ts unix.Timespec) string {
+	if ago := time.Since(time.Unix(ts.Sec, ts.Nsec)); ago > -time.Minute && ago < time.Minute {
+		return "now"
+	}
+	return fmt.Sprintf("%d.%09d", ts.Sec, ts.Nsec)
+}
+
+func probeTimesOfOthers(p *probe) {
+	p.file("writable", "x", 0o666)
+	p.file("readable", "x", 0o644)
+	p.file("own", "x", 0o400)
+	p.must(unix.Chown(p.at("own"), nobody, nobody))
+	past := []unix.Timespec{{Sec: 5}, {Sec: 6}}
+	now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}
+	half := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_OMIT}}
+	omit := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_OMIT}}
+	p.as(nobody, nobody, nil, func() {
+		for _, name := range []string{"writable", "readable", "own"} {
+			p.try(name+" past", unix.UtimesNanoAt(unix.AT_FDCWD, p.at(name), past, 0))
+			p.try(name+" now", unix.UtimesNanoAt(unix.AT_FDCWD, p.at(name), now, 0))
+			p.try(name+" atime now", unix.UtimesNanoAt(unix.AT_FDCWD, p.at(name), half, 0))
+			p.try(name+" omit", unix.UtimesNanoAt(unix.AT_FDCWD, p.at(name), omit, 0))
+			p.try(name+" null", unix.UtimesNanoAt(unix.AT_FDCWD, p.at(name), nil, 0))
+		}
+	})
+}
+
+// probeTimeChanges makes each call on files whose times are long ago, and notes
+// which are not any more.
+func probeTimeChanges(p *probe) {
+	long := []unix.Timespec{{Sec: 1000}, {Sec: 1000}}
+	p.mkdir("dir", 0o755)
+	p.mkdir("dir2", 0o755)
+	p.mkdir("dir/sub", 0o755)
+	fd := -1
+	watch := []string{"dir", "dir2", "dir/file", "dir/other"}
+	for _, c := range []namedCall{
+		{"create", func() error { return p.opens(p.at("dir/new"), unix.O_CREAT|unix.O_WRONLY) }},
+		{"create again", func() error { return p.opens(p.at("dir/new"), unix.O_CREAT|unix.O_WRONLY) }},
+		{"unlink new", func() error { return unix.Unlink(p.at("dir/new")) }},
+		{"mkdir", func() error { return unix.Mkdir(p.at("dir/newdir"), 0o755) }},
+		{"rmdir", func() error { return unix.Rmdir(p.at("dir/newdir")) }},
+		{"symlink", func() error { return unix.Symlink("x", p.at("dir/symlink")) }},
+		{"unlink symlink", func() error { return unix.Unlink(p.at("dir/symlink")) }},
+		{"mknod", func() error { return unix.Mknod(p.at("dir/node"), unix.S_IFIFO|0o600, 0) }},
+		{"unlink node", func() error { return unix.Unlink(p.at("dir/node")) }},
+		{"link", func() error { return unix.Link(p.at("dir/file"), p.at("dir2/alias")) }},
+		{"unlink alias", func() error { return unix.Unlink(p.at("dir2/alias")) }},
+		{"rename", func() error { return unix.Rename(p.at("dir/file"), p.at("dir2/moved")) }},
+		{"rename back", func() error { return unix.Rename(p.at("dir2/moved"), p.at("dir/file")) }},
+		{"rename to itself", func() error { return unix.Rename(p.at("dir/file"), p.at("dir/file")) }},
+		{"exchange", func() error {
+			return unix.Renameat2(unix.AT_FDCWD, p.at("dir/file"), unix.AT_FDCWD, p.at("dir/other"), unix.RENAME_EXCHANGE)
+		}},
+		{"open to write", func() (err error) { fd, err = unix.Open(p.at("dir/file"), unix.O_RDWR, 0); return err }},
+		{"write", func() error { _, err := unix.Write(fd, []byte("data")); return err }},
+		{"write nothing", func() error { _, err := unix.Write(fd, nil); return err }},
+		{"ftruncate", func() error { return unix.Ftruncate(fd, 2) }},
+		{"ftruncate to the same", func() error { return unix.Ftruncate(fd, 2) }},
+		{"truncate to the same", func() error { return unix.Truncate(p.at("dir/file"), 2) }},
+		{"truncate", func() error { return unix.Truncate(p.at("dir/file"), 9000) }},
+		{"fallocate", func() error { return unix.Fallocate(fd, 0, 0, 20000) }},
+		{"fallocate what is there", func() error { return unix.Fallocate(fd, 0, 0, 20000) }},
+		{"fallocate keeping size", func() error { return unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, 0, 90000) }},
+		{"punch", func() error { return unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE|unix.FALLOC_FL_PUNCH_HOLE, 0, 4096) }},
+		{"zero", func() error { return unix.Fallocate(fd, unix.FALLOC_FL_ZERO_RANGE, 0, 4096) }},
+		{"fchmod", func() error { return unix.Fchmod(fd, 0o640) }},
+		{"chmod to the same", func() error { return unix.Chmod(p.at("dir/file"), 0o640) }},
+		{"chown", func() error { return unix.Chown(p.at("dir/file"), 5, 5) }},
+		{"chown to nobody new", func() error { return unix.Chown(p.at("dir/file"), -1, -1) }},
+		{"setxattr", func() error { return unix.Setxattr(p.at("dir/file"), "user.k", []byte("v"), 0) }},
+		{"removexattr", func() error { return unix.Removexattr(p.at("dir/file"), "user.k") }},
+		{"removexattr of none", func() error { return unix.Removexattr(p.at("dir/file"), "user.k") }},
+		{"utimens omitted", func() error {
+			return unix.UtimesNanoAt(unix.AT_FDCWD, p.at("dir/file"), []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_OMIT}}, 0)
+		}},
+		{"fsync", func() error { return unix.Fsync(fd) }},
+		{"close", func() error { return unix.Close(fd) }},
+		{"truncating open", func() error { return p.opens(p.at("dir/file"), unix.O_WRONLY|unix.O_TRUNC) }},
+		{"truncating open of nothing", func() error { return p.opens(p.at("dir/file"), unix.O_WRONLY|unix.O_TRUNC) }},
+		{"creat", func() error { return p.opens(p.at("dir/file"), unix.O_WRONLY|unix.O_TRUNC|unix.O_CREAT) }},
+		{"mapped write", func() error { return p.mapWrite("dir/other") }},
+		{"rename onto", func() error { return unix.Rename(p.at("dir/other"), p.at("dir/file")) }},
+	} {
+		if _, err := os.Lstat(p.at("dir/file")); err != nil {
+			p.file("dir/file", "content", 0o644)
+		}
+		if _, err := os.Lstat(p.at("dir/other")); err != nil {
+			p.file("dir/other", "content", 0o644)
+		}
+		before := map[string]unix.Stat_t{}
+		for _, name := range watch {
+			p.must(unix.UtimesNanoAt(unix.AT_FDCWD, p.at(name), long, 0))
+			before[name] = p.times(name)
+		}
+		last := before[watch[len(watch)-1]].Ctim
+		for time.Since(time.Unix(last.Sec, last.Nsec)) < 6*time.Millisecond {
+			time.Sleep(time.Millisecond)
+		}
+		err := c.do()
+		line := errnoName(err)
+		for _, name := range watch {
+			var st unix.Stat_t
+			if unix.Lstat(p.at(name), &st) != nil {
+				line += " no " + name
+				continue
+			}
+			if st.Mtim != before[name].Mtim {
+				line += fmt.Sprintf(" mtime of %s is %s", name, when(st.Mtim))
+			}
+			if st.Ctim != before[name].Ctim {
+				line += fmt.Sprintf(" ctime of %s is %s", name, when(st.Ctim))
+			}
+		}
+		p.note("%s: %s", c.name, line)
+	}
+}
+
+func (p *probe) mapWrite(name string) error {
+	fd := p.open(name, unix.O_RDWR)
+	defer unix.Close(fd)
+	m, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	m[0]++
+	if err := unix.Msync(m, unix.MS_SYNC); err != nil {
+		return err
+	}
+	return unix.Munmap(m)
+}
+
+// probeAtime reads with an atime that is older, and younger, than the mtime;
+// the file system is usually mounted with relatime, mount(8). Each file is read
+// once: what the kernel has cached is read without the daemon.
+func probeAtime(p *probe) {
+	now := time.Now().Unix()
+	for i, at := range [][]unix.Timespec{
+		{{Sec: now - 2000}, {Sec: now - 1000}},
+		{{Sec: now - 1000}, {Sec: now - 2000}},
+		{{Sec: now - 200000}, {Sec: now - 300000}},
+	} {
+		for _, r := range []struct {
+			name string
+			do   func(path string) error
+		}{
+			{"open and read", func(path string) error { _, err := os.ReadFile(path); return err }},
+			{"read without atime", func(path string) error { return readWith(path, unix.O_NOATIME) }},
+			{"open only", func(path string) error { return p.opens(path, unix.O_RDONLY) }},
+			{"direct", func(path string) error { return readWith(path, unix.O_DIRECT) }},
+			{"readdir", func(path string) error { _, err := os.ReadDir(path); return err }},
+			{"readlink", func(path string) error { _, err := os.Readlink(path); return err }},
+		} {
+			name := fmt.Sprintf("%s-%d", strings.ReplaceAll(r.name, " ", "-"), i)
+			switch r.name {
+			case "readdir":
+				p.mkdir(name, 0o755)
+			case "readlink":
+				p.must(unix.Symlink("x", p.at(name)))
+			default:
+				p.file(name, strings.Repeat("content", 1000), 0o644)
+			}
+			p.must(unix.UtimesNanoAt(unix.AT_FDCWD, p.at(name), at, unix.AT_SYMLINK_NOFOLLOW))
+			before := p.times(name)
+			err := r.do(p.at(name))
+			p.note("%s: %s changed %v", name, errnoName(err), p.times(name).Atim != before.Atim)
+		}
+	}
+}
+
+func readWith(path string, flags int) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	_, err = unix.Read(fd, alignedBuffer(4096))
+	return err
+}
