@@ -228,6 +228,11 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		if err := fs.setAttr(n, h, in); err != nil {
 			return err
 		}
+		if in.Valid&^(fuse.FATTR_FH|fuse.FATTR_LOCKOWNER) == 0 {
+			if err := fs.chownToNone(r, n); err != nil {
+				return err
+			}
+		}
 		if fd := h.openFD(); fd >= 0 {
 			return statAt(fd, "", &st)
 		}
@@ -242,6 +247,23 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		out.SetTimeout(n.attrsValidFor())
 	}
 	return fuse.OK
+}
+
+// chownToNone is chown(path, -1, -1), which changes the ctime and comes as a
+// request that sets nothing. So does what the kernel asks for before a write;
+// that is none of a stranger's changes, and passes without.
+func (fs *FS) chownToNone(r *request, n *node) error {
+	op, ok := fs.mayChange(r, n)
+	defer op.End()
+	if !ok {
+		return nil
+	}
+	p, err := fs.back.place(n)
+	if err != nil {
+		return err
+	}
+	defer p.done()
+	return unix.Fchownat(p.fd, p.name, -1, -1, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW)
 }
 
 func setAttrName(in *fuse.SetAttrIn) string {
@@ -271,8 +293,7 @@ func (fs *FS) setAttr(n *node, h *handle, in *fuse.SetAttrIn) error {
 	defer p.done()
 	uid, hasUID := in.GetUID()
 	gid, hasGID := in.GetGID()
-	// With nothing to set it is chown(path, -1, -1), which is a change too.
-	if hasUID || hasGID || in.Valid&^(fuse.FATTR_FH|fuse.FATTR_LOCKOWNER) == 0 {
+	if hasUID || hasGID {
 		if err := unix.Fchownat(p.fd, p.name, int(int32(uid)), int(int32(gid)), unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return err
 		}

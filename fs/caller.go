@@ -1,12 +1,7 @@
 package fs
 
 import (
-	"fmt"
-	"os"
 	"runtime"
-	"slices"
-	"strconv"
-	"strings"
 	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -75,18 +70,4 @@ func (c *capabilities) set() error {
 		return errno
 	}
 	return nil
-}
-
-// inGroup reports whether the caller is a member of a group.
-func inGroup(h *fuse.InHeader, gid uint32) bool {
-	if h.Gid == gid {
-		return true
-	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.Pid))
-	if err != nil {
-		return false
-	}
-	_, after, _ := strings.Cut(string(status), "\nGroups:")
-	groups, _, _ := strings.Cut(after, "\n")
-	return slices.Contains(strings.Fields(groups), strconv.FormatUint(uint64(gid), 10))
 }

@@ -70,6 +70,12 @@ func (fs *FS) readFD(h *handle) (fd int, temporary bool, err error) {
 	if h.cand != nil {
 		return -1, false, unix.EBADF
 	}
+	if h.flags&unix.O_NOATIME != 0 {
+		fs.ns.RLock()
+		defer fs.ns.RUnlock()
+		fd, err = fs.openNode(h.node, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOATIME)
+		return fd, true, err
+	}
 	f := h.node.lockFile()
 	fd = f.fd
 	h.node.unlockFile(f)

@@ -91,6 +91,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	if fs.caps, err = readCapabilities(); err != nil {
 		return nil, err
 	}
+	fs.caps.obeyQuotas()
 	fs.started = time.Now()
 	fs.back.root = root
 	fs.back.xattrs.old.Store(o.Compat)

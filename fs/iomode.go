@@ -145,8 +145,8 @@ func (f *file) choose(fs *FS, h *handle, size int64) (ioMode, error) {
 		return ioPassing, nil
 	case f.cached > 0 || f.direct > 0 || !fs.pass.on.Load() || h.node.dev != fs.pass.dev:
 		return ioCached, nil
-	case h.candidate.Load() || h.lock == nil && (size < passFrom || fs.revocable(h.node)):
-		return ioCached, nil
+	case h.candidate.Load() || h.lock == nil && (size < passFrom && h.flags&(unix.O_DIRECT|unix.O_NOATIME) == 0 || fs.revocable(h.node)):
+		return ioCached, nil // O_DIRECT and O_NOATIME are the backing's to obey
 	}
 	return ioPassing, nil
 }

@@ -73,6 +73,7 @@ func Mount(o Options) (_ *Server, err error) {
 	}
 
 	raiseProcs()
+	raiseDescriptors()
 	// Nobody gets at the backing through /proc/PID/fd.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return nil, err

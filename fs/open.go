@@ -64,7 +64,7 @@ func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 }
 
 func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
-	h := &handle{fd: -1, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC)}
+	h := &handle{fd: -1, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
 	r, fd := m.r, -1
 	lockFile := fs.isLockName(r.parent, r.name)
 	candidate := !lockFile && fs.isCandidateName(r.name)

@@ -21,6 +21,9 @@ func (fs *FS) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Re
 	if h.cand != nil {
 		return h.cand.read(in, buf)
 	}
+	if h.misaligned(in.Offset, uint64(in.Size)) {
+		return nil, fuse.EINVAL
+	}
 	if h.fresh {
 		// The pages from before are gone: the kernel drops them in open(2).
 		h.node.plain.setPassed(false)
@@ -51,6 +54,9 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 	}
 	if h.cand != nil {
 		return h.cand.write(in, data)
+	}
+	if h.misaligned(in.Offset, uint64(len(data))) {
+		return 0, fuse.EINVAL
 	}
 	if h.lock == nil {
 		return 0, fuse.EBADF
@@ -220,4 +226,12 @@ func (fs *FS) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (u
 		status = change()
 	}
 	return uint32(max(n, 0)), status
+}
+
+// misaligned reports whether a read or write breaks the rules of O_DIRECT,
+// open(2): the daemon's own descriptors are without it, and where it is passed
+// through, the backing sees to that.
+func (h *handle) misaligned(offset, size uint64) bool {
+	const sector = 512
+	return h.flags&unix.O_DIRECT != 0 && (offset|size)%sector != 0
 }
