@@ -21,6 +21,11 @@
 // through a symlink (M3). What is created belongs to the caller by the
 // backing's own rules (M2).
 //
+// Where the kernel can, it reads and writes the files of the backing itself
+// (iomode.go). What a file was opened for then outlives the daemon, and a
+// writable mapping outlives its RELEASE; so does its entry in the lock table
+// (linger.go, adopt.go).
+//
 // # What is not guaranteed
 //
 // Whoever reaches the backing past the mount is not seen: descriptors and
@@ -35,7 +40,11 @@
 //	I3  a node has at least one name, or a descriptor that stands for it, or
 //	    is private to one process
 //	I4  every descriptor that may change content is registered with the lock
-//	    table before it is opened and until after it is closed
+//	    table before it is opened and until after it is closed, and until
+//	    nothing is mapped writable through it any more
+//	I5  handles of one inode that are open at a time reach its data in ways
+//	    that the kernel admits together; while a mapping lingers, none reads
+//	    or fills the kernel's pages of it
 //
 // # Lock order
 //
@@ -45,6 +54,8 @@
 //	      FS.watchMu
 //	      nodeTable.changing  a file and its names
 //	        FS.aliasMu     operations on files with several links
+//	          file.mu      how an open file is reached
+//	            handleTable.mu
 //	          nodeTable.mu
 //	            dirCache.mu, dirStreams.mu
 //	            lockstate.Table

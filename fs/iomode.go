@@ -199,6 +199,10 @@ func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.Open
 	f.count(h, mode, 1)
 	h.mode = mode
 	out.OpenFlags, out.BackingID = fs.openFlags(n, f, h, st)
+	if fs.opts.NoLocking {
+		// FLUSH drops a closer's record locks, which the kernel keeps then.
+		out.OpenFlags |= fuse.FOPEN_NOFLUSH
+	}
 	return nil
 }
 

@@ -1,0 +1,124 @@
+//go:build linux
+
+package tests
+
+import (
+	"os/exec"
+	"testing"
+)
+
+// privileges prints what becomes of suid and sgid bits and of capabilities, for
+// each way to change a file, each caller and each mode.
+const privileges = `
+import mmap, os, sys
+top = sys.argv[1]
+source, path = top + "/source", top + "/file"
+CAP = bytes.fromhex("0100000200200000000000000000000000000000")
+
+def opened(flags, f):
+    def op(mode):
+        fd = os.open(path, flags)
+        f(fd)
+        os.close(fd)
+    return op
+
+def from_source(copy):
+    def f(fd):
+        src = os.open(source, os.O_RDONLY)
+        copy(src, fd)
+        os.close(src)
+    return f
+
+def held(mode):
+    fd = os.open(path, os.O_WRONLY)
+    if os.getuid() in (0, os.fstat(fd).st_uid):
+        os.chmod(path, mode)
+    os.write(fd, b"x")
+    os.close(fd)
+
+def mapped(mode):
+    os.truncate(path, 4096)
+    if os.getuid() in (0, os.stat(path).st_uid):
+        os.chmod(path, mode)
+    fd = os.open(path, os.O_RDWR)
+    m = mmap.mmap(fd, 4096)
+    m[0] = 65
+    m.flush()
+    os.close(fd)
+
+W = os.O_WRONLY
+ops = {
+    "write": opened(W, lambda fd: os.write(fd, b"x")),
+    "write nothing": opened(W, lambda fd: os.write(fd, b"")),
+    "rdwr": opened(os.O_RDWR, lambda fd: os.write(fd, b"x")),
+    "append": opened(W | os.O_APPEND, lambda fd: os.write(fd, b"x")),
+    "direct": opened(W | os.O_DIRECT, lambda fd: os.write(fd, mmap.mmap(-1, 4096))),
+    "truncate": lambda mode: os.truncate(path, 1),
+    "ftruncate": opened(W, lambda fd: os.ftruncate(fd, 1)),
+    "O_TRUNC": opened(W | os.O_TRUNC, lambda fd: None),
+    "fallocate": opened(W, lambda fd: os.posix_fallocate(fd, 0, 8192)),
+    "copy_file_range": opened(W, from_source(lambda s, d: os.copy_file_range(s, d, 3))),
+    "sendfile": opened(W, from_source(lambda s, d: os.sendfile(d, s, 0, 3))),
+    "chgrp": lambda mode: os.chown(path, -1, os.getgid()),
+    "set while open": held,
+    "mapped": mapped,
+}
+
+def result(op, who, owner, mode, cap):
+    if os.path.exists(path):
+        os.unlink(path)
+    with open(path, "w") as f:
+        f.write("content")
+    os.chown(path, *owner)
+    os.chmod(path, mode)
+    if cap:
+        os.setxattr(path, "security.capability", CAP)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if who:
+                os.setgroups(who[2])
+                os.setgid(who[1])
+                os.setuid(who[0])
+            ops[op](mode)
+            os._exit(0)
+        except OSError as e:
+            os._exit(e.errno)
+    status = os.waitpid(pid, 0)[1] >> 8
+    return status, oct(os.stat(path).st_mode & 0o7777), os.listxattr(path)
+
+with open(source, "w") as f:
+    f.write("source")
+os.chmod(source, 0o644)
+callers = [
+    (None, (0, 0)),
+    ((1000, 1000, []), (1000, 1000)),
+    ((1000, 1000, [2000]), (1000, 2000)),
+    ((1000, 1000, []), (1000, 2000)),
+    ((1001, 1001, []), (1000, 2000)),
+]
+for who, owner in callers:
+    for mode in 0o4777, 0o2777, 0o6777, 0o2767, 0o6767, 0o6666, 0o777:
+        for cap in False, True:
+            for op in ops:
+                print(op, who, owner, oct(mode), cap, result(op, who, owner, mode, cap))
+`
+
+// TestM2Privileges: whoever changes a file takes away its suid and sgid bits and
+// its capabilities, as on the backing.
+func TestM2Privileges(t *testing.T) {
+	need(t, "root", "fuse", "python3")
+	outcome := func(dir string) string {
+		out, err := exec.Command("python3", "-c", privileges, dir).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return string(out)
+	}
+	want := outcome(staticDir(t))
+	for _, opts := range [][]string{nil, {"--no-passthrough"}} {
+		if got := outcome(mount(t, opts...).Path); got != want {
+			t.Errorf("with options %q:\n%s", opts, diff(want, got))
+		}
+	}
+}
