@@ -16,12 +16,13 @@ const ControlDir = ".stagefs"
 // shows is made when it is opened, so that a reader sees one state of the
 // table.
 type control struct {
-	id   uint64
-	name string
-	mode uint32
-	show func(*FS) []byte      // a file of text
-	open func(*FS) controlFile // a file that does more
-	dir  *controlDir
+	id    uint64
+	name  string
+	mode  uint32
+	show  func(*FS) []byte              // a file of text
+	open  func(*FS, uint32) controlFile // a file that does more; with the flags of open(2)
+	flags uint32                        // for the kernel, of an open file
+	dir   *controlDir
 }
 
 // A controlFile is an open control file. A read that has to wait ends when
@@ -68,6 +69,7 @@ func (d *controlDir) init(fs *FS) {
 		{name: ControlDir, mode: unix.S_IFDIR | 0o555},
 		{name: "ctl", mode: unix.S_IFREG | 0o666, open: newCtl},
 		{name: "denials", mode: unix.S_IFREG | 0o444, show: (*FS).showDenials},
+		{name: "events", mode: unix.S_IFREG | 0o444, open: newEventReader, flags: fuse.FOPEN_NONSEEKABLE | fuse.FOPEN_STREAM},
 		{name: "locks", mode: unix.S_IFREG | 0o444, show: (*FS).showLocks},
 		{name: "locks.json", mode: unix.S_IFREG | 0o444, show: (*FS).showLocksJSON},
 		{name: "metrics", mode: unix.S_IFREG | 0o444, show: (*FS).showMetrics},
@@ -157,7 +159,7 @@ func (c *control) openFile(in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	case c.show != nil:
 		f = controlText(c.show(c.dir.fs))
 	case c.open != nil:
-		f = c.open(c.dir.fs)
+		f = c.open(c.dir.fs, in.Flags)
 	default:
 		return fuse.Status(unix.EISDIR)
 	}
@@ -167,7 +169,7 @@ func (c *control) openFile(in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	out.Fh = d.next
 	d.next++
 	d.opened[out.Fh] = f
-	out.OpenFlags = fuse.FOPEN_DIRECT_IO
+	out.OpenFlags = fuse.FOPEN_DIRECT_IO | c.flags
 	return fuse.OK
 }
 

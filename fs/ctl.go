@@ -38,7 +38,7 @@ type watch struct {
 	how    func() lockstate.Ending
 }
 
-func newCtl(fs *FS) controlFile { return &ctl{fs: fs} }
+func newCtl(fs *FS, _ uint32) controlFile { return &ctl{fs: fs} }
 
 func (f *ctl) close() {}
 

@@ -47,6 +47,13 @@ func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held 
 			x.Lock, x.LockPid = held.Handles[0].Path, held.Handles[0].Owner.Pid
 		}
 	}
+	e := lockstate.Event{
+		Event: lockstate.EventRefused, Dir: x.Path, Pid: x.Pid, Protocol: x.Op, Reason: x.Errno, By: x.LockPid, Why: x.Reason,
+	}
+	if held != nil {
+		e.Token = held.Lock.Token
+	}
+	fs.table.Tell(nil, e)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.counts == nil {

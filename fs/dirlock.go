@@ -59,7 +59,7 @@ func (d *dirLock) wait() fuse.Status {
 	if d.holds(r.proc) {
 		close(x.turn) // it has the directory already: those in line wait for it
 	} else {
-		d.fs.waits.join(x)
+		d.fs.enqueue(x, lockProtocol(d.want.Flock))
 		defer d.fs.waits.leave(x)
 	}
 	return d.fs.await(x, d.cancel, nil, func() (fuse.Status, bool) {
@@ -105,18 +105,22 @@ func (d *dirLock) request() *request {
 	}
 }
 
+func lockProtocol(flock bool) string {
+	if flock {
+		return "flock"
+	}
+	return "fcntl"
+}
+
 // take takes the directory and the file, or neither. held is what was in the
 // way on the directory, conflict what was on the file.
 func (d *dirLock) take(r *request) (status fuse.Status, held *lockstate.HeldError, conflict error) {
 	fs, node := d.fs, d.h.node.id
 	q := lockstate.Request{
-		Dir: d.at.parent.dir, Kind: lockstate.Shared, Protocol: "fcntl", File: d.at.name, Key: keyOf(node, &d.want),
+		Dir: d.at.parent.dir, Kind: lockstate.Shared, Protocol: lockProtocol(d.want.Flock), File: d.at.name, Key: keyOf(node, &d.want),
 	}
 	if d.want.Write {
 		q.Kind = lockstate.Explicit
-	}
-	if d.want.Flock {
-		q.Protocol = "flock"
 	}
 	status = fs.attempt(r, false, func() error {
 		conflict, held = nil, nil

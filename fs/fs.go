@@ -44,6 +44,7 @@ type FS struct {
 	lockMu  sync.Mutex
 	waits   waitList
 	expiry  expiry
+	events  *eventLog
 	cands   candidates
 	denials denialLog
 	orphans orphanList

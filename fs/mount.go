@@ -88,9 +88,10 @@ func Mount(o Options) (_ *Server, err error) {
 		s.warn("it cannot be learnt how processes end: what an owner leaves that changed nothing passes to its parent even if it was killed")
 	}
 	here := world()
+	events := new(eventLog)
 	tableOptions := lockstate.Options{
 		LastToken: s.store.Tokens(), Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked, World: here,
-		Claims: claims,
+		Claims: claims, Notify: events.add,
 	}
 	if !o.NoLocking {
 		tableOptions.Store = s.store
@@ -98,7 +99,7 @@ func Mount(o Options) (_ *Server, err error) {
 	if s.fs, err = newFS(o, root, lockstate.New(tableOptions), procs); err != nil {
 		return nil, err
 	}
-	s.fs.mountpoint = s.mountpoint
+	s.fs.mountpoint, s.fs.events = s.mountpoint, events
 	if !o.NoLocking {
 		s.warnings = append(s.warnings, s.fs.restore(s.store, here)...)
 	}

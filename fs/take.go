@@ -139,7 +139,7 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 	if first {
 		close(x.turn) // it has the directory already: those in line wait for it
 	} else {
-		fs.waits.join(x)
+		fs.enqueue(x, "command")
 		defer fs.waits.leave(x)
 	}
 	var over <-chan time.Time

@@ -73,6 +73,18 @@ func (w *waitList) callLocked(dir *lockstate.Dir) {
 	}
 }
 
+// enqueue puts x at the end of its line, and tells so.
+func (fs *FS) enqueue(x *waiting, protocol string) {
+	fs.waits.join(x)
+	kind := lockstate.Shared
+	if x.write {
+		kind = lockstate.Explicit
+	}
+	fs.table.Tell(x.dir, lockstate.Event{
+		Event: lockstate.EventWaiting, Pid: x.proc.ID().Pid, Kind: kind.String(), Protocol: protocol,
+	})
+}
+
 // await tries when x has its turn, and again whenever something ends, until the
 // try is done, the request is interrupted, or the time is over.
 func (fs *FS) await(x *waiting, cancel <-chan struct{}, over <-chan time.Time, try func() (status fuse.Status, done bool)) fuse.Status {

@@ -360,6 +360,7 @@ func (g *Grant) Commit() (Lock, bool) {
 		close(r.lease.settled)
 	}
 	t.stats.Acquired[r.protocol]++
+	t.tellLocked(EventAcquired, r, Ending{Why: r.why})
 	for k := range r.keys {
 		t.rekeyLocked(r, k)
 	}

@@ -185,6 +185,7 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 				t.ownLocked(r)
 				t.noteLocked(r)
 				t.stats.HandedOver++
+				t.tellLocked(EventHandedOver, r, Ending{By: id.Pid})
 				if !slices.Contains(heirs, p.ID()) {
 					heirs = append(heirs, p.ID())
 				}

@@ -26,6 +26,9 @@ type Options struct {
 	// Claims tells whether a process holds a lock by what it carries (H3, L2).
 	// It may make system calls. nil: none does.
 	Claims func(*procid.Process, Claim) bool
+	// Notify is told of each event. It is called with the table's mutex held,
+	// and so in order; it must not block, nor call the table. nil: nobody.
+	Notify func(Event)
 	// Clock is what deadlines are counted on (L4). nil: Boottime.
 	Clock func() time.Duration
 	// Now tells the time for Lock.Since. nil: time.Now.
@@ -42,6 +45,7 @@ type Table struct {
 	world   string
 	claims  func(*procid.Process, Claim) bool
 	clock   func() time.Duration
+	notify  func(Event)
 
 	refillMu sync.Mutex // serializes reserve
 
@@ -63,8 +67,9 @@ type Table struct {
 	frozen    bool
 	stats     Stats
 
-	rows   atomic.Int64 // len(tokens), readable without mu
-	leased atomic.Int64 // how many of them are leases
+	rows      atomic.Int64 // len(tokens), readable without mu
+	listeners atomic.Int32
+	leased    atomic.Int64 // how many of them are leases
 }
 
 // Stats count what happened since the table was made.
@@ -91,7 +96,7 @@ func New(o Options) *Table {
 		token:     o.LastToken, reserved: o.LastToken,
 		stats: Stats{Acquired: make(map[string]uint64), Ended: make(map[Reason]uint64)},
 	}
-	t.claims, t.clock = o.Claims, o.Clock
+	t.claims, t.clock, t.notify = o.Claims, o.Clock, o.Notify
 	if t.clock == nil {
 		t.clock = Boottime
 	}
@@ -261,6 +266,7 @@ func (t *Table) endLocked(r *row, how Ending) {
 		t.revokeUnderLocked(r) // L3
 	}
 	r.ending = how
+	t.tellEndLocked(r, how)
 	close(r.ended)
 	t.ringLocked()
 	t.pruneLocked(d)
