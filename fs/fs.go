@@ -5,12 +5,12 @@ import (
 	"path"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagefs/stagefs/fs/transport"
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/advisory"
 	"github.com/stagefs/stagefs/lockstate/procid"
@@ -62,18 +62,7 @@ type FS struct {
 	watchMu sync.Mutex
 	watched map[procid.ID]*procid.Process // protected by watchMu
 
-	kernel kernel // set before the first request is answered
-}
-
-// A kernel is the way to the kernel besides answering its requests, whatever
-// transport carries those. *fuse.Server is one.
-type kernel interface {
-	// InodeNotify makes the kernel forget an inode's attributes, and its
-	// content from off on unless off is negative.
-	InodeNotify(node uint64, off, length int64) fuse.Status
-	// RegisterBackingFd gives the kernel a file for passthrough.
-	RegisterBackingFd(*fuse.BackingMap) (int32, syscall.Errno)
-	UnregisterBackingFd(id int32) syscall.Errno
+	kernel transport.Kernel // set before the first request is answered
 }
 
 // validFor is how long the kernel may keep names and attributes. The backing
@@ -157,10 +146,6 @@ func (fs *FS) close() {
 
 // String names the file system to go-fuse.
 func (fs *FS) String() string { return "stagefs" }
-
-// Init is called when the kernel has agreed to the protocol, before any other
-// request is read.
-func (fs *FS) Init(s *fuse.Server) { fs.kernel = s }
 
 // notifyAttr tells the kernel that the attributes of n changed without it.
 //

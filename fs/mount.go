@@ -14,6 +14,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagefs/stagefs/fs/transport"
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/filestore"
 	"github.com/stagefs/stagefs/lockstate/procid"
@@ -23,7 +24,7 @@ import (
 type Server struct {
 	fs         *FS
 	store      *filestore.Store
-	fuse       *fuse.Server
+	transport  transport.Transport
 	mountpoint string
 	dead       *deadMount // whose place is taken
 	warnings   []string
@@ -224,30 +225,48 @@ func (s *Server) mount(o *Options) error {
 		Debug:             o.Debug,
 		Logger:            log.New(logWriter{o.Log}, "", 0),
 	}
-	at := s.mountpoint
-	if unix.Geteuid() == 0 {
-		fd, err := s.mountDirect(o, s.mountpoint, s.fs.back.root)
-		if err != nil {
-			return err
-		}
-		at = fmt.Sprintf("/dev/fd/%d", fd)
-	} else {
+	if unix.Geteuid() != 0 {
 		s.warn("not root: only your own processes can use the mount, unless /etc/fuse.conf has user_allow_other")
-		if userAllowOther() {
-			opts.AllowOther = true
-		}
 	}
 	if o.NoPassthrough || o.Compat || !s.fs.privileged {
 		opts.DisabledCapabilities |= fuse.CAP_PASSTHROUGH
 	}
-	var err error
-	if s.fuse, err = fuse.NewServer(s.fs, at, opts); err != nil {
-		if unix.Geteuid() == 0 {
-			unix.Unmount(s.mountpoint, unix.MNT_DETACH)
-		}
-		return fmt.Errorf("%s: %w: %v", s.mountpoint, ErrNoFuse, err)
+	note, err := s.connect(o, opts, o.Transport)
+	if errors.Is(err, transport.ErrRefused) && o.Transport == transport.Auto {
+		note = err.Error()
+		_, err = s.connect(o, opts, transport.Threads)
 	}
-	return nil
+	switch {
+	case err == nil && note != "":
+		o.Log.Info("a faster transport can't be had", "in use", s.transport.Name(), "why", note)
+		return nil
+	case err == nil, errors.Is(err, transport.ErrUnavailable), errors.Is(err, transport.ErrRefused):
+		return err
+	}
+	return fmt.Errorf("%s: %w: %w", s.mountpoint, ErrNoFuse, err)
+}
+
+// connect attaches the file system through a transport. note says why it is not
+// a faster one.
+func (s *Server) connect(o *Options, opts *fuse.MountOptions, want string) (note string, err error) {
+	var fd int
+	if unix.Geteuid() == 0 {
+		fd, err = s.mountDirect(o, s.mountpoint, s.fs.back.root)
+	} else {
+		fd, err = mountAsUser(o, s.mountpoint)
+	}
+	if err != nil {
+		return "", err
+	}
+	s.transport, note, err = transport.Start(fd, transport.Options{
+		FS: s.fs, Mount: opts, Want: want, Attach: func(k transport.Kernel) { s.fs.kernel = k },
+		Files: s.fs.knownFiles,
+	})
+	if err != nil {
+		unix.Close(fd)
+		detach(s.mountpoint, true)
+	}
+	return note, err
 }
 
 // userAllowOther reports whether fusermount3 lets ordinary users open their
@@ -315,7 +334,7 @@ func mountFlags(root int) uintptr {
 
 // serve answers requests until the kernel lets go.
 func (s *Server) serve() {
-	s.fuse.Serve()
+	s.transport.Serve()
 	s.fs.expiry.close()
 	s.fs.orphans.close()
 	s.fs.linger.close()
@@ -395,3 +414,7 @@ func (w logWriter) Write(p []byte) (int, error) {
 	w.log.Warn("fuse", "msg", strings.TrimSpace(string(p)))
 	return len(p), nil
 }
+
+// TryUring reports why a mount could not use io_uring, the kernel's switch
+// aside.
+func TryUring() error { return transport.TryUring() }

@@ -6,8 +6,11 @@ import (
 	"log/slog"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/stagefs/stagefs/fs/transport"
 )
 
 // Options say what is mounted and how. Dir is required; the zero value of
@@ -29,6 +32,7 @@ type Options struct {
 	Compat        bool          // use only what Linux 5.10 offers
 	Grace         time.Duration // how long a busy mount is waited for at the end (M4); 0: 5 s
 	Version       string        // shown in the control directory
+	Transport     string        // how requests come: one of transport's names; "": transport.Auto
 	Debug         bool          // log each request
 	Log           *slog.Logger  // nil: no log
 }
@@ -91,6 +95,12 @@ func (o *Options) Validate() error {
 	if o.Grace < 0 {
 		return &OptionError{"grace", o.Grace.String(), "is below zero"}
 	}
+	if !slices.Contains([]string{"", transport.Auto, transport.Uring, transport.Threads, transport.Fuse}, o.Transport) {
+		return &OptionError{"transport", o.Transport, "is none of auto, uring, threads and fuse"}
+	}
+	if o.Compat && o.Transport == transport.Uring {
+		return &OptionError{"transport", o.Transport, "is more than Linux 5.10 offers: leave out --compat"}
+	}
 	for _, l := range []struct {
 		option string
 		names  []string
@@ -131,6 +141,12 @@ func (o *Options) setDefaults() {
 	}
 	if o.Grace == 0 {
 		o.Grace = 5 * time.Second
+	}
+	if o.Transport == "" {
+		o.Transport = transport.Auto
+	}
+	if o.Compat && o.Transport == transport.Auto {
+		o.Transport = transport.Threads
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,7 +26,11 @@ type deadMount struct {
 func findDead(path string) (*deadMount, error) {
 	// Attributes are cached beyond the daemon's death; this always asks.
 	var st unix.Statfs_t
-	if err := unix.Statfs(path, &st); err != unix.ENOTCONN && err != unix.ECONNABORTED {
+	err := unix.Statfs(path, &st)
+	for end := time.Now().Add(time.Second); err == unix.ECANCELED && time.Now().Before(end); err = unix.Statfs(path, &st) {
+		time.Sleep(time.Millisecond) // its daemon is about to be gone, and had a ring
+	}
+	if err != unix.ENOTCONN && err != unix.ECONNABORTED {
 		return nil, nil
 	}
 	at, err := absoluteOf(path)

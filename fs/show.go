@@ -155,5 +155,5 @@ func shorten(s string) string {
 }
 
 func (fs *FS) showVersion() []byte {
-	return fmt.Appendf(nil, "stagefs %s\npid %d\nmounter %d\n", fs.opts.Version, os.Getpid(), fs.uid)
+	return fmt.Appendf(nil, "stagefs %s\npid %d\nmounter %d\ntransport %s\n", fs.opts.Version, os.Getpid(), fs.uid, fs.kernel.Name())
 }

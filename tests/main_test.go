@@ -48,6 +48,8 @@ func TestMain(m *testing.M) {
 	switch {
 	case os.Getenv(envAgent) != "":
 		os.Exit(agentMain(os.Getenv(envAgent)))
+	case os.Getenv(envForbid) != "" && os.Getenv(envRoot) != "":
+		os.Exit(forbidMain(os.Getenv(envForbid)))
 	case os.Getenv(envJanitor) != "":
 		os.Exit(janitorMain(os.Getenv(envJanitor)))
 	}

@@ -21,9 +21,11 @@ type Mount struct {
 	Path  string // where it is mounted
 	State string // state directory
 	user  uint32 // whose daemon it is
-	cmd   *exec.Cmd
-	log   string // file with all that the daemon prints
-	gone  chan struct{}
+	// cmdBin is run as stagefs; "": stagefs itself.
+	cmdBin string
+	cmd    *exec.Cmd
+	log    string // file with all that the daemon prints
+	gone   chan struct{}
 }
 
 // mount serves a new static directory elsewhere, so that the test still sees
@@ -98,7 +100,11 @@ func (m *Mount) start(opts []string) {
 	if m.Path != m.Dir {
 		args = append(args, m.Path)
 	}
-	m.cmd = exec.Command(stagefsBin(), args...)
+	bin := m.cmdBin
+	if bin == "" {
+		bin = stagefsBin()
+	}
+	m.cmd = exec.Command(bin, args...)
 	m.cmd.Dir, m.cmd.Stdout, m.cmd.Stderr = "/", log, log
 	// A signal to the test's process group, such as ^C, is not the daemon's.
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -22,6 +22,9 @@ _stagefs() {
 	--enforce)
 		mapfile -t COMPREPLY < <(compgen -W 'all observe' -- "$cur")
 		return ;;
+	--transport)
+		mapfile -t COMPREPLY < <(compgen -W 'auto uring threads fuse' -- "$cur")
+		return ;;
 	--state-dir)
 		compopt -o filenames
 		mapfile -t COMPREPLY < <(compgen -d -- "$cur")
@@ -43,7 +46,7 @@ _stagefs() {
 	'' | help)
 		mapfile -t COMPREPLY < <(compgen -W "$commands --help --version" -- "$cur")
 		return ;;
-	mount) options='--lock-name --shared-name --candidate --depth --owner --unlocked --enforce --disable-locking --state-dir --strict --grace --no-passthrough --compat --debug --daemon --supervise --log' ;;
+	mount) options='--lock-name --shared-name --candidate --depth --owner --unlocked --enforce --disable-locking --state-dir --strict --grace --no-passthrough --transport --compat --debug --daemon --supervise --log' ;;
 	umount) options='--lazy' ;;
 	run)
 		options='--nonblock --wait --conflict-exit-code --shared --why --create-once --destroy-on-failure --on-crash --owner --client --client-file --ttl --kill-after'

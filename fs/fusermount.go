@@ -1,0 +1,55 @@
+package fs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountAsUser mounts with the help of fusermount3, which is root's, and returns
+// the descriptor of the connection that it passes on.
+func mountAsUser(o *Options, mountpoint string) (int, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("socketpair: %w", err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "fusermount3")
+	defer unix.Close(pair[0])
+	opts := []string{
+		"default_permissions", "subtype=stagefs", fmt.Sprintf("max_read=%d", maxWrite),
+		"fsname=" + strings.NewReplacer(`\`, `\\`, ",", `\,`).Replace(o.Dir),
+	}
+	if userAllowOther() {
+		opts = append(opts, "allow_other")
+	}
+	var said bytes.Buffer
+	cmd := exec.Command("fusermount3", "-o", strings.Join(opts, ","), "--", mountpoint)
+	cmd.Env = append(os.Environ(), "_FUSE_COMMFD=3")
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.Stderr = &said
+	err = cmd.Run()
+	theirs.Close()
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		return -1, fmt.Errorf("%s: %w: fusermount3 is missing; install fuse3", mountpoint, ErrNoFuse)
+	case err != nil:
+		return -1, fmt.Errorf("%s: %w: %s", mountpoint, ErrNoFuse, bytes.TrimSpace(said.Bytes()))
+	}
+	control := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(pair[0], make([]byte, 1), control, unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("fusermount3: %w", err)
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:n])
+	if err == nil && len(messages) == 1 {
+		if fds, err := unix.ParseUnixRights(&messages[0]); err == nil && len(fds) == 1 {
+			return fds[0], nil
+		}
+	}
+	return -1, fmt.Errorf("%s: %w: fusermount3 passed no descriptor", mountpoint, ErrNoFuse)
+}

@@ -1,0 +1,137 @@
+package transport
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// Opcodes and notifications that a transport has to know.
+const (
+	opInit        = 26
+	opSetlkw      = 33
+	opInterrupt   = 36
+	opNotifyReply = 41
+
+	notifyInvalInode = 2
+	notifyRetrieve   = 5
+)
+
+const (
+	inHeaderSize  = int(unsafe.Sizeof(fuse.InHeader{}))
+	outHeaderSize = int(unsafe.Sizeof(fuse.OutHeader{}))
+)
+
+// A conn is a connection to the kernel that is served by own threads.
+type conn struct {
+	proto *fuse.ProtocolServer
+	opts  *fuse.MountOptions
+	files func() []uint64
+
+	fdMu sync.RWMutex
+	fd   int // -1: closed; closed when all threads are gone
+
+	threads  sync.WaitGroup
+	ended    atomic.Bool // the kernel has let go
+	watch    watch
+	inflight inflight
+	kicks    atomic.Uint64 // numbers of own requests
+}
+
+func newConn(fd int, opts *fuse.MountOptions) *conn { return &conn{opts: opts, fd: fd} }
+
+// readInit reads the kernel's first request.
+func (c *conn) readInit() (*fuse.InitIn, []byte, error) {
+	buf := make([]byte, minRead)
+	n, err := unix.Read(c.fd, buf)
+	for err == unix.EINTR || err == unix.EAGAIN {
+		n, err = unix.Read(c.fd, buf)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read /dev/fuse: %w", err)
+	}
+	in := (*fuse.InitIn)(unsafe.Pointer(&buf[0]))
+	if n < inHeaderSize+16 || in.Opcode != opInit {
+		return nil, nil, errors.New("the kernel's first request is not FUSE_INIT")
+	}
+	return in, buf[:n], nil
+}
+
+// answerInit agrees on the protocol.
+func (c *conn) answerInit(req []byte) error {
+	out := make([]byte, 4096)
+	n, status := c.proto.HandleRequest([][]byte{req}, [][]byte{out})
+	if status != fuse.OK {
+		return fmt.Errorf("FUSE_INIT: %v", status)
+	}
+	if _, err := unix.Write(c.fd, out[:n]); err != nil {
+		return fmt.Errorf("FUSE_INIT: write /dev/fuse: %w", err)
+	}
+	if h := (*fuse.OutHeader)(unsafe.Pointer(&out[0])); h.Status != 0 {
+		return fmt.Errorf("FUSE_INIT: %v", syscall.Errno(-h.Status))
+	}
+	return nil
+}
+
+// end is called when the kernel has let go: what is under way is cancelled.
+func (c *conn) end() {
+	if c.ended.Swap(true) {
+		return
+	}
+	c.watch.stop()
+	for _, unique := range c.inflight.all() {
+		c.interrupt(unique)
+	}
+}
+
+// close gives the descriptor back when all threads are gone.
+func (c *conn) close() {
+	c.fdMu.Lock()
+	defer c.fdMu.Unlock()
+	unix.Close(c.fd)
+	c.fd = -1
+}
+
+// notify sends a message that answers nothing.
+func (c *conn) notify(code int32, msg []byte) error {
+	buf := make([]byte, outHeaderSize, outHeaderSize+len(msg))
+	*(*fuse.OutHeader)(unsafe.Pointer(&buf[0])) = fuse.OutHeader{Length: uint32(outHeaderSize + len(msg)), Status: code}
+	c.fdMu.RLock()
+	defer c.fdMu.RUnlock()
+	_, err := unix.Write(c.fd, append(buf, msg...))
+	return err
+}
+
+func (c *conn) InodeNotify(node uint64, off, length int64) fuse.Status {
+	m := fuse.NotifyInvalInodeOut{Ino: node, Off: off, Length: length}
+	err := c.notify(notifyInvalInode, (*[unsafe.Sizeof(m)]byte)(unsafe.Pointer(&m))[:])
+	if c.opts.Debug {
+		c.opts.Logger.Printf("notify: inode n%d off %d length %d: %v", node, off, length, err)
+	}
+	return fuse.ToStatus(err)
+}
+
+const (
+	devBackingOpen  = 0x4010e501
+	devBackingClose = 0x4004e502
+)
+
+func (c *conn) RegisterBackingFd(m *fuse.BackingMap) (int32, syscall.Errno) {
+	c.fdMu.RLock()
+	defer c.fdMu.RUnlock()
+	id, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(c.fd), devBackingOpen, uintptr(unsafe.Pointer(m)))
+	return int32(id), errno
+}
+
+func (c *conn) UnregisterBackingFd(id int32) syscall.Errno {
+	c.fdMu.RLock()
+	defer c.fdMu.RUnlock()
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(c.fd), devBackingClose, uintptr(unsafe.Pointer(&id)))
+	return errno
+}

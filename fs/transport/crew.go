@@ -1,0 +1,106 @@
+package transport
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A crew is the threads that take requests from one source.
+type crew struct {
+	idle  atomic.Int32  // threads that wait for a request, or are about to
+	taken atomic.Uint32 // requests so far
+	grow  func() error  // adds a thread, and returns when it waits
+	watch *watch
+
+	// Of watch alone.
+	seen  uint32
+	stuck bool
+}
+
+// busy is called when a thread has taken a request.
+func (w *crew) busy() {
+	w.taken.Add(1)
+	if w.idle.Add(-1) <= 0 {
+		w.watch.look()
+	}
+}
+
+// watch adds threads to crews whose threads are all busy. It sleeps unless
+// some crew had no idle thread a moment ago.
+type watch struct {
+	awake atomic.Bool
+	poke  chan struct{}
+	done  chan struct{}
+	once  sync.Once
+	crews []*crew // fixed from the start
+}
+
+// watchTick is how long all of a crew may be busy before it gets one more.
+const watchTick = time.Millisecond
+
+// watchTicks is for how many ticks without need the watch stays awake.
+const watchTicks = 20
+
+func (w *watch) init() {
+	w.poke, w.done = make(chan struct{}, 1), make(chan struct{})
+}
+
+func (w *watch) stop() { w.once.Do(func() { close(w.done) }) }
+
+// look wakes the watch.
+func (w *watch) look() {
+	if w.awake.Load() || w.awake.Swap(true) {
+		return
+	}
+	select {
+	case w.poke <- struct{}{}:
+	default:
+	}
+}
+
+func (w *watch) run() {
+	tick := time.NewTimer(watchTick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-w.poke:
+		case <-w.done:
+			return
+		}
+		for quiet := 0; quiet < watchTicks; quiet++ {
+			tick.Reset(watchTick)
+			select {
+			case <-tick.C:
+			case <-w.done:
+				return
+			}
+			for _, c := range w.crews {
+				if c.check() {
+					quiet = 0
+				}
+			}
+		}
+		w.awake.Store(false)
+		for _, c := range w.crews {
+			if c.idle.Load() <= 0 {
+				w.look() // what came in between
+			}
+		}
+	}
+}
+
+// check adds a thread if all are busy, have been at the last check, and took
+// nothing in between. It reports whether all are busy.
+func (c *crew) check() bool {
+	taken := c.taken.Load()
+	if c.idle.Load() > 0 {
+		c.stuck = false
+		return false
+	}
+	if c.stuck && c.seen == taken {
+		c.grow() // if that fails: at the next tick
+	}
+	c.stuck, c.seen = true, taken
+	return true
+}

@@ -1,0 +1,36 @@
+// Package transport carries the kernel's FUSE requests to a file system and
+// its answers back. It knows the protocol and nothing of what is served.
+//
+// There are three ways, from the fastest to the most modest; [Start] takes the
+// best one that can be had, or the one that is asked for:
+//
+//	uring    a queue a core, which the kernel fills through io_uring (Linux
+//	         6.14, if enable_uring is set): one system call a request
+//	threads  pinned threads that read /dev/fuse and answer in place: two
+//	fuse     go-fuse's own server
+//
+// # Requests that take long
+//
+// A request keeps the thread that took it until it is answered: the reply
+// needs no hand-over. So that none waits for another's thread, each source of
+// requests (/dev/fuse, or one core's queue) has a crew that gets another thread
+// as soon as all have been busy for a millisecond. Requests for locks, which may
+// wait without end and by the thousand, are carried out by goroutines.
+//
+// A ring's thread owns a single place of its queue, which is all that a blocked
+// request can hold up. The kernel hands a request that found no free place to
+// the next one that is answered, not to one that is added; so each added
+// thread asks the kernel for an empty request of its own (a FUSE_NOTIFY_RETRIEVE
+// of nothing) and answers it, which gets the line moving. A lock request that
+// waits keeps its place, but not the thread: the thread takes a new place, and
+// the answer is delivered by a new thread, which stays with the place. For a
+// place can't be given back to the kernel without the risk that a request
+// gets lost in it; there are as many in the end as requests were under way at a
+// time.
+//
+// # Ends
+//
+// When the kernel lets go of the connection (an unmount, an abort), each thread
+// learns it from its next system call. Requests under way are cancelled, and
+// [Transport.Serve] returns when the last thread is gone.
+package transport

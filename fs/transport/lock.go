@@ -1,0 +1,70 @@
+package transport
+
+import (
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// lockTime is how long a thread stays with a request for a lock that it
+	// may have to wait for.
+	lockTime = 200 * time.Microsecond
+	// spareThreads is how many idle threads of a queue are enough.
+	spareThreads = 2
+)
+
+// lock carries out a request that may wait without end, on a goroutine. If that
+// takes longer than a moment, the thread has left the place to it, and needs
+// another one or ends.
+func (e *entry) lock() (n int, left bool) {
+	u, p, unique := e.uring, e.place, e.place.request().Unique
+	if u.places.Load() >= maxPlaces/2 {
+		return p.fail(unique, unix.ENOLCK), false
+	}
+	var over atomic.Bool // one of the two is done with the other
+	done := make(chan int, 1)
+	u.conn.threads.Add(1)
+	go func() {
+		defer u.conn.threads.Done()
+		at := u.conn.inflight.add()
+		defer u.conn.inflight.remove(at)
+		in, out := p.split()
+		n := u.conn.wait(at, p.request(), in, out)
+		if over.CompareAndSwap(false, true) {
+			done <- n
+			return
+		}
+		p.answered(unique, n)
+		u.giveBack(e.queue, p)
+	}()
+	moment := time.NewTimer(lockTime)
+	defer moment.Stop()
+	select {
+	case n = <-done:
+		return n, false
+	case <-moment.C:
+	}
+	if over.CompareAndSwap(false, true) {
+		return 0, true
+	}
+	return <-done, false
+}
+
+// giveBack lets a new thread deliver the answer that is in a place, and go on
+// there.
+func (u *uring) giveBack(q *queue, p *place) {
+	start := make(chan bool, 1)
+	start <- true
+	for pause := time.Millisecond; !u.conn.ended.Load(); pause = min(2*pause, time.Second) {
+		e, err := u.spawn(q, p, start)
+		if err == nil {
+			<-e.registered
+			return
+		}
+		u.conn.opts.Logger.Printf("a thread for an answer: %v", err)
+		time.Sleep(pause)
+	}
+	p.free()
+}

@@ -1,0 +1,145 @@
+package transport
+
+import (
+	"fmt"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// minRead is the smallest buffer that the kernel fills.
+	minRead = 8192
+	page    = 4096
+)
+
+// loops are the threads that read /dev/fuse.
+type loops struct {
+	crew
+	conn *conn
+	keep int32 // how many wait at the most
+	size int   // of the largest request and reply
+}
+
+func (c *conn) newLoops(keep int) *loops {
+	l := &loops{conn: c, keep: int32(keep), size: max(c.opts.MaxWrite, minRead) + 2*page}
+	l.watch = &c.watch
+	l.crew.grow = l.start
+	c.watch.crews = append(c.watch.crews, &l.crew)
+	return l
+}
+
+// start adds a thread.
+func (l *loops) start() error {
+	if l.conn.ended.Load() {
+		return unix.ENODEV
+	}
+	// Untouched pages take no memory: a thread has room for the largest
+	// request, and uses what it gets.
+	buf, err := unix.Mmap(-1, 0, 2*l.size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return fmt.Errorf("buffers of a thread: %w", err)
+	}
+	l.idle.Add(1)
+	l.conn.threads.Add(1)
+	go func() {
+		defer l.conn.threads.Done()
+		runtime.LockOSThread() // for good: the thread ends with the loop
+		l.run(buf)
+		unix.Munmap(buf)
+	}()
+	return nil
+}
+
+// run reads and answers until the kernel lets go, or more threads wait than
+// need be.
+func (l *loops) run(buf []byte) {
+	c := l.conn
+	at := c.inflight.add()
+	defer c.inflight.remove(at)
+	// What is written to a file lies at the start of a page, and so does what
+	// is read from one: O_DIRECT wants it so.
+	const writeHeader, readHeader = int(unsafe.Sizeof(fuse.WriteIn{})), outHeaderSize
+	in, out := buf[page-writeHeader:l.size], buf[l.size+page-readHeader:]
+	ins, outs := [1][]byte{}, [1][]byte{out}
+	h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
+	for {
+		n, err := unix.Read(c.fd, in)
+		switch err {
+		case nil:
+		case unix.EINTR, unix.EAGAIN, unix.ENOENT: // the request was taken back
+			continue
+		case unix.ENODEV, unix.ECONNABORTED:
+			c.end()
+			return
+		default:
+			if c.ended.Load() {
+				return
+			}
+			c.opts.Logger.Printf("read /dev/fuse: %v", err)
+			time.Sleep(10 * time.Millisecond) // no busy loop
+			continue
+		}
+		if n < inHeaderSize {
+			continue
+		}
+		if h.Opcode == opInterrupt {
+			c.interrupt((*fuse.InterruptIn)(unsafe.Pointer(h)).Unique)
+			continue
+		}
+		if h.Opcode == opSetlkw {
+			l.apart(in[:n])
+			continue
+		}
+		l.busy()
+		ins[0] = in[:n]
+		l.answer(at, h.Unique, ins[:], outs[:])
+		if l.idle.Add(1) > l.keep {
+			l.idle.Add(-1)
+			return
+		}
+	}
+}
+
+// answer has a request carried out and writes the reply.
+func (l *loops) answer(at *slot, unique uint64, in, out [][]byte) {
+	n := l.conn.handle(at, unique, in, out)
+	if n == 0 {
+		return
+	}
+	if _, err := unix.Write(l.conn.fd, out[0][:n]); err != nil && err != unix.ENOENT && !l.conn.ended.Load() {
+		l.conn.opts.Logger.Printf("write /dev/fuse: %v", err)
+	}
+}
+
+// apart answers a request that may wait without end, on no thread.
+func (l *loops) apart(req []byte) {
+	req = append([]byte(nil), req...)
+	l.conn.threads.Add(1)
+	go func() {
+		defer l.conn.threads.Done()
+		at := l.conn.inflight.add()
+		defer l.conn.inflight.remove(at)
+		l.answer(at, (*fuse.InHeader)(unsafe.Pointer(&req[0])).Unique, [][]byte{req}, [][]byte{make([]byte, 64)})
+	}()
+}
+
+// handle has a request carried out and returns the length of the reply; 0:
+// there is none.
+func (c *conn) handle(at *slot, unique uint64, in, out [][]byte) int {
+	at.unique.Store(unique)
+	if c.ended.Load() {
+		c.interrupt(unique)
+	}
+	n, status := c.proto.HandleRequest(in, out)
+	at.unique.Store(0)
+	if status == fuse.OK {
+		return n
+	}
+	// The request is not understood.
+	*(*fuse.OutHeader)(unsafe.Pointer(&out[0][0])) = fuse.OutHeader{Length: uint32(outHeaderSize), Status: -int32(status), Unique: unique}
+	return outHeaderSize
+}

@@ -1,0 +1,64 @@
+package transport
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// signalTime is how long a request of a ring waits before its caller is looked
+// at.
+const signalTime = time.Millisecond
+
+// wait carries out a request that may wait without end and came through a ring.
+//
+// The kernel tells of a signal to the caller (FUSE_INTERRUPT) only if it came
+// after the request was handed over, and forgets one that came while the
+// request was on its way. So once, later, it is looked for.
+func (c *conn) wait(at *slot, h *fuse.InHeader, in, out [][]byte) int {
+	unique, pid := h.Unique, h.Pid
+	c.threads.Add(1)
+	look := time.AfterFunc(signalTime, func() {
+		defer c.threads.Done()
+		if signalled(pid) {
+			c.interrupt(unique)
+		}
+	})
+	n := c.handle(at, unique, in, out)
+	if look.Stop() {
+		c.threads.Done()
+	}
+	return n
+}
+
+// signalled reports whether a thread has a signal pending that it does not
+// block. One for a process of several threads counts if it kills: else another
+// thread may take it.
+func signalled(tid uint32) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
+	return err == nil && tid != 0 && pendingSignal(string(b))
+}
+
+const sigkill = 1 << (9 - 1)
+
+func pendingSignal(status string) bool {
+	field := func(name string) (v uint64) {
+		if _, rest, ok := strings.Cut(status, "\n"+name+":"); ok {
+			line, _, _ := strings.Cut(rest, "\n")
+			v, _ = strconv.ParseUint(strings.TrimSpace(line), 16, 64)
+		}
+		return v
+	}
+	own, shared := field("SigPnd"), field("ShdPnd")
+	if (own|shared)&sigkill != 0 {
+		return true
+	}
+	if field("Threads") == 1 {
+		own |= shared
+	}
+	return own&^field("SigBlk") != 0
+}

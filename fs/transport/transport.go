@@ -1,0 +1,170 @@
+package transport
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// A Transport serves one connection to the kernel.
+type Transport interface {
+	Kernel
+	// Serve returns when the kernel has let go and everything is over.
+	Serve()
+}
+
+// Kernel is the way to the kernel besides answering its requests.
+type Kernel interface {
+	// Name is the transport's.
+	Name() string
+	// InodeNotify makes the kernel forget an inode's attributes, and its
+	// content from off on unless off is negative.
+	InodeNotify(node uint64, off, length int64) fuse.Status
+	// RegisterBackingFd gives the kernel a file for passthrough.
+	RegisterBackingFd(*fuse.BackingMap) (int32, syscall.Errno)
+	UnregisterBackingFd(id int32) syscall.Errno
+}
+
+// The names of the transports.
+const (
+	Auto    = "auto"
+	Uring   = "uring"
+	Threads = "threads"
+	Fuse    = "fuse"
+)
+
+// ErrUnavailable says that the transport that was asked for can't be had.
+var ErrUnavailable = errors.New("is not available")
+
+// ErrRefused says that the kernel refused what it had offered. The connection
+// is of no use any more; another one has to be made, for a lesser transport.
+var ErrRefused = errors.New("was refused by the kernel")
+
+// Options say what is served and how.
+type Options struct {
+	FS     fuse.RawFileSystem
+	Mount  *fuse.MountOptions
+	Want   string          // the name of a transport, or Auto
+	Attach func(Kernel)    // is called before the first request
+	Files  func() []uint64 // some regular files that the kernel may know
+}
+
+// Start agrees with the kernel on the protocol over fd, a descriptor of
+// /dev/fuse that it takes over. note says why a better transport was not taken.
+func Start(fd int, o Options) (t Transport, note string, err error) {
+	if o.Want == Fuse {
+		s, err := fuse.NewServer(o.FS, fmt.Sprintf("/dev/fd/%d", fd), o.Mount)
+		if err != nil {
+			return nil, "", err
+		}
+		t := goFuse{s}
+		o.Attach(t)
+		return t, "", nil
+	}
+	return startOwn(fd, o)
+}
+
+// goFuse is go-fuse's own server.
+type goFuse struct{ *fuse.Server }
+
+func (goFuse) Name() string { return Fuse }
+
+// own is served by threads of this package.
+type own struct {
+	*conn
+	loops *loops
+	uring *uring // nil: only the loops
+}
+
+func (o *own) Name() string {
+	if o.uring != nil {
+		return Uring
+	}
+	return Threads
+}
+
+func startOwn(fd int, opts Options) (Transport, string, error) {
+	o, want := *opts.Mount, opts.Want
+	c := newConn(fd, &o)
+	c.files = opts.Files
+	c.watch.init()
+	init, req, err := c.readInit()
+	if err != nil {
+		return nil, "", err
+	}
+	var u *uring
+	var entries []*entry
+	start := make(chan bool)
+	if want != Threads {
+		if init.Flags64()&fuse.CAP_OVER_IO_URING == 0 {
+			err = errors.New("the kernel does not offer it")
+		} else {
+			u = &uring{conn: c, room: max(o.MaxWrite, minRead)}
+			entries, err = u.prepare(start)
+		}
+		if err != nil && want == Uring {
+			close(start)
+			return nil, "", fmt.Errorf("transport %s %w: %w", Uring, ErrUnavailable, err)
+		}
+	}
+	note := ""
+	if err != nil {
+		note = err.Error()
+		close(start)
+		u, c.watch.crews = nil, nil
+	} else if u != nil {
+		o.ExtraCapabilities |= fuse.CAP_OVER_IO_URING
+	}
+	c.proto = fuse.NewProtocolServer(opts.FS, &o)
+	t := &own{conn: c, uring: u}
+	opts.Attach(t)
+	if err := c.answerInit(req); err != nil {
+		if u != nil {
+			close(start)
+		}
+		return nil, "", err
+	}
+	if u != nil {
+		for range entries {
+			start <- true
+		}
+		for _, e := range entries {
+			if e := <-e.registered; e != nil {
+				err = e
+			}
+		}
+		if err != nil {
+			return nil, "", fmt.Errorf("transport %s %w: %w", Uring, ErrRefused, err)
+		}
+		t.loops = c.newLoops(2)
+		for _, q := range u.queues {
+			if q.online {
+				if err := u.growQueue(q, 0); err != nil {
+					return nil, "", err
+				}
+			}
+		}
+	} else {
+		t.loops = c.newLoops(max(2, runtime.NumCPU()))
+	}
+	return t, note, nil
+}
+
+func (o *own) Serve() {
+	c := o.conn
+	c.threads.Add(1)
+	go func() {
+		defer c.threads.Done()
+		c.watch.run()
+	}()
+	for range o.loops.keep {
+		if err := o.loops.start(); err != nil {
+			c.opts.Logger.Printf("%v", err)
+		}
+	}
+	c.threads.Wait()
+	c.close()
+}

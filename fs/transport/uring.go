@@ -1,0 +1,169 @@
+package transport
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync/atomic"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+var errNoCompletion = errors.New("nothing has completed")
+
+// FUSE over io_uring; see Documentation/filesystems/fuse/fuse-io-uring.rst of
+// the kernel.
+const (
+	uringRegister       = 1
+	uringCommitAndFetch = 2
+)
+
+// A uringHeader is what the kernel and the thread tell each other beside the
+// payload.
+type uringHeader struct {
+	inOut [128]byte // fuse.InHeader, fuse.OutHeader
+	opIn  [128]byte // the rest of the operation's fixed part
+	entry struct {
+		flags, commitID uint64
+		payload         uint32
+		_               uint32
+		_               uint64
+	}
+}
+
+// A uringCmd tells the kernel what to do with an entry of a queue.
+type uringCmd struct {
+	flags, commitID uint64
+	queue           uint16
+	_               [6]byte
+}
+
+// maxPlaces bounds the places of a mount. Lock waits that would need more are
+// refused.
+const maxPlaces = 8192
+
+// A queue is the requests that are made on one core.
+type queue struct {
+	crew
+	conn   *conn
+	id     int
+	online bool
+}
+
+// uring serves all queues.
+type uring struct {
+	conn   *conn
+	queues []*queue
+	places atomic.Int32 // so far
+	room   int          // for a payload
+}
+
+// prepare makes a thread for each queue, before the kernel is told anything.
+func (u *uring) prepare(start <-chan bool) ([]*entry, error) {
+	possible, err := countCPUs("possible")
+	if err != nil {
+		return nil, err
+	}
+	online, err := readCPUs("online")
+	if err != nil {
+		return nil, err
+	}
+	var entries []*entry
+	var wrong error
+	for id := range possible {
+		q := &queue{conn: u.conn, id: id, online: online[id]}
+		q.watch = &u.conn.watch
+		q.crew.grow = func() error { return u.growQueue(q, fuse.FUSE_ROOT_ID) }
+		u.queues = append(u.queues, q)
+		u.conn.watch.crews = append(u.conn.watch.crews, &q.crew)
+		e, err := u.spawn(q, nil, start)
+		if err != nil {
+			wrong = err
+			break
+		}
+		entries = append(entries, e)
+	}
+	return entries, wrong
+}
+
+// spawn makes a thread with a ring, which begins as soon as start says so. It
+// registers a place, unless it is given one with an answer.
+func (u *uring) spawn(q *queue, p *place, start <-chan bool) (*entry, error) {
+	e := &entry{uring: u, queue: q, place: p, ready: make(chan error, 1), registered: make(chan error, 1)}
+	u.conn.threads.Add(1)
+	go func() {
+		defer u.conn.threads.Done()
+		runtime.LockOSThread() // for good: the thread ends with the ring
+		err := e.open()
+		e.ready <- err
+		if err != nil {
+			e.close()
+			return
+		}
+		defer e.close()
+		if <-start {
+			e.run()
+		}
+	}()
+	if err := <-e.ready; err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// growQueue adds a thread to a queue. node is a file that the kernel may know.
+func (u *uring) growQueue(q *queue, node uint64) error {
+	if u.conn.ended.Load() {
+		return unix.ENODEV
+	}
+	start := make(chan bool, 1)
+	e, err := u.spawn(q, nil, start)
+	if err != nil {
+		return err
+	}
+	e.kick = node
+	start <- true
+	return <-e.registered
+}
+
+// readCPUs returns the set in a file such as "possible": lists of ranges.
+func readCPUs(name string) (map[int]bool, error) {
+	b, err := os.ReadFile("/sys/devices/system/cpu/" + name)
+	if err != nil {
+		return nil, err
+	}
+	set := make(map[int]bool)
+	for part := range strings.SplitSeq(strings.TrimSpace(string(b)), ",") {
+		var from, to int
+		n, _ := fmt.Sscanf(part, "%d-%d", &from, &to)
+		if n == 0 {
+			return nil, fmt.Errorf("%s cores: %q", name, b)
+		}
+		if n == 1 {
+			to = from
+		}
+		for i := from; i <= to; i++ {
+			set[i] = true
+		}
+	}
+	return set, nil
+}
+
+func countCPUs(name string) (int, error) {
+	set, err := readCPUs(name)
+	return len(set), err
+}
+
+// TryUring makes what [Uring] needs of io_uring, on each core, and gives it
+// back.
+func TryUring() error {
+	u := &uring{conn: &conn{}, room: minRead}
+	start := make(chan bool)
+	_, err := u.prepare(start)
+	close(start)
+	u.conn.threads.Wait()
+	return err
+}
