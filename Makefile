@@ -18,7 +18,7 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 # race detector.
 PACKAGES := acl attr bsdutils fuse3 gcc git libc6-dev liblockfile-bin lockfile-progs make ninja-build \
 	openjdk-17-jdk-headless procmail procps python3 python3-fasteners python3-filelock python3-lockfile \
-	python3-oslo.concurrency rsync unzip util-linux zip
+	python3-oslo.concurrency rsync stress-ng unzip util-linux zip
 
 # What the benchmark compares with, and needs to do so.
 BENCH_PACKAGES := bindfs gcc git grep libc6-dev libfuse3-dev mergerfs pkg-config tar
@@ -73,7 +73,7 @@ blackbox: build
 
 # The stagers and rivals of the tests, for as long as one likes.
 soak: setup build
-	STAGEFS_BIN=$(CURDIR)/$(BIN) go test ./tests -count=1 -v -run TestSoak -soak=$(DURATION) -timeout 0
+	STAGEFS_BIN=$(CURDIR)/$(BIN) go test ./tests -count=1 -v -run 'TestSoak|TestM2Stress' -soak=$(DURATION) -timeout 0
 
 # Figures as text on standard output, samples and plot in tests/bench/figures; QUICK=1
 # for a look in less than four minutes, MEMORY=1 also walks a million files, BENCH='--rows "rename|stat"' for more.

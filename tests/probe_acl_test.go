@@ -162,7 +162,11 @@ func probeBadACL(p *probe) {
 	p.mkdir("dir", 0o755)
 	p.must(unix.Symlink("file", p.at("link")))
 	for i, acl := range [][]byte{
-		nil, {2, 0, 0, 0}, {1, 0, 0, 0}, {2, 0, 0, 0, 1}, make([]byte, 100), make([]byte, 65536), make([]byte, 65537),
+		nil,
+		{2, 0, 0, 0},
+		{1, 0, 0, 0},
+		{2, 0, 0, 0, 1},
+		make([]byte, 100), make([]byte, 65536), make([]byte, 65537),
 		aclOf(aclEntry{aclUserObj, 7, noID}),
 		aclOf(aclEntry{aclUserObj, 7, noID}, aclEntry{aclUser, 7, 5}, aclEntry{aclGroupObj, 7, noID}, aclEntry{aclOther, 5, noID}),
 		aclOf(aclEntry{aclOther, 7, noID}, aclEntry{aclGroupObj, 7, noID}, aclEntry{aclUserObj, 5, noID}),

@@ -1,0 +1,41 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// stressors are those of stress-ng's file system class that work on files of
+// the directory that they are given.
+const stressors = `access chattr chdir chmod chown copy-file dentry dir dirdeep dirmany dnotify dup fallocate fcntl
+	fiemap file-ioctl filename flock fpunch fsize fstat getdent handle hdd inode-flags inotify io iomix lease link
+	locka lockf lockofd mknod open rename symlink sync-file touch utime xattr`
+
+// TestM2Stress runs stress-ng's stressors in a mount: none of them fails that
+// does not fail in a plain directory. The shell that starts them holds the
+// directory, so that the lock of one worker is in no other's way.
+func TestM2Stress(t *testing.T) {
+	need(t, "stress-ng", "flock")
+	seconds := "1"
+	if *soakFlag > 0 {
+		seconds = "10"
+	}
+	m := mount(t)
+	mustDo(t, os.Mkdir(m.Back("base"), 0o777))
+	plain := tempDir(t)
+	const script = `exec 9>devserver && flock 9 && stress-ng --temp-path . --"$1" 2 -t "$2" --verify 2>&1`
+	for _, name := range strings.Fields(stressors) {
+		t.Run(name, func(t *testing.T) {
+			got := sh(t, m.At("base"), script, name, seconds)
+			if got.Status == 0 {
+				return
+			}
+			if want := sh(t, plain, script, name, seconds); want.Status != got.Status {
+				t.Errorf("stress-ng --%s = %d, want %d as in a plain directory:\n%s", name, got.Status, want.Status, got.Out)
+			}
+		})
+	}
+}
