@@ -26,7 +26,7 @@ BENCH_PACKAGES := bindfs gcc git grep libc6-dev libfuse3-dev mergerfs pkg-config
 .PHONY: build run setup test unit race blackbox soak bench install clean
 
 build:
-	CGO_ENABLED=0 go build -trimpath -buildvcs=$(VCS) -o $(BIN) ./cmd/stagefs
+	CGO_ENABLED=0 go build -trimpath -tags urfave_cli_no_docs -buildvcs=$(VCS) -o $(BIN) ./cmd/stagefs
 
 # Root mounts without any helper; ordinary users need fusermount3.
 run:

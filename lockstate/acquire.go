@@ -248,6 +248,9 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 		if !t.holdsLocked(r, p, q.asked) && !r.ownedBy(&q) {
 			return t.heldLocked(r)
 		}
+		if e == d && q.Client != "" && r.lease != nil && r.lease.client != q.Client {
+			return t.heldLocked(r) // it is the client who asks, whatever its process holds beside (L1)
+		}
 		if gov == nil {
 			gov = r
 		}

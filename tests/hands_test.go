@@ -21,6 +21,8 @@ import (
 type hands struct {
 	fds  map[string]int
 	maps map[string][]byte
+
+	client clientHands
 }
 
 // do runs one command; the names of all of them are its cases.
@@ -215,6 +217,8 @@ func (h *hands) do(w []string) (out string, err error) {
 		}
 	case "probe": // probe NAME DIRECTORY
 		return runProbe(w[1], w[2])
+	case "client": // client COMMAND…: with the Go client, see client_test.go
+		return h.client.do(w[1:])
 	case "thread": // thread COMMAND…: on a thread of its own, not the leader
 		return h.onThread(w[1:])
 	default:

@@ -45,7 +45,8 @@ type Options struct {
 	// Client makes the lock a lease of the client with this ID: 1 to 256
 	// bytes. The same ID may acquire again, and has the same lock then.
 	Client string
-	// TTL is how long the lease lasts without renewal; 0: DefaultTTL.
+	// TTL is how long the lease lasts without renewal; 0: DefaultTTL, or what
+	// it has already.
 	TTL time.Duration
 	// RenewEvery is how often it is renewed; 0: 16 times a TTL; below 0: only
 	// by Lock.Renew.
@@ -140,12 +141,6 @@ func (s *system) lock(ctx context.Context, p place, c conn, opts Options, made b
 		return nil, err
 	}
 	l := newLock(s, p, c, opts, r, sent)
-	if opts.Client != "" && l.token != 0 {
-		// This process carries no ID in its environment, or another one.
-		if _, err := c.command(context.WithoutCancel(ctx), "join "+word(p.rel)+asClient(opts.Client), nil); err != nil {
-			return nil, fmt.Errorf("%s: joining the lease: %w", p.path, err)
-		}
-	}
 	l.start()
 	return l, nil
 }
@@ -171,7 +166,10 @@ func (o *Options) line(ctx context.Context, rel string, made bool) string {
 	var b strings.Builder
 	b.WriteString("acquire " + word(rel))
 	if o.Client != "" {
-		b.WriteString(" client=" + word(o.Client) + " ttl=" + o.ttl().String())
+		b.WriteString(" client=" + word(o.Client))
+	}
+	if o.TTL != 0 { // the daemon's default is ours, but for a lease that has one already
+		b.WriteString(" ttl=" + o.TTL.String())
 	}
 	if o.Owner != "" {
 		b.WriteString(" owner=" + word(string(o.Owner)))

@@ -155,7 +155,9 @@ func (c *fakeConn) command(ctx context.Context, line string, _ func(*reply) stri
 	case verb == "acquire" && row == nil:
 		d.token++
 		row = &fakeRow{client: opts["client"], token: d.token, ended: make(chan struct{})}
-		row.ttl, _ = time.ParseDuration(opts["ttl"])
+		if row.ttl, _ = time.ParseDuration(opts["ttl"]); row.ttl == 0 {
+			row.ttl = DefaultTTL
+		}
 		row.end = d.now() + row.ttl
 		d.rows[dir] = row
 	case verb == "acquire" && row.client != "" && row.client == opts["client"]:

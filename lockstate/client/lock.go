@@ -41,6 +41,7 @@ type Lock struct {
 
 	mu        sync.Mutex
 	deadline  time.Duration // of a lease, on system.now
+	renewed   time.Duration // when the last renewal that succeeded was sent
 	releasing bool
 	err       error // why it was lost
 }
@@ -55,7 +56,7 @@ func newLock(s *system, p place, c conn, opts Options, r *reply, sent time.Durat
 	if r.TTL > 0 {
 		l.ttl = time.Duration(r.TTL) // what the daemon grants
 	}
-	l.deadline = sent + l.ttl
+	l.renewed, l.deadline = sent, sent+l.ttl
 	switch {
 	case opts.RenewEvery == 0:
 		l.every = l.ttl / 16
@@ -114,7 +115,7 @@ func (l *Lock) Renew(ctx context.Context) error {
 		return nil
 	}
 	sent := l.sys.now()
-	r, err := l.command(ctx, "renew", " client="+word(l.client)+" ttl="+l.ttl.String())
+	r, err := l.command(ctx, "renew", asClient(l.client))
 	if err != nil {
 		if lost := l.Err(); lost != nil {
 			return lost
@@ -131,7 +132,14 @@ func (l *Lock) Renew(ctx context.Context) error {
 	if l.err != nil {
 		return l.err
 	}
-	l.deadline = max(l.deadline, sent+l.ttl)
+	if sent < l.renewed {
+		return nil // a later one was faster
+	}
+	ttl := l.ttl
+	if r.TTL > 0 {
+		ttl = time.Duration(r.TTL) // another one with the ID may have changed it
+	}
+	l.renewed, l.deadline = sent, sent+ttl
 	return nil
 }
 

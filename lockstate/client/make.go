@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -63,10 +62,6 @@ func (s *system) mkdir(ctx context.Context, p place, c conn, opts Options, path 
 	}
 }
 
-// beneathSlice is how long a wait for a parent lasts at most, before it is
-// tried again whether the parent's own lock was in the way.
-const beneathSlice = 100 * time.Millisecond
-
 // waitToMake waits until it makes sense to try again to make a directory. It
 // tells who is in the way otherwise.
 func (s *system) waitToMake(ctx context.Context, p place, c conn, opts Options, path string) (again bool, err error) {
@@ -76,19 +71,11 @@ func (s *system) waitToMake(ctx context.Context, p place, c conn, opts Options, 
 	}
 	rel, _ := filepath.Rel(p.root, path)
 	r, err := c.command(lenient(ctx), "wait "+word(rel)+" wait="+wait, nil)
-	if errors.Is(err, unix.ENOENT) {
-		// The daemon waits only for what is there. For the parent to be
-		// free altogether is more than is needed.
-		if end, ok := ctx.Deadline(); opts.Wait && (!ok || time.Until(end) > beneathSlice) {
-			wait = beneathSlice.String()
-		}
-		r, err = c.command(lenient(ctx), "wait "+word(filepath.Dir(rel))+" wait="+wait, nil)
-	}
 	ended := ctx.Err()
 	switch {
 	case ended != nil && !errors.Is(ended, context.DeadlineExceeded):
 		return false, fmt.Errorf("%w: %w", ErrFailedToLock, context.Cause(ctx))
-	case err == nil && opts.Wait && ended == nil, errors.Is(err, unix.ETIMEDOUT) && ended == nil:
+	case err == nil && opts.Wait && ended == nil:
 		return true, nil
 	case err == nil:
 		err = unix.EBUSY // it was a moment ago

@@ -86,7 +86,7 @@ func TestOptions(t *testing.T) {
 	defer cancel()
 	for want, opts := range map[string]Options{
 		"acquire D":                          {},
-		"acquire D client=c ttl=16s":         {Client: "c"},
+		"acquire D client=c":                 {Client: "c"},
 		`acquire D client="a b" ttl=1s`:      {Client: "a b", TTL: time.Second},
 		"acquire D owner=cgroup shared":      {Owner: Cgroup, Shared: true},
 		`acquire D on-crash=destroy`:         {OnCrash: Destroy},
