@@ -96,7 +96,7 @@ func scopeOf(p *procid.Process, kind lockstate.ScopeKind) (lockstate.Scope, erro
 }
 
 // errNoCgroup: a lock for the cgroup would be everybody's.
-var errNoCgroup = unix.EOPNOTSUPP
+var errNoCgroup = fmt.Errorf("the process is in no cgroup of its own: %w", unix.EOPNOTSUPP)
 
 // inScope reports whether a process is in a scope.
 func inScope(pid int, st procStat, s lockstate.Scope) bool {
@@ -118,14 +118,14 @@ func inScope(pid int, st procStat, s lockstate.Scope) bool {
 }
 
 // cgroupOf returns the cgroup of a process as "CONTROLLERS:PATH", in the
-// hierarchy of version 2 if it has one of its own there. The root is nobody's
-// own.
+// hierarchy of version 2 if it has one of its own there, else in one that is for
+// telling processes apart. The root is nobody's own.
 func cgroupOf(pid int) (id string, ok bool) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
 		return "", false
 	}
-	for _, want := range []string{"", "name=systemd", "pids", "freezer", "memory", "cpu,cpuacct"} {
+	for _, want := range []string{"", "name=systemd", "pids"} {
 		for line := range strings.Lines(string(b)) {
 			_, id, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
 			if controllers, path, _ := strings.Cut(id, ":"); controllers == want && path != "/" && path != "" {

@@ -205,7 +205,10 @@ func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 	if q.Client == "" && r.scope() != lockstate.ProcessScope {
 		var err error
 		if q.Scope, err = scopeOf(q.Process, r.scope()); err != nil {
-			return nil, err
+			if r.owner != nil {
+				return nil, err
+			}
+			q.Scope = lockstate.Scope{} // the process alone: it did not ask for more
 		}
 	}
 	g, err := r.fs.table.Acquire(r.cancel, q)

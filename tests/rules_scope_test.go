@@ -1,0 +1,243 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// scoped starts an agent that leads a process group of its own, or a session.
+func scoped(t *testing.T, attr *syscall.SysProcAttr) *Agent {
+	t.Helper()
+	return awaitAgent(t, func(sock string) {
+		cmd := agentCmd(sock)
+		cmd.SysProcAttr = attr
+		startCmd(t, cmd)
+	})
+}
+
+// A scopeCase is one kind of scope, with ways to get processes into the same
+// one, and out of it.
+type scopeCase struct {
+	name   string
+	leader func(t *testing.T) *Agent
+	peer   func(t *testing.T, leader *Agent) *Agent // in the leader's scope, no descendant of it
+	apart  func(t *testing.T, leader *Agent) *Agent // a child of the leader outside
+}
+
+func scopeCases(t *testing.T) []scopeCase {
+	return []scopeCase{
+		{
+			"group",
+			func(t *testing.T) *Agent { return scoped(t, &syscall.SysProcAttr{Setpgid: true}) },
+			func(t *testing.T, l *Agent) *Agent {
+				return scoped(t, &syscall.SysProcAttr{Setpgid: true, Pgid: l.Pid})
+			},
+			func(t *testing.T, l *Agent) *Agent { return l.Child("setsid") },
+		},
+		{
+			// Two children of one that led the session and is gone.
+			"session",
+			func(t *testing.T) *Agent {
+				first := scoped(t, &syscall.SysProcAttr{Setsid: true})
+				l := first.Child()
+				first.Kill()
+				return l
+			},
+			nil,
+			func(t *testing.T, l *Agent) *Agent { return l.Child("setsid") },
+		},
+		{
+			"cgroup",
+			func(t *testing.T) *Agent { a := agent(t); enter(t, a.Pid, cgroup(t)); return a },
+			func(t *testing.T, l *Agent) *Agent { a := agent(t); enter(t, a.Pid, cgroupDirOf(t, l.Pid)); return a },
+			func(t *testing.T, l *Agent) *Agent { a := l.Child(); enter(t, a.Pid, cgroupRoot(t)); return a },
+		},
+	}
+}
+
+// cgroupRoot is a hierarchy in which cgroups can be made: that of version 2, or
+// the one that counts processes.
+func cgroupRoot(t *testing.T) string {
+	t.Helper()
+	for _, dir := range []string{"/sys/fs/cgroup/unified", "/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
+		if _, err := os.Stat(filepath.Join(dir, "cgroup.procs")); err != nil {
+			continue
+		}
+		probe, err := os.MkdirTemp(dir, "stagefs-test-")
+		if err == nil {
+			os.Remove(probe)
+			return dir
+		}
+	}
+	t.Skip("no cgroup can be made here")
+	return ""
+}
+
+// cgroup makes one for the time of the test.
+func cgroup(t *testing.T) string {
+	t.Helper()
+	root := cgroupRoot(t)
+	dir, err := os.MkdirTemp(root, "stagefs-test-")
+	mustDo(t, err)
+	t.Cleanup(func() {
+		for range 100 { // what is left in it goes home
+			procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+			for pid := range strings.FieldsSeq(string(procs)) {
+				os.WriteFile(filepath.Join(root, "cgroup.procs"), []byte(pid), 0)
+			}
+			if os.Remove(dir) == nil {
+				return
+			}
+		}
+		t.Errorf("%s cannot be removed", dir)
+	})
+	return dir
+}
+
+func enter(t *testing.T, pid int, dir string) {
+	t.Helper()
+	mustDo(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(itoa(pid)), 0))
+}
+
+func cgroupDirOf(t *testing.T, pid int) string {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	mustDo(t, err)
+	root := cgroupRoot(t)
+	for line := range strings.Lines(string(b)) {
+		_, path, _ := strings.Cut(strings.TrimSpace(line), "/stagefs-test-")
+		if path != "" {
+			return root + "/stagefs-test-" + path
+		}
+	}
+	t.Fatalf("process %d is in no cgroup of the test:\n%s", pid, b)
+	return ""
+}
+
+// TestH3Scopes: every process in the scope holds, the taker's descendants too,
+// and nobody else; the lock lasts until the scope is empty.
+func TestH3Scopes(t *testing.T) {
+	for _, how := range []string{"by command", "by mount"} {
+		for _, s := range scopeCases(t) {
+			t.Run(s.name+" "+how, func(t *testing.T) {
+				taker := s.leader(t)
+				var m *Mount
+				if how == "by mount" {
+					m = mount(t, "--owner="+s.name)
+					taker.must("mkdir", m.At("D"))
+					mustDo(t, os.Chmod(m.Back("D"), 0o777))
+				} else {
+					m = mount(t)
+					openDir(t, m.Back("D"))
+					taker.mustCommand(m, "acquire D owner=%s", s.name)
+				}
+				row := m.Locks()["D"]
+				if row.Scope != s.name || row.Pid != taker.Pid {
+					t.Errorf("the row: %+v, want scope %s and pid %d", row, s.name, taker.Pid)
+				}
+				put := []string{"put", m.At("D/f"), "x", "creat"}
+				taker.must(put...)
+				child := taker.Child()
+				child.must(put...)
+				apart := s.apart(t, taker)
+				apart.must(put...) // a descendant (H2)
+				other := agent(t)
+				other.want("EBUSY", put...)
+				other.wantCommand(m, "EBUSY", "acquire D")
+				var peer *Agent
+				if s.peer != nil {
+					peer = s.peer(t, taker)
+					peer.must(put...)
+					peer.mustCommand(m, "check D")
+					if how == "by mount" {
+						// Its lock file is the scope's lock: the same owner.
+						peer.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+						if rows := m.Listing().Locks; len(rows) != 1 || rows[0].Kind != "explicit" {
+							t.Errorf("rows after a peer made the lock file: %+v", rows)
+						}
+					}
+				} else {
+					peer = child.Child()
+				}
+				// The taker is gone, and so is who comes next.
+				taker.Exit(0)
+				token := m.Locks()["D"].Token
+				other.want("EBUSY", put...)
+				peer.must(put...)
+				child.Kill()
+				other.want("EBUSY", put...)
+				peer.must(put...)
+				if row := m.Locks()["D"]; row.Pid != peer.Pid || row.Token != token || row.Token == 0 {
+					t.Errorf("the row: %+v, want pid %d and token %d", row, peer.Pid, token)
+				}
+				peer.Kill()
+				m.awaitFree("D")
+				other.must(put...)
+			})
+		}
+	}
+}
+
+// TestH3Leaves: a process that leaves the scope, and never was seen to hold,
+// holds nothing; one that comes in holds.
+func TestH3Leaves(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	dir := cgroup(t)
+	taker, guest := agent(t), agent(t)
+	put := []string{"put", m.At("D/f"), "x", "creat"}
+	taker.wantCommand(m, "ENOTSUP", "acquire D owner=cgroup")
+	enter(t, taker.Pid, dir)
+	taker.mustCommand(m, "acquire D owner=cgroup")
+	guest.want("EBUSY", put...)
+	inner := filepath.Join(dir, "inner")
+	mustDo(t, os.Mkdir(inner, 0o755))
+	t.Cleanup(func() { os.Remove(inner) })
+	enter(t, guest.Pid, inner)
+	guest.must(put...)
+	enter(t, guest.Pid, cgroupRoot(t))
+	stay := agent(t)
+	enter(t, stay.Pid, dir)
+	enter(t, stay.Pid, cgroupRoot(t))
+	stay.want("EBUSY", put...)
+	taker.mustCommand(m, "release D")
+	m.wantFree("D")
+}
+
+// TestH3Step: a step of a CI run: a script in a session of its own takes a
+// directory and ends, while what it left in the background goes on staging.
+func TestH3Step(t *testing.T) {
+	need(t, "root", "fuse", "setsid")
+	m := mount(t, "--owner=session")
+	mustDo(t, os.Mkdir(m.Back("board"), 0o755))
+	fifo := filepath.Join(tempDir(t), "go")
+	mustDo(t, syscall.Mkfifo(fifo, 0o600))
+	cmd := exec.Command("setsid", "-w", "/bin/sh", "-c", `
+		mkdir "$1/board/v1" && echo begun >"$1/board/v1/a" || exit
+		(read x <"$2"; echo more >"$1/board/v1/b" && cat "$1/board/v1/b" >"$1/board/v1/c"; read x <"$2") >/dev/null 2>&1 &
+		exit 0`, "sh", m.Path, fifo)
+	if r := runCmd(t, cmd); r.Status != 0 {
+		t.Fatalf("the step: %v", r)
+	}
+	other := agent(t)
+	other.want("EBUSY", "put", m.At("board/v1/x"), "", "creat")
+	token := m.Locks()["board/v1"].Token
+	mustDo(t, os.WriteFile(fifo, []byte("go\n"), 0))
+	eventually(t, "the rest is staged", func() bool {
+		b, _ := os.ReadFile(m.Back("board/v1/c"))
+		return string(b) == "more\n"
+	})
+	if row := m.Locks()["board/v1"]; row.Token != token || row.Scope != "session" {
+		t.Errorf("the row: %+v, want token %d still", row, token)
+	}
+	mustDo(t, os.WriteFile(fifo, []byte("end\n"), 0))
+	m.awaitFree("board/v1")
+	other.must("put", m.At("board/v1/x"), "", "creat")
+}
