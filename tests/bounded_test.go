@@ -1,0 +1,75 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestM2Bounded: a walk over more directories than the daemon may have
+// descriptors leaves it with a bounded number of them, and what the kernel
+// forgets the daemon forgets.
+func TestM2Bounded(t *testing.T) {
+	dir := staticDir(t)
+	const dirs, files = 6000, 4
+	for i := range dirs {
+		d := filepath.Join(dir, "D"+strconv.Itoa(i))
+		mustDo(t, os.Mkdir(d, 0o777))
+		for f := range files {
+			mustDo(t, os.WriteFile(filepath.Join(d, fmt.Sprintf("file %d", f)), nil, 0o666))
+		}
+	}
+	m := mountDir(t, dir, dir+".mnt")
+	idle := m.openFiles()
+	seen := 0
+	mustDo(t, filepath.WalkDir(m.Path, func(path string, e fs.DirEntry, err error) error {
+		if err == nil {
+			seen++
+			_, err = e.Info()
+		}
+		return err
+	}))
+	if want := 1 + dirs*(1+files); seen != want {
+		t.Errorf("walked over %d files, want %d", seen, want)
+	}
+	if got := m.openFiles() - idle; got > 4096+64 {
+		t.Errorf("the walk left %d descriptors open", got)
+	}
+	if got := m.nodes(); got < dirs {
+		t.Errorf("stagefs_nodes = %d after the walk, want %d at least", got, dirs)
+	}
+	eventually(t, "the kernel forgets, and the daemon too", func() bool {
+		mustDo(t, os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0))
+		return m.nodes() < 100 && m.openFiles() < idle+100
+	})
+}
+
+// openFiles returns how many descriptors the daemon has.
+func (m *Mount) openFiles() int {
+	m.t.Helper()
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", m.cmd.Process.Pid))
+	mustDo(m.t, err)
+	return len(entries)
+}
+
+// nodes returns how many inodes the daemon says that it knows.
+func (m *Mount) nodes() int {
+	m.t.Helper()
+	metrics, err := os.ReadFile(m.control("metrics"))
+	mustDo(m.t, err)
+	for line := range strings.Lines(string(metrics)) {
+		if rest, ok := strings.CutPrefix(line, "stagefs_nodes "); ok {
+			n, err := strconv.Atoi(strings.TrimSpace(rest))
+			mustDo(m.t, err)
+			return n
+		}
+	}
+	m.t.Fatal("no stagefs_nodes in the metrics")
+	return 0
+}
