@@ -123,7 +123,7 @@ func (x *nodeIndex) get(id identity) *node {
 func (x *nodeIndex) put(n *node) {
 	p, h := x.find(n.key())
 	if p.n*4 >= len(p.slots)*3 {
-		x.resize(p, max(8, len(p.slots)*3/2))
+		x.resize(p, max(8, len(p.slots)*4/3))
 	}
 	i := p.home(h)
 	for p.slots[i] != nil && p.slots[i].key() != n.key() {
