@@ -46,6 +46,8 @@ type Op struct {
 	dirs  []*Dir
 	trees []*Dir
 	at    int // index in Table.inflight, protected by Table.mu
+
+	few [2]*Dir // spares dirs an allocation
 }
 
 // errWho is the answer to a change that must name its process, or what that
@@ -80,11 +82,14 @@ func (t *Table) begin(c *Change) (*Op, error) {
 	if err := t.admitLocked(c); err != nil {
 		return nil, err
 	}
-	return t.startLocked(slices.Clone(c.Dirs), slices.Clone(c.Trees)), nil
+	return t.startLocked(c.Dirs, c.Trees), nil
 }
 
+// startLocked notes an operation in flight. It keeps neither slice.
 func (t *Table) startLocked(dirs, trees []*Dir) *Op {
-	op := &Op{t: t, dirs: dirs, trees: trees, at: len(t.inflight)}
+	op := &Op{t: t, at: len(t.inflight)}
+	op.dirs = append(op.few[:0], dirs...)
+	op.trees = slices.Clone(trees)
 	t.inflight = append(t.inflight, op)
 	return op
 }

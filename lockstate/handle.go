@@ -108,7 +108,7 @@ func (h *Handle) Begin() (*Op, error) {
 	if r := h.t.tokens[h.under]; h.revoked.Load() || r != nil && r.expired() {
 		return nil, ErrRevoked // also before the end of a lease is carried out
 	}
-	return h.t.startLocked(slices.Clone(h.dirs), nil), nil
+	return h.t.startLocked(h.dirs, nil), nil
 }
 
 // Revoke ends the right to change anything through the handle, which stands in
