@@ -117,4 +117,5 @@ func TestR6LocksWatch(t *testing.T) {
 	if r := raw.Wait(); r.Status != 69 {
 		t.Errorf("locks --watch after the daemon's end: %v, want 69", r)
 	}
+	eventually(t, "the daemon ends", m.dead)
 }
