@@ -137,8 +137,22 @@ func TestL1Reentry(t *testing.T) {
 			t.Errorf("re-entry: %+v, want token %d and a second from now", again, l.Token)
 		}
 		f.mayChange(f.stranger, "a") // it has taken it, too
-		_, err := f.lease(f.parent, "a", "y", 0)
-		f.wantError("Acquire", "a", err, lockstate.ErrHeld, l.Token)
+		for _, p := range []*procid.Process{f.parent, f.child, f.grandchild} {
+			_, err := f.lease(p, "a", "y", 0)
+			f.wantError("Acquire", "a", err, lockstate.ErrHeld, l.Token)
+		}
+		// Behind a child's lock it is still the one lease.
+		own := f.request(f.grandchild, "a", lockstate.Explicit)
+		own.Command, own.File = true, ""
+		g, err := f.Acquire(closed, own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		behind, _ := g.Commit()
+		if again := f.mustLease(f.grandchild, "a", "x", 0); again.Token != l.Token {
+			t.Errorf("re-entry behind another lock: token %d, want %d", again.Token, l.Token)
+		}
+		f.end(behind.Token)
 		if _, err := f.Renew(f.dir("a"), "x", 1001, 0); !errors.Is(err, lockstate.ErrNotYours) {
 			t.Errorf("Renew by another user = %v, want ErrNotYours", err)
 		}
