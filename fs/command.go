@@ -51,6 +51,10 @@ func (c *command) run(line string) fuse.Status {
 		return c.join()
 	case "watch":
 		return c.follow()
+	case "restore":
+		return c.restore()
+	case "discard":
+		return c.discardQuarantined()
 	case "check":
 		if c.dir == "" {
 			return c.checkTables()
@@ -145,10 +149,14 @@ func (c *command) release() fuse.Status {
 	if p != nil {
 		how.By = p.ID().Pid
 	}
-	if c.failed {
-		how.Reason = lockstate.Failed
+	policy := lockstate.Keep
+	switch {
+	case c.destroy:
+		policy = lockstate.Destroy
+	case c.failed:
+		how.Reason, policy = lockstate.Failed, c.fs.table.Policy(l)
 	}
-	return c.fs.endLock(l, how)
+	return c.fs.giveBack(l, how, policy, c.destroy)
 }
 
 // ofClient returns the lock on a directory that the command is about, and
@@ -318,4 +326,21 @@ func (fs *FS) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
 	fs.logReleased(l, how.Reason)
 	fs.unwatch(l.Owner)
 	return fuse.OK
+}
+
+// giveBack is endLock by a holder, who says what is to become of the content:
+// of all that is in the directory, or of what was made under the lock (R7).
+func (fs *FS) giveBack(l lockstate.Lock, how lockstate.Ending, policy string, all bool) fuse.Status {
+	if policy == lockstate.Keep {
+		return fs.endLock(l, how)
+	}
+	fs.endKeys(l)
+	if err := fs.cleanUp(l); err != nil {
+		return statusOf(err)
+	}
+	if fs.clear(l, policy, how, clearing{wait: true, all: all}) {
+		fs.unwatch(l.Owner)
+		return fuse.OK
+	}
+	return fs.endLock(l, how)
 }

@@ -73,6 +73,7 @@ func (d *controlDir) init(fs *FS) {
 		{name: "locks", mode: unix.S_IFREG | 0o444, show: (*FS).showLocks},
 		{name: "locks.json", mode: unix.S_IFREG | 0o444, show: (*FS).showLocksJSON},
 		{name: "metrics", mode: unix.S_IFREG | 0o444, show: (*FS).showMetrics},
+		{name: "quarantine", mode: unix.S_IFREG | 0o444, show: (*FS).showQuarantine},
 		{name: "version", mode: unix.S_IFREG | 0o444, show: (*FS).showVersion},
 	}
 	for i, c := range d.files {
@@ -246,4 +247,14 @@ func (d *controlDir) readDir(in *fuse.ReadIn, add func(dirEntry) bool) fuse.Stat
 		}
 	}
 	return fuse.OK
+}
+
+// isShutting reports whether the mount is about to end.
+func (d *controlDir) isShutting() bool {
+	select {
+	case <-d.shutting:
+		return true
+	default:
+		return false
+	}
 }

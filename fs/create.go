@@ -28,6 +28,8 @@ type making struct {
 	// also tells what else the operation touches: link's source.
 	also func() (lockstate.Change, error)
 
+	linked []*lockstate.Dir // where a file that gets another name has names
+
 	// Results.
 	st   unix.Statx_t
 	node *node
@@ -56,6 +58,9 @@ func (fs *FS) carryOutMaking(m *making, dir int, finish func(made bool) bool) er
 			unix.Unlinkat(dir, m.name, m.undo)
 			defer fs.notifyDir(m.parent)
 		}
+	}
+	if err == nil && fs.table.Tracks() {
+		fs.notePresence(m) // while the lock is in force that it is made under
 	}
 	if ok := finish(err == nil); ok || err != nil {
 		return err
@@ -323,6 +328,7 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	if fs.reserved(m.parent, name) {
 		return fuse.Status(unix.EEXIST)
 	}
+	m.linked, _ = src.covering()
 	m.also = func() (lockstate.Change, error) {
 		// A new name outside would be a way around the lock of the
 		// source; and what enters a lock is nobody else's to write.

@@ -21,6 +21,9 @@ type ctlLine struct {
 	shared    bool
 	isNew     bool // the directory was made for this acquisition
 	failed    bool
+	destroy   bool
+	id        string        // of what was put in quarantine
+	older     time.Duration // than so long
 	onCrash   string
 	wait      time.Duration // 0: not at all; forever: without end
 	token     uint64        // 0: not said
@@ -41,11 +44,13 @@ const (
 var ctlOptions = map[string]string{
 	"acquire": " client ttl owner shared on-crash why wait new ",
 	"renew":   " !client ttl ",
-	"release": " client token failed ",
+	"release": " client token failed destroy ",
 	"check":   " client token ",
 	"wait":    " wait ",
 	"join":    " !client ",
 	"watch":   " !token ",
+	"restore": " !id ",
+	"discard": " id older ",
 }
 
 var errNoCommand = errors.New("no such command")
@@ -97,6 +102,12 @@ func parseCtl(line string) (c ctlLine, err error) {
 	if said["ttl"] && !said["client"] {
 		return c, errors.New("ttl: only a client's lease has one; add client=")
 	}
+	if said["failed"] && said["destroy"] {
+		return c, errors.New("failed and destroy exclude each other")
+	}
+	if verb == "discard" && said["id"] == said["older"] {
+		return c, errors.New("discard needs id= or older=")
+	}
 	if said["client"] && said["owner"] {
 		return c, errors.New("owner: a lease belongs to its client; leave it out")
 	}
@@ -134,7 +145,7 @@ var (
 )
 
 func (c *ctlLine) set(key, value string, valued bool) (err error) {
-	switch flag := key == "shared" || key == "new" || key == "failed"; {
+	switch flag := oneOf(key, "shared", "new", "failed", "destroy"); {
 	case flag && valued:
 		return errHasValue
 	case !flag && !valued:
@@ -147,6 +158,16 @@ func (c *ctlLine) set(key, value string, valued bool) (err error) {
 		c.isNew = true
 	case "failed":
 		c.failed = true
+	case "destroy":
+		c.destroy = true
+	case "id":
+		if c.id = value; badID(value) {
+			err = errors.New("is no number of something in quarantine")
+		}
+	case "older":
+		if c.older, err = time.ParseDuration(value); err == nil && c.older < 0 {
+			err = errors.New("is below zero")
+		}
 	case "client":
 		c.client, err = value, badClient(value)
 	case "why":

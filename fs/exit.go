@@ -136,9 +136,15 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		if l.Scope.Kind != lockstate.ProcessScope && fs.represent(l) {
 			continue
 		}
+		if l.Sealed {
+			continue // what it left is being cleared away
+		}
 		fs.endKeys(l)
 		if err := fs.cleanUp(l); err != nil {
 			fs.log.Warn("cannot clean up after a dead process", "dir", l.Path, "err", err)
+		}
+		if crashed(how) && fs.clear(l, fs.table.Policy(l), lockstate.Ending{Reason: lockstate.Exited}, clearing{}) {
+			continue
 		}
 		fs.table.End(l.Token, lockstate.Exited)
 		fs.logReleased(l, lockstate.Exited)

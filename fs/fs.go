@@ -58,6 +58,10 @@ type FS struct {
 	// taken by an acquisition to wait for them.
 	aliasMu sync.RWMutex
 
+	hiddenMu  sync.Mutex     // protects which hidden directories there are
+	trashMu   sync.Mutex     // one goroutine empties the trash
+	clearings sync.WaitGroup // what clears away in the background (R7)
+
 	reapMu  sync.Mutex // one exit is carried out at a time
 	watchMu sync.Mutex
 	watched map[procid.ID]*procid.Process // protected by watchMu
@@ -160,11 +164,21 @@ func (fs *FS) notifyAttr(n *node) {
 	}
 }
 
+// notifyNames tells the kernel that n, a directory, has lost its name, or that
+// names came, on the daemon's own account. Where the kernel cannot be told of
+// names, it is told that it knows nothing of n any more, and asks again when it
+// hears ESTALE; a name that came is seen after validFor at the latest.
+func (fs *FS) notifyNames(n *node) {
+	if fs.kernel != nil && fs.kernel.ForgetNames() != fuse.OK {
+		fs.notifyAttr(n)
+	}
+}
+
 // notifyDir tells the kernel that a name in n came or went without it: it drops
 // the listing that it keeps, and asks for the attributes again. Whatever
 // changes a directory on the daemon's own account calls it afterwards.
 func (fs *FS) notifyDir(n *node) {
-	if n != nil {
+	if n != nil && fs.kernel != nil {
 		fs.kernel.InodeNotify(n.id, 0, 0)
 	}
 }

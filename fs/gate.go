@@ -111,7 +111,7 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			continue
 		}
 		switch {
-		case held.Err == lockstate.ErrHeld && reaps < maxReaps && !fs.lives(held.Lock):
+		case held.Err == lockstate.ErrHeld && reaps < maxReaps && !held.Lock.Sealed && !fs.lives(held.Lock):
 			// R4: a dead owner stands in nobody's way, even if the
 			// news of its death has not been handled yet. The lock may
 			// pass to a parent that is dead as well, and so on.

@@ -95,14 +95,18 @@ func (fs *FS) reapLock(l lockstate.Lock) {
 	fs.reapMu.Lock()
 	defer fs.reapMu.Unlock()
 	l, ok := fs.table.Lock(l.Token)
-	if !ok || fs.lives(l) {
+	if !ok || l.Sealed || fs.lives(l) {
 		return // ended already, or renewed in time
 	}
 	fs.endKeys(l)
 	if err := fs.cleanUp(l); err != nil {
 		fs.log.Warn("cannot clean up after a lease", "dir", l.Path, "err", err)
 	}
-	if _, err := fs.table.EndAs(l.Token, lockstate.Ending{Reason: lockstate.Expired}); err == nil {
+	how := lockstate.Ending{Reason: lockstate.Expired}
+	if fs.clear(l, fs.table.Policy(l), how, clearing{}) {
+		return
+	}
+	if _, err := fs.table.EndAs(l.Token, how); err == nil {
 		fs.log.Info("lease expired", "dir", l.Path, "client", l.Client, "token", l.Token)
 	}
 }

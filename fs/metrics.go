@@ -38,6 +38,10 @@ func (fs *FS) showMetrics() []byte {
 	for _, k := range slices.Sorted(maps.Keys(s.Ended)) {
 		fmt.Fprintf(&b, "stagefs_releases_total{reason=%q} %d\n", string(k), s.Ended[k])
 	}
+	head("crashes_total", "counter", "Contents of crashed owners that were not kept, by what became of them.")
+	for _, k := range slices.Sorted(maps.Keys(s.Cleared)) {
+		fmt.Fprintf(&b, "stagefs_crashes_total{policy=%q} %d\n", k, s.Cleared[k])
+	}
 	head("handovers_total", "counter", "Locks passed to the owner's parent.")
 	fmt.Fprintf(&b, "stagefs_handovers_total %d\n", s.HandedOver)
 

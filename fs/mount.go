@@ -91,7 +91,7 @@ func Mount(o Options) (_ *Server, err error) {
 	here := world()
 	events := new(eventLog)
 	tableOptions := lockstate.Options{
-		LastToken: s.store.Tokens(), Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked, World: here,
+		LastToken: s.store.Tokens(), Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked, World: here, OnCrash: o.OnCrash,
 		Claims: claims, Notify: events.add,
 	}
 	if !o.NoLocking {
@@ -102,6 +102,7 @@ func Mount(o Options) (_ *Server, err error) {
 	}
 	s.fs.mountpoint, s.fs.events = s.mountpoint, events
 	if !o.NoLocking {
+		s.fs.tidyQuarantine()
 		s.warnings = append(s.warnings, s.fs.restore(s.store, here)...)
 	}
 	if err := s.fs.expiry.start(s.fs); err != nil {
@@ -124,6 +125,7 @@ func Mount(o Options) (_ *Server, err error) {
 		s.fs.adopt()
 	}
 	s.fs.orphans.scan(s.fs)
+	s.fs.clearings.Go(s.fs.emptyTrash) // that an earlier daemon left
 	go s.serve()
 	return s, nil
 }
@@ -337,6 +339,8 @@ func (s *Server) serve() {
 	s.transport.Serve()
 	s.fs.expiry.close()
 	s.fs.orphans.close()
+	s.fs.control.shutDown()
+	s.fs.clearings.Wait()
 	s.fs.linger.close()
 	err := s.fs.procs.Close()
 	s.fs.close()

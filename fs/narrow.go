@@ -32,6 +32,7 @@ func (fs *FS) narrow(p *procid.Process, l lockstate.Lock) {
 		fd = next
 	}
 	unix.Close(fd)
+	fs.table.Inherit(l.Token, above.Token)
 	fs.table.End(above.Token, lockstate.Narrowed)
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stagefs/stagefs/fs/transport"
+	"github.com/stagefs/stagefs/lockstate"
 )
 
 // Options say what is mounted and how. Dir is required; the zero value of
@@ -30,6 +31,7 @@ type Options struct {
 	StateDir      string        // "": /var/lib/stagefs, for ordinary users below XDG_STATE_HOME (S1)
 	Strict        bool          // refuse to mount while there are ways under it (M5)
 	Compat        bool          // use only what Linux 5.10 offers
+	OnCrash       string        // what becomes of the content if the owner crashes (R7): lockstate.Keep, Destroy or Quarantine; "": Keep
 	Grace         time.Duration // how long a busy mount is waited for at the end (M4); 0: 5 s
 	Version       string        // shown in the control directory
 	Transport     string        // how requests come: one of transport's names; "": transport.Auto
@@ -91,6 +93,11 @@ func (o *Options) Validate() error {
 	}
 	if o.Depth < 0 {
 		return &OptionError{"depth", fmt.Sprint(o.Depth), "is below zero"}
+	}
+	switch o.OnCrash {
+	case "", lockstate.Keep, lockstate.Destroy, lockstate.Quarantine:
+	default:
+		return &OptionError{"on-crash", o.OnCrash, "is none of keep, destroy, quarantine"}
 	}
 	if o.Grace < 0 {
 		return &OptionError{"grace", o.Grace.String(), "is below zero"}

@@ -207,6 +207,12 @@ func (fs *FS) entering(m *renaming, c *lockstate.Change, v *victim, dir *locksta
 // renamed takes note of a rename that the backing has carried out.
 func (fs *FS) renamed(m *renaming) {
 	exchange := m.flags&unix.RENAME_EXCHANGE != 0
+	if m.from.parent != m.to.parent && fs.table.Tracks() {
+		fs.table.Entered(m.to.parent.dir, fileID(&m.src.st), m.from.parent.dir)
+		if exchange {
+			fs.table.Entered(m.from.parent.dir, fileID(&m.dst.st), m.to.parent.dir)
+		}
+	}
 	switch {
 	case exchange && m.srcDir != nil && m.dstDir != nil:
 		fs.table.Exchange(m.srcDir, m.dstDir)

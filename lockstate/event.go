@@ -31,6 +31,7 @@ const (
 	EventLost        = "lost" // besides: its holders did not give it back
 	EventBroken      = "broken"
 	EventQuarantined = "quarantined"
+	EventDestroyed   = "destroyed"
 	EventsMissed     = "lost-events"
 )
 

@@ -142,10 +142,9 @@ func (t *Table) Join(p *procid.Process, d *Dir, client string, uid uint32, lives
 			}
 		} else {
 			r.join(p.ID())
-			t.noteLocked(r)
 		}
 		l := r.lock()
-		t.unlockFlush()
+		t.mu.Unlock()
 		if crowd == nil {
 			return l, nil
 		}

@@ -109,6 +109,6 @@ func (t *Table) Stats() Stats {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.stats
-	s.Acquired, s.Ended = maps.Clone(s.Acquired), maps.Clone(s.Ended)
+	s.Acquired, s.Ended, s.Cleared = maps.Clone(s.Acquired), maps.Clone(s.Ended), maps.Clone(s.Cleared)
 	return s
 }

@@ -98,3 +98,16 @@ type Answer struct {
 	Held     *Row      `json:"held,omitempty"`    // the lock in the way
 	Blockers []Blocker `json:"blockers,omitempty"`
 }
+
+// Quarantined tells of content that was put aside when its owner crashed (R7).
+type Quarantined struct {
+	ID     string    `json:"id"` // what it is restored by
+	Dir    Bytes     `json:"dir"`
+	Token  uint64    `json:"token"`
+	Pid    int       `json:"pid"`
+	UID    uint32    `json:"uid"`
+	Client string    `json:"client,omitempty"`
+	Reason string    `json:"reason"` // why the lock ended
+	Why    string    `json:"why,omitempty"`
+	Time   time.Time `json:"time"`
+}

@@ -60,6 +60,7 @@ type Lock struct {
 	OnCrash  string   // what becomes of the content if the owner crashes (R7); "": the mount's default
 	Changed  bool     // something beneath was changed since the owner has it (R5)
 	Scope    Scope    // who owns it together with Owner (H3)
+	Sealed   bool     // its owner is no more, and what he left is being cleared away (R7)
 
 	Client   string        // whose lease it is (§8); "": it is no lease
 	TTL      time.Duration // of a lease
@@ -102,6 +103,8 @@ type row struct {
 	lostKey bool
 	next    string // see Record.Next
 	noted   int    // how many members are written down
+	sealed  bool   // holds for nobody any more
+	content content
 	scope   Scope
 	lease   *lease // nil: processes own it
 
@@ -125,7 +128,7 @@ func (r *row) holds(p *procid.Process) bool { return r.kind != Shared && r.has(p
 
 // has reports whether p is the owner or a descendant of it.
 func (r *row) has(p *procid.Process) bool {
-	if p == nil || r.expired() {
+	if p == nil || r.sealed || r.expired() {
 		return false
 	}
 	id := p.ID()
@@ -172,7 +175,7 @@ func (r *row) lock() Lock {
 		Revocable: r.revocable,
 		Files:     slices.Clone(r.files), Keys: slices.Collect(maps.Keys(r.keys)),
 		LostKey: r.lostKey, Command: r.command, Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed,
-		Scope: r.scope,
+		Scope: r.scope, Sealed: r.sealed,
 	}
 	if r.lease != nil {
 		l.UID = r.lease.uid

@@ -38,8 +38,10 @@ type Record struct {
 	New       bool              `json:"new,omitempty"`
 	Changed   bool              `json:"changed,omitempty"`
 	Revocable bool              `json:"revocable,omitempty"`
-	Scope     *Scope            `json:"scope,omitempty"` // H3
-	Lease     *LeaseRecord      `json:"lease,omitempty"` // §8
+	Fresh     bool              `json:"fresh,omitempty"`   // R7: the directory was made under the lock,
+	Foreign   []FileID          `json:"foreign,omitempty"` // and in it these came from elsewhere
+	Scope     *Scope            `json:"scope,omitempty"`   // H3
+	Lease     *LeaseRecord      `json:"lease,omitempty"`   // §8
 }
 
 // A LeaseRecord is what is recorded of a lease besides.
@@ -91,6 +93,12 @@ func (r *row) record(world string) Record {
 		Kind: r.kind, Protocol: r.protocol, Owner: r.owner.ID(), UID: r.owner.UID(), Lineage: r.heirs,
 		Since: r.since, File: Bytes(r.file), Keys: len(r.keys) > 0 || r.lostKey, Command: r.command,
 		Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed, Revocable: r.revocable,
+	}
+	if c := &r.content; c.fresh && !c.unknown && len(c.known) <= maxForeign {
+		rec.Fresh = true
+		for id := range c.known {
+			rec.Foreign = append(rec.Foreign, id)
+		}
 	}
 	for _, f := range r.files {
 		rec.Files = append(rec.Files, Bytes(f))
@@ -164,6 +172,11 @@ func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files 
 		token: rec.Token, since: rec.Since, file: string(rec.File), files: slices.Clone(files),
 		command: rec.Command, why: rec.Why, onCrash: rec.OnCrash, isNew: rec.New,
 		revocable: rec.Revocable, lostKey: rec.Keys,
+	}
+	// What was made in a directory that was there before, nobody knows now.
+	r.content = content{fresh: rec.Fresh, unknown: !rec.Fresh}
+	for _, id := range rec.Foreign {
+		r.content.note(id)
 	}
 	for _, id := range rec.Members {
 		if r.members == nil {

@@ -31,6 +31,9 @@ type Options struct {
 	Notify func(Event)
 	// Clock is what deadlines are counted on (L4). nil: Boottime.
 	Clock func() time.Duration
+	// OnCrash is what becomes of the content of crashed owners whose lock
+	// does not say (R7). "": Keep.
+	OnCrash string
 	// Now tells the time for Lock.Since. nil: time.Now.
 	Now func() time.Time
 }
@@ -67,6 +70,8 @@ type Table struct {
 	frozen    bool
 	stats     Stats
 
+	onCrash   string
+	crashers  atomic.Int64 // rows that say what becomes of their content
 	rows      atomic.Int64 // len(tokens), readable without mu
 	listeners atomic.Int32
 	leased    atomic.Int64 // how many of them are leases
@@ -76,6 +81,7 @@ type Table struct {
 type Stats struct {
 	Acquired   map[string]uint64 // by protocol
 	Ended      map[Reason]uint64
+	Cleared    map[string]uint64 // contents of crashed owners, by what became of them (R7)
 	HandedOver uint64
 	Refused    uint64
 }
@@ -94,7 +100,7 @@ func New(o Options) *Table {
 		keys:      make(map[any]*row),
 		revocable: make(map[uint64]map[*Handle]struct{}),
 		token:     o.LastToken, reserved: o.LastToken,
-		stats: Stats{Acquired: make(map[string]uint64), Ended: make(map[Reason]uint64)},
+		stats: Stats{Acquired: make(map[string]uint64), Ended: make(map[Reason]uint64), Cleared: make(map[string]uint64)},
 	}
 	t.claims, t.clock, t.notify = o.Claims, o.Clock, o.Notify
 	if t.clock == nil {
@@ -102,6 +108,9 @@ func New(o Options) *Table {
 	}
 	if t.now == nil {
 		t.now = time.Now
+	}
+	if t.onCrash = o.OnCrash; t.onCrash == "" {
+		t.onCrash = Keep
 	}
 	if t.reserve == nil {
 		t.reserve = func(uint64) error { return nil }
@@ -191,6 +200,12 @@ func (t *Table) insertLocked(r *row) {
 	t.tokens[r.token] = r
 	t.ownLocked(r)
 	t.rows.Add(1)
+	if r.onCrash != "" {
+		t.crashers.Add(1)
+	}
+	if r.kind == Implicit {
+		r.content.fresh = true
+	}
 	t.noteLocked(r)
 	if r.lease != nil {
 		t.leased.Add(1)
@@ -248,6 +263,9 @@ func (t *Table) endLocked(r *row, how Ending) {
 	t.disownLocked(r)
 	t.unleaseLocked(r)
 	t.rows.Add(-1)
+	if r.onCrash != "" {
+		t.crashers.Add(-1)
+	}
 	if r.lease != nil {
 		t.leased.Add(-1)
 		if r.pending {

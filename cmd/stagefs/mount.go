@@ -34,6 +34,7 @@ func (c *command) mountCommand() *cli.Command {
 			&cli.BoolFlag{Name: "disable-locking", Usage: "pass everything through: nothing is a lock"},
 			&cli.StringFlag{Name: "state-dir", Usage: "`DIR` for what must outlive the daemon (default: /var/lib/stagefs, for ordinary users below XDG_STATE_HOME)"},
 			&cli.BoolFlag{Name: "strict", Usage: "refuse to start if someone can get under the mount already"},
+			&cli.StringFlag{Name: "on-crash", Value: "keep", Usage: "what becomes of the content if the owner crashes or fails: keep, destroy or quarantine: `POLICY`"},
 			&cli.DurationFlag{Name: "grace", Value: 5 * time.Second, Usage: "how long to wait for a busy mount at the end"},
 			&cli.BoolFlag{Name: "no-passthrough", Usage: "let all data go through the daemon"},
 			&cli.StringFlag{Name: "transport", Value: "auto", Usage: "`auto|uring|threads|fuse`: how the kernel's requests come; auto takes the fastest there is"},
@@ -107,6 +108,7 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 		Transport:     ctx.String("transport"),
 		NoPassthrough: ctx.Bool("no-passthrough"),
 		Grace:         ctx.Duration("grace"),
+		OnCrash:       ctx.String("on-crash"),
 		Debug:         ctx.Bool("debug"),
 		Version:       versionText(),
 	}

@@ -93,7 +93,7 @@ func (c *command) app() *cli.App {
 		Commands: []*cli.Command{
 			c.mountCommand(), c.umountCommand(), c.locksCommand(), c.whyCommand(), c.eventsCommand(),
 			c.runCommand(), c.acquireCommand(), c.renewCommand(), c.checkCommand(), c.waitCommand(),
-			c.releaseCommand(), c.breakCommand(), c.doctorCommand(), c.versionCommand(),
+			c.releaseCommand(), c.breakCommand(), c.quarantineCommand(), c.doctorCommand(), c.versionCommand(),
 		},
 		HideVersion:               true,
 		DisableSliceFlagSeparator: true, // a lock name may hold a comma

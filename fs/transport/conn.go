@@ -20,6 +20,7 @@ const (
 	opNotifyReply = 41
 
 	notifyInvalInode = 2
+	notifyIncEpoch   = 8
 	notifyRetrieve   = 5
 )
 
@@ -113,6 +114,14 @@ func (c *conn) InodeNotify(node uint64, off, length int64) fuse.Status {
 	err := c.notify(notifyInvalInode, (*[unsafe.Sizeof(m)]byte)(unsafe.Pointer(&m))[:])
 	if c.opts.Debug {
 		c.opts.Logger.Printf("notify: inode n%d off %d length %d: %v", node, off, length, err)
+	}
+	return fuse.ToStatus(err)
+}
+
+func (c *conn) ForgetNames() fuse.Status {
+	err := c.notify(notifyIncEpoch, nil)
+	if err == unix.EINVAL {
+		err = unix.ENOSYS
 	}
 	return fuse.ToStatus(err)
 }

@@ -23,6 +23,10 @@ type Kernel interface {
 	// InodeNotify makes the kernel forget an inode's attributes, and its
 	// content from off on unless off is negative.
 	InodeNotify(node uint64, off, length int64) fuse.Status
+	// ForgetNames makes the kernel ask again for each name that it knows, or
+	// knows not to be there. Unlike news of a single name it waits for no
+	// lock. ENOSYS: before Linux 6.16.
+	ForgetNames() fuse.Status
 	// RegisterBackingFd gives the kernel a file for passthrough.
 	RegisterBackingFd(*fuse.BackingMap) (int32, syscall.Errno)
 	UnregisterBackingFd(id int32) syscall.Errno
@@ -71,6 +75,8 @@ func Start(fd int, o Options) (t Transport, note string, err error) {
 type goFuse struct{ *fuse.Server }
 
 func (goFuse) Name() string { return Fuse }
+
+func (goFuse) ForgetNames() fuse.Status { return fuse.ENOSYS }
 
 // own is served by threads of this package.
 type own struct {

@@ -2,7 +2,7 @@
 
 _stagefs() {
 	local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
-	local commands='mount umount run acquire renew check wait release break locks why events doctor version help'
+	local commands='mount umount run acquire renew check wait release break quarantine locks why events doctor version help'
 	local command= word options= i
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		word=${COMP_WORDS[i]}
@@ -29,9 +29,6 @@ _stagefs() {
 		compopt -o filenames
 		mapfile -t COMPREPLY < <(compgen -d -- "$cur")
 		return ;;
-	--owner)
-		mapfile -t COMPREPLY < <(compgen -W 'process group session cgroup' -- "$cur")
-		return ;;
 	--on-crash)
 		mapfile -t COMPREPLY < <(compgen -W 'keep destroy quarantine' -- "$cur")
 		return ;;
@@ -39,14 +36,14 @@ _stagefs() {
 		compopt -o filenames
 		mapfile -t COMPREPLY < <(compgen -f -- "$cur")
 		return ;;
-	--lock-name | --candidate | --depth | --grace | --why | --client | --ttl | --conflict-exit-code | --kill-after)
+	--lock-name | --candidate | --depth | --grace | --why | --client | --ttl | --restore | --delete | --delete-older | --conflict-exit-code | --kill-after)
 		return ;;
 	esac
 	case $command in
 	'' | help)
 		mapfile -t COMPREPLY < <(compgen -W "$commands --help --version" -- "$cur")
 		return ;;
-	mount) options='--lock-name --shared-name --candidate --depth --owner --unlocked --enforce --disable-locking --state-dir --strict --grace --no-passthrough --transport --compat --debug --daemon --supervise --log' ;;
+	mount) options='--lock-name --shared-name --candidate --depth --owner --unlocked --enforce --disable-locking --on-crash --state-dir --strict --grace --no-passthrough --transport --compat --debug --daemon --supervise --log' ;;
 	umount) options='--lazy' ;;
 	run)
 		options='--nonblock --wait --conflict-exit-code --shared --why --create-once --destroy-on-failure --on-crash --owner --client --client-file --ttl --kill-after'
@@ -76,6 +73,7 @@ _stagefs() {
 	events) options='--json' ;;
 	locks) options='--json --watch' ;;
 	break) options='--why' ;;
+	quarantine) options='--json --restore --delete --delete-older' ;;
 	doctor) options='--json --state-dir' ;;
 	esac
 	if [[ $cur == -* ]]; then

@@ -1,0 +1,427 @@
+package fs
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// crashed reports whether an owner ended in a way that leaves its content in
+// doubt (R7). What is not known passes for a success, as with R5.
+func crashed(how procid.Exit) bool { return how.Known && !how.Success() }
+
+// clear does with the content of a lock what its policy says, and then ends the
+// lock. It reports false if there is nothing to do or it cannot be done: then
+// the content is kept, and the caller ends the lock. Until the lock has ended
+// nobody holds the directory. The lock files are gone already.
+//
+// What can be moved aside in one step is; other trees are swept in the
+// background, unless c says to wait.
+func (fs *FS) clear(l lockstate.Lock, policy string, how lockstate.Ending, c clearing) bool {
+	if policy == lockstate.Keep || l.Kind == lockstate.Shared || fs.opts.Observe {
+		return false
+	}
+	spoils, ok := fs.table.Seal(l.Token)
+	if !ok {
+		return true // somebody else does it
+	}
+	if c.all {
+		spoils.All()
+	}
+	if spoils.Unknown {
+		fs.log.Warn("content is kept: what was made under the lock is not known", "dir", l.Path, "token", l.Token, "policy", policy)
+		return false
+	}
+	c.fs, c.spoils, c.policy, c.how = fs, spoils, policy, how
+	if spoils.Whole() {
+		return c.finish(c.moveWhole())
+	}
+	if c.wait {
+		return c.finish(c.sweep())
+	}
+	fs.clearings.Go(func() {
+		if !c.finish(c.sweep()) {
+			fs.table.EndAs(l.Token, how)
+		}
+	})
+	return true
+}
+
+// A clearing is what is done with the content of one lock.
+type clearing struct {
+	fs     *FS
+	spoils lockstate.Spoils
+	policy string
+	how    lockstate.Ending
+	wait   bool // somebody waits for it
+	all    bool // the holder says: the whole directory
+
+	gone []*node // directories that were moved aside
+
+	dir   int // the hidden directory of this clearing
+	name  string
+	moved int
+}
+
+// finish tells how it went. What could not be moved is still there.
+func (c *clearing) finish(err error) bool {
+	l := c.spoils.Lock
+	if err != nil {
+		c.fs.log.Error("content is kept, all or in part", "dir", l.Path, "token", l.Token, "policy", c.policy, "err", err)
+	}
+	if err == nil || c.moved > 0 {
+		c.fs.table.Cleared(l, c.policy)
+		c.fs.log.Info("content cleared", "dir", l.Path, "token", l.Token, "policy", c.policy, "reason", c.how.Reason, "moved", c.moved)
+	}
+	c.tellKernel()
+	if c.policy == lockstate.Destroy && c.moved > 0 {
+		c.fs.clearings.Go(c.fs.emptyTrash)
+	}
+	if err != nil {
+		return false
+	}
+	c.fs.table.EndAs(l.Token, c.how)
+	c.fs.logReleased(l, c.how.Reason)
+	return true
+}
+
+// tellKernel makes what was moved aside disappear.
+func (c *clearing) tellKernel() {
+	for i, n := range c.gone {
+		c.fs.notifyAttr(n)
+		if i == 0 {
+			c.fs.notifyNames(n)
+		}
+	}
+	c.gone = nil
+}
+
+// open makes the place that the content goes to.
+func (c *clearing) open() (err error) {
+	fs := c.fs
+	fs.hiddenMu.Lock()
+	defer fs.hiddenMu.Unlock()
+	where := trashDir
+	if c.policy == lockstate.Quarantine {
+		where = quarantineDir
+	}
+	fd, err := fs.openHidden(where, true)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if c.name, c.dir, err = newHidden(fd, c.spoils.Lock.Token); err != nil {
+		return err
+	}
+	if c.policy != lockstate.Quarantine {
+		return nil
+	}
+	return c.describe()
+}
+
+// aboutFile describes what is in quarantine, beside it.
+const (
+	aboutFile   = "about.json"
+	contentName = "content"
+)
+
+// describe writes down what is about to be put in quarantine, before it is.
+func (c *clearing) describe() error {
+	l := c.spoils.Lock
+	about := lockstate.Quarantined{
+		Dir: lockstate.Bytes(l.Path), Token: l.Token, Pid: l.Owner.Pid, UID: l.UID, Client: l.Client,
+		Reason: string(c.how.Reason), Why: c.how.Why, Time: time.Now().UTC(),
+	}
+	data, err := json.Marshal(about)
+	if err != nil {
+		return err
+	}
+	fd, err := openAt(c.dir, aboutFile, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = unix.Write(fd, append(data, '\n'))
+	return errors.Join(err, unix.Close(fd))
+}
+
+// moveWhole moves the directory itself aside.
+func (c *clearing) moveWhole() error {
+	if err := c.open(); err != nil {
+		return err
+	}
+	defer unix.Close(c.dir)
+	fs := c.fs
+	fs.ns.Lock()
+	now, ok := fs.table.Lock(c.spoils.Lock.Token)
+	if !ok {
+		fs.ns.Unlock()
+		c.abandon()
+		return nil
+	}
+	parent, name := cutLast(now.Path)
+	node, err := c.move(parent, name, c.dir, contentName)
+	if err == nil {
+		d := fs.table.At(split(now.Path)...)
+		fs.table.EndAs(now.Token, c.how)
+		fs.table.Remove(d)
+		fs.table.Forget(d)
+	}
+	fs.ns.Unlock()
+	if err != nil {
+		c.abandon()
+	}
+	if node != nil {
+		fs.notifyDir(node)
+	}
+	return err
+}
+
+// abandon removes the place for what was not moved.
+func (c *clearing) abandon() {
+	if c.moved > 0 {
+		return
+	}
+	c.fs.hiddenMu.Lock()
+	defer c.fs.hiddenMu.Unlock()
+	for _, where := range []string{trashDir, quarantineDir} {
+		if fd, err := c.fs.openHidden(where, false); err == nil {
+			removeTree(fd, c.name)
+			unix.Close(fd)
+		}
+	}
+	c.fs.tidyHidden()
+}
+
+// move moves an entry aside and returns the node of the directory that it was
+// in. The caller holds FS.ns alone.
+func (c *clearing) move(dir, name string, to int, as string) (parent *node, err error) {
+	fs := c.fs
+	fd, err := fs.openPath(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	var st unix.Statx_t
+	if err := statAt(fd, "", &st); err != nil {
+		return nil, err
+	}
+	parent = fs.nodes.find(identityOf(&st))
+	// Who is inside has lost the place: it is nobody's to write any more.
+	v, err := fs.take(fd, name, false)
+	if err != nil {
+		return parent, err
+	}
+	if err := unix.Renameat2(fd, name, to, as, unix.RENAME_NOREPLACE); err != nil {
+		return parent, err
+	}
+	c.moved++
+	if parent != nil {
+		fs.lost(v, link{parent, name})
+	}
+	if v.node != nil {
+		c.gone = append(c.gone, v.node)
+	}
+	return parent, nil
+}
+
+// sweep moves aside what was made under the lock, and nothing else.
+func (c *clearing) sweep() error {
+	fs := c.fs
+	fs.ns.RLock()
+	now, ok := fs.table.Lock(c.spoils.Lock.Token)
+	var moves []string
+	all := false
+	var err error
+	if ok {
+		all, moves, err = c.scan(now.Path)
+	}
+	fs.ns.RUnlock()
+	if err != nil || !ok {
+		return err
+	}
+	if all && c.spoils.Fresh {
+		return c.moveWhole()
+	}
+	if len(moves) == 0 {
+		return nil
+	}
+	if err := c.open(); err != nil {
+		return err
+	}
+	defer unix.Close(c.dir)
+	// Others are let in between the batches: nobody holds the directory.
+	for batch := range slices.Chunk(moves, 64) {
+		if err := c.moveBatch(now.Path, batch); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *clearing) moveBatch(from string, batch []string) error {
+	touched := make(map[*node]bool)
+	defer func() {
+		for n := range touched {
+			c.fs.notifyDir(n)
+		}
+	}()
+	c.fs.ns.Lock()
+	defer c.fs.ns.Unlock()
+	for _, rel := range batch {
+		dir, name := cutLast(rel)
+		to, err := c.counterpart(from, dir)
+		if err != nil {
+			return err
+		}
+		parent, err := c.move(join(from, dir), name, to, name)
+		unix.Close(to)
+		if parent != nil {
+			touched[parent] = true
+		}
+		if err != nil && err != unix.ENOENT {
+			return fmt.Errorf("%s: %w", join(from, rel), err)
+		}
+	}
+	return nil
+}
+
+// counterpart opens the directory, of those put aside, that stands for dir: made
+// with the rights of the one that stays.
+func (c *clearing) counterpart(from, dir string) (int, error) {
+	at, err := unix.FcntlInt(uintptr(c.dir), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return -1, err
+	}
+	path := from
+	for i, name := range append([]string{contentName}, split(dir)...) {
+		if i > 0 {
+			path = join(path, name)
+		}
+		if err := unix.Mkdirat(at, name, 0o700); err == nil {
+			err = c.likeOriginal(at, name, path)
+			if err != nil {
+				unix.Close(at)
+				return -1, err
+			}
+		} else if err != unix.EEXIST {
+			unix.Close(at)
+			return -1, err
+		}
+		next, err := openAt(at, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		unix.Close(at)
+		if err != nil {
+			return -1, err
+		}
+		at = next
+	}
+	return at, nil
+}
+
+func (c *clearing) likeOriginal(at int, name, original string) error {
+	fd, err := c.fs.openPath(original)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Statx_t
+	if err := statAt(fd, "", &st); err != nil {
+		return err
+	}
+	if err := unix.Fchownat(at, name, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	return unix.Fchmodat(at, name, uint32(st.Mode)&0o7777, 0)
+}
+
+// scan returns what in a directory was made under the lock, as few paths
+// relative to it as possible, and whether that is all. Directories that others
+// hold are none of it.
+func (c *clearing) scan(dir string) (all bool, moves []string, err error) {
+	dirs, moves, all, err := c.scanEntries(dir)
+	if err != nil {
+		return false, nil, err
+	}
+	for name, made := range dirs {
+		_, other := slices.BinarySearch(c.spoils.Others, join(dir, name))
+		if other || c.spoils.Fresh && !made { // came from elsewhere, with all that is in it
+			all = false
+			continue
+		}
+		whole, below, err := c.scan(join(dir, name))
+		if err != nil {
+			return false, nil, err
+		}
+		if whole && made {
+			moves = append(moves, name)
+			continue
+		}
+		all = false
+		for _, rel := range below {
+			moves = append(moves, join(name, rel))
+		}
+	}
+	return all, moves, nil
+}
+
+// scanEntries looks at the entries of one directory: it tells which of its
+// directories were made under the lock, and which other entries.
+func (c *clearing) scanEntries(dir string) (dirs map[string]bool, made []string, all bool, err error) {
+	fd, err := c.fs.openPath(dir)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	defer unix.Close(fd)
+	dirs, all = make(map[string]bool), true
+	bad := eachEntry(fd, func(e dirEntry) bool {
+		var st unix.Statx_t
+		if err = statAt(fd, e.name, &st); err != nil {
+			return false
+		}
+		mine := c.spoils.Made(fileID(&st))
+		switch {
+		case uint32(st.Mode)&unix.S_IFMT == unix.S_IFDIR:
+			dirs[e.name] = mine
+		case mine:
+			made = append(made, e.name)
+		default:
+			all = false
+		}
+		return true
+	})
+	return dirs, made, all, errors.Join(err, bad)
+}
+
+func fileID(st *unix.Statx_t) lockstate.FileID {
+	id := identityOf(st)
+	return lockstate.FileID{Dev: uint64(id.dev), Ino: id.ino, Birth: id.birth}
+}
+
+// cutLast splits a path of the table before its last name.
+func cutLast(path string) (dir, name string) {
+	for i := len(path) - 1; i >= 0; i-- {
+		if path[i] == '/' {
+			return path[:i], path[i+1:]
+		}
+	}
+	return ".", path
+}
+
+// notePresence tells the table what is in a directory now: made there, or come
+// from elsewhere by link(2).
+func (fs *FS) notePresence(m *making) {
+	if m.node == nil {
+		return // a private file
+	}
+	if len(m.linked) > 0 {
+		fs.table.Entered(m.parent.dir, fileID(&m.st), m.linked[0])
+		return
+	}
+	fs.table.Made(m.parent.dir, fileID(&m.st))
+}

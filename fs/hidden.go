@@ -1,0 +1,130 @@
+package fs
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// The backing has a directory of its own under the name that the control
+// directory takes in the mount: no client can reach it. It is there only while
+// something is in it:
+//
+//	.stagefs/trash/N         what is about to be deleted
+//	.stagefs/quarantine/N    what was put aside (R7), N being the lock's token
+const (
+	trashDir      = "trash"
+	quarantineDir = "quarantine"
+)
+
+// errForeignHidden: the backing has something else there.
+var errForeignHidden = errors.New("the static directory has a " + ControlDir + " that is not stagefs's: a directory of the daemon's user, with mode 0700")
+
+// openHidden opens one of the hidden directories. With make it makes it, or
+// else returns ENOENT.
+func (fs *FS) openHidden(name string, make bool) (int, error) {
+	at := fs.back.root
+	for _, n := range []string{ControlDir, name} {
+		if make {
+			if err := unix.Mkdirat(at, n, 0o700); err != nil && err != unix.EEXIST {
+				return -1, err
+			}
+		}
+		fd, err := openAt(at, n, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		if at != fs.back.root {
+			unix.Close(at)
+		}
+		if err != nil {
+			if err == unix.ENOTDIR || err == unix.ELOOP {
+				err = errForeignHidden
+			}
+			return -1, err
+		}
+		var st unix.Statx_t
+		if err := statAt(fd, "", &st); err != nil || st.Uid != fs.uid || st.Mode&0o077 != 0 {
+			unix.Close(fd)
+			return -1, errors.Join(err, errForeignHidden)
+		}
+		at = fd
+	}
+	return at, nil
+}
+
+// tidyHidden removes the hidden directories that are empty.
+func (fs *FS) tidyHidden() {
+	fd, err := openAt(fs.back.root, ControlDir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return
+	}
+	unix.Unlinkat(fd, trashDir, unix.AT_REMOVEDIR)
+	unix.Unlinkat(fd, quarantineDir, unix.AT_REMOVEDIR)
+	unix.Close(fd)
+	unix.Unlinkat(fs.back.root, ControlDir, unix.AT_REMOVEDIR)
+}
+
+// newHidden makes a directory of its own for a token and returns its name.
+func newHidden(dir int, token uint64) (name string, fd int, err error) {
+	for n := 0; ; n++ {
+		name = strconv.FormatUint(token, 10)
+		if n > 0 {
+			name += "-" + strconv.Itoa(n)
+		}
+		if err = unix.Mkdirat(dir, name, 0o700); err == unix.EEXIST {
+			continue
+		}
+		if err != nil {
+			return "", -1, err
+		}
+		fd, err = openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		return name, fd, err
+	}
+}
+
+// tidyQuarantine forgets what an earlier daemon was about to put in quarantine,
+// and did not.
+func (fs *FS) tidyQuarantine() {
+	fd, err := fs.openHidden(quarantineDir, false)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	var empty []string
+	eachEntry(fd, func(e dirEntry) bool {
+		if !hasContent(fd, e.name) {
+			empty = append(empty, e.name)
+		}
+		return true
+	})
+	for _, name := range empty {
+		removeTree(fd, name)
+	}
+}
+
+// emptyTrash deletes what is in the trash. It is slow, and nobody waits for it.
+func (fs *FS) emptyTrash() {
+	fs.trashMu.Lock()
+	defer fs.trashMu.Unlock()
+	fd, err := fs.openHidden(trashDir, false)
+	if err != nil {
+		return
+	}
+	var names []string
+	err = eachEntry(fd, func(e dirEntry) bool { names = append(names, e.name); return true })
+	for _, n := range names {
+		if fs.control.isShutting() {
+			break // the next daemon goes on
+		}
+		if e := removeTree(fd, n); e != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", n, e))
+		}
+	}
+	unix.Close(fd)
+	if err != nil {
+		fs.log.Warn("cannot empty the trash", "err", err)
+	}
+	fs.hiddenMu.Lock()
+	fs.tidyHidden()
+	fs.hiddenMu.Unlock()
+}

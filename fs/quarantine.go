@@ -1,0 +1,250 @@
+package fs
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// quarantined lists what was put aside, oldest first. What cannot be read is
+// listed with its number alone.
+func (fs *FS) quarantined() []lockstate.Quarantined {
+	fd, err := fs.openHidden(quarantineDir, false)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(fd)
+	var all []lockstate.Quarantined
+	eachEntry(fd, func(e dirEntry) bool {
+		if hasContent(fd, e.name) { // else it is being put there
+			all = append(all, readAbout(fd, e.name))
+		}
+		return true
+	})
+	slices.SortFunc(all, func(a, b lockstate.Quarantined) int { return a.Time.Compare(b.Time) })
+	return all
+}
+
+func hasContent(quarantine int, id string) bool {
+	fd, err := openAt(quarantine, id, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	var st unix.Statx_t
+	return statAt(fd, contentName, &st) == nil
+}
+
+func readAbout(quarantine int, id string) lockstate.Quarantined {
+	var q lockstate.Quarantined
+	if fd, err := openAt(quarantine, id, unix.O_PATH|unix.O_DIRECTORY, 0); err == nil {
+		if file, err := openAt(fd, aboutFile, unix.O_RDONLY|unix.O_NONBLOCK, 0); err == nil {
+			f := os.NewFile(uintptr(file), aboutFile)
+			if data, err := io.ReadAll(io.LimitReader(f, 64<<10)); err == nil && json.Unmarshal(data, &q) != nil {
+				q = lockstate.Quarantined{}
+			}
+			f.Close()
+		}
+		unix.Close(fd)
+	}
+	q.ID = id
+	return q
+}
+
+// showQuarantine lists what was put aside, a line of JSON each.
+func (fs *FS) showQuarantine() []byte {
+	var b bytes.Buffer
+	for _, q := range fs.quarantined() {
+		b.Write(encode(q))
+	}
+	return b.Bytes()
+}
+
+// restore puts back what was put aside: `restore DIR id=N`. DIR must not be
+// there if the directory itself was put aside; else what is missing in it is put
+// back, and nothing is replaced.
+func (c *command) restore() fuse.Status {
+	if !c.admin() {
+		return fuse.EPERM
+	}
+	fs := c.fs
+	r := &request{fs: fs, cancel: c.cancel, header: c.header, op: "restore", at: c.dir}
+	var touched *node
+	var message string
+	status := fs.attempt(r, true, func() error {
+		quarantine, err := fs.openHidden(quarantineDir, false)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(quarantine)
+		from, err := openAt(quarantine, c.id, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(from)
+		parent, name := cutLast(c.dir)
+		to, err := fs.openPath(parent)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(to)
+		d := fs.table.At(split(c.dir)...)
+		defer fs.table.Forget(d)
+		up := fs.table.At(split(parent)...)
+		defer fs.table.Forget(up)
+		op, err := r.admit(lockstate.Change{Dirs: []*lockstate.Dir{up, d}, Trees: []*lockstate.Dir{d}, Free: true})
+		if err != nil {
+			return err
+		}
+		defer op.End()
+		var st unix.Statx_t
+		if statAt(to, "", &st) == nil {
+			touched = fs.nodes.find(identityOf(&st))
+		}
+		if inTheWay, err := conflict(from, contentName, to, name); err != nil {
+			return err
+		} else if inTheWay != "" {
+			message = inTheWay + " is in the way"
+			return unix.EEXIST
+		}
+		if err := merge(from, contentName, to, name); err != nil {
+			return err
+		}
+		return removeTree(quarantine, c.id)
+	})
+	if touched != nil {
+		fs.notifyDir(touched)
+		fs.notifyNames(touched)
+	}
+	fs.hiddenMu.Lock()
+	fs.tidyHidden()
+	fs.hiddenMu.Unlock()
+	if status == fuse.OK {
+		fs.log.Info("restored from quarantine", "dir", c.dir, "id", c.id, "by", c.header.Uid)
+	} else {
+		c.answer.Message = message
+	}
+	return status
+}
+
+// conflict returns what is in the way of merging an entry into another place.
+func conflict(from int, name string, to int, as string) (string, error) {
+	var src, dst unix.Statx_t
+	if err := statAt(from, name, &src); err != nil {
+		return "", err
+	}
+	switch err := statAt(to, as, &dst); {
+	case err == unix.ENOENT:
+		return "", nil
+	case err != nil:
+		return "", err
+	}
+	if (src.Mode&dst.Mode)&unix.S_IFMT != unix.S_IFDIR || src.Mode&unix.S_IFMT != dst.Mode&unix.S_IFMT {
+		return as, nil
+	}
+	found := ""
+	err := both(from, name, to, as, func(a, b int, entry string) (err error) {
+		if found == "" {
+			if found, err = conflict(a, entry, b, entry); found != "" {
+				found = as + "/" + found
+			}
+		}
+		return err
+	})
+	return found, err
+}
+
+// merge moves an entry to another place; directories that are there already get
+// what is in it.
+func merge(from int, name string, to int, as string) error {
+	err := unix.Renameat2(from, name, to, as, unix.RENAME_NOREPLACE)
+	if err != unix.EEXIST {
+		return err
+	}
+	if err := both(from, name, to, as, func(a, b int, entry string) error { return merge(a, entry, b, entry) }); err != nil {
+		return err
+	}
+	return unix.Unlinkat(from, name, unix.AT_REMOVEDIR)
+}
+
+// both opens two directories and calls f for each entry of the first.
+func both(from int, name string, to int, as string, f func(a, b int, entry string) error) error {
+	a, err := openAt(from, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(a)
+	b, err := openAt(to, as, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(b)
+	var names []string
+	err = eachEntry(a, func(e dirEntry) bool { names = append(names, e.name); return true })
+	for _, n := range names {
+		if err == nil {
+			err = f(a, b, n)
+		}
+	}
+	return err
+}
+
+// discardQuarantined deletes something that was put aside, or all that is older
+// than so long: `discard . id=N` or `discard . older=0s`.
+func (c *command) discardQuarantined() fuse.Status {
+	if !c.admin() {
+		return fuse.EPERM
+	}
+	fs := c.fs
+	fs.hiddenMu.Lock()
+	defer fs.hiddenMu.Unlock()
+	from, err := fs.openHidden(quarantineDir, false)
+	if err == unix.ENOENT && c.id == "" {
+		return fuse.OK
+	}
+	if err != nil {
+		return statusOf(err)
+	}
+	defer unix.Close(from)
+	trash, err := fs.openHidden(trashDir, true)
+	if err != nil {
+		return statusOf(err)
+	}
+	defer unix.Close(trash)
+	n := 0
+	for _, q := range fs.quarantined() {
+		if c.id != "" && q.ID != c.id || c.id == "" && time.Since(q.Time) < c.older {
+			continue
+		}
+		if e := unix.Renameat2(from, q.ID, trash, fmt.Sprintf("q%s", q.ID), unix.RENAME_NOREPLACE); e != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", q.ID, e))
+			continue
+		}
+		n++
+		fs.log.Info("quarantine discarded", "id", q.ID, "dir", string(q.Dir), "by", c.header.Uid)
+	}
+	fs.clearings.Go(fs.emptyTrash)
+	switch {
+	case err != nil:
+		return c.fail(err)
+	case n == 0 && c.id != "":
+		return fuse.ENOENT
+	}
+	return fuse.OK
+}
+
+// badID says whether text cannot be the number of something put aside.
+func badID(id string) bool {
+	return id == "" || len(id) > 64 || strings.Trim(id, "0123456789-") != "" || id[0] == '-'
+}

@@ -1,0 +1,200 @@
+package lockstate
+
+import "slices"
+
+// What becomes of the content when the owner of a lock crashes (R7).
+const (
+	Keep       = "keep"
+	Destroy    = "destroy"
+	Quarantine = "quarantine"
+)
+
+// A FileID names one file or directory of the backing, as long as it lives.
+type FileID struct {
+	Dev, Ino uint64
+	Birth    int64
+}
+
+// content is what a row knows of what was made under it (R7). All fields are
+// protected by Table.mu.
+type content struct {
+	// fresh: the directory itself was made under the lock, and all that is in
+	// it but what came from elsewhere.
+	fresh bool
+	known map[FileID]struct{} // what came from elsewhere, or what was made if not fresh
+	// unknown: too much happened, or an earlier daemon saw it. Nothing of it
+	// can be proven to be this lock's.
+	unknown bool
+}
+
+const (
+	// maxKnown bounds the memory of a row: about 50 B each.
+	maxKnown = 4 << 20
+	// maxForeign bounds what is recorded for the next daemon.
+	maxForeign = 1024
+)
+
+// policyOf returns what becomes of r's content when its owner crashes.
+func (t *Table) policyOf(r *row) string {
+	if r.onCrash != "" {
+		return r.onCrash
+	}
+	return t.onCrash
+}
+
+// tracksLocked reports whether it matters what is made under r.
+func (t *Table) tracksLocked(r *row) bool {
+	return t.policyOf(r) != Keep && r.kind != Shared && !r.sealed && !r.content.unknown
+}
+
+// Tracks reports whether Made and Entered have anything to note anywhere.
+func (t *Table) Tracks() bool {
+	return t.rows.Load() > 0 && (t.onCrash != Keep || t.crashers.Load() > 0)
+}
+
+// Made notes that id was made in d.
+func (t *Table) Made(d *Dir, id FileID) {
+	if !t.Tracks() {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for ; d != nil; d = d.parent {
+		for _, r := range d.rows {
+			if t.tracksLocked(r) && !r.content.fresh {
+				r.content.note(id)
+			}
+		}
+	}
+}
+
+// Entered notes that id came into d from another directory, or from nowhere
+// that is known: a rename or a link.
+func (t *Table) Entered(d *Dir, id FileID, from *Dir) {
+	if !t.Tracks() {
+		return
+	}
+	t.mu.Lock()
+	defer t.unlockFlush()
+	for ; d != nil; d = d.parent {
+		for _, r := range d.rows {
+			if t.tracksLocked(r) && r.content.fresh && (from == nil || !from.within(d)) {
+				r.content.note(id)
+				t.noteLocked(r)
+			}
+		}
+	}
+}
+
+func (c *content) note(id FileID) {
+	if len(c.known) >= maxKnown {
+		c.known, c.unknown = nil, true
+		return
+	}
+	if c.known == nil {
+		c.known = make(map[FileID]struct{})
+	}
+	c.known[id] = struct{}{}
+}
+
+// inherit passes on what old knew to the row that takes its place. What was
+// done under old while nobody noted it is not known.
+func (t *Table) inheritLocked(r, old *row) {
+	switch {
+	case old.content.unknown || old.changed && !t.tracksLocked(old):
+	case r.content.fresh || len(r.content.known) > 0:
+	default:
+		r.content = old.content
+	}
+}
+
+// Inherit tells that the directory of the lock with the given token was made
+// under another lock, which it takes the place of (A12).
+func (t *Table) Inherit(token, from uint64) {
+	t.mu.Lock()
+	defer t.unlockFlush()
+	r, old := t.tokens[token], t.tokens[from]
+	if r == nil || old == nil || !old.content.fresh || old.changed {
+		return
+	}
+	r.content = content{fresh: true}
+	t.noteLocked(r)
+}
+
+// Spoils is what a crashed owner leaves.
+type Spoils struct {
+	Lock    Lock
+	Fresh   bool // the directory itself is part of it
+	Unknown bool // nothing is known
+	// Others are the directories beneath, relative to the root, that somebody
+	// else holds.
+	Others []string
+
+	known map[FileID]struct{}
+}
+
+// Made reports whether a thing beneath the directory was made under the lock.
+func (s *Spoils) Made(id FileID) bool {
+	_, known := s.known[id]
+	return known != s.Fresh
+}
+
+// Whole reports whether the directory can go with all that is in it.
+func (s *Spoils) Whole() bool { return s.Fresh && len(s.known) == 0 && len(s.Others) == 0 }
+
+// All makes the whole directory part of it: its holder says so.
+func (s *Spoils) All() { s.Fresh, s.Unknown, s.known = true, false, nil }
+
+// Seal makes the lock with the given token nobody's: it stays in force, so that
+// what its owner left can be cleared away. It reports false if that was done
+// before.
+func (t *Table) Seal(token uint64) (s Spoils, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.tokens[token]
+	if r == nil || r.sealed {
+		return s, false
+	}
+	r.sealed = true
+	s = Spoils{Lock: r.lock(), Fresh: r.content.fresh, Unknown: r.content.unknown, known: r.content.known}
+	r.dir.walkRows(func(o *row) bool {
+		if o.dir != r.dir && o.owner.ID() != r.owner.ID() {
+			s.Others = append(s.Others, o.dir.path())
+		}
+		return true
+	})
+	slices.Sort(s.Others)
+	return s, true
+}
+
+func (t *Table) setOnCrashLocked(r *row, policy string) {
+	if r.onCrash == "" {
+		t.crashers.Add(1)
+		// What was made before was not noted.
+		r.content.unknown = r.content.unknown || r.changed && t.onCrash == Keep
+	}
+	r.onCrash = policy
+}
+
+// Policy returns what becomes of a lock's content when its owner crashes.
+func (t *Table) Policy(l Lock) string {
+	if l.OnCrash != "" {
+		return l.OnCrash
+	}
+	return t.onCrash
+}
+
+// Cleared notes what became of a lock's content.
+func (t *Table) Cleared(l Lock, policy string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.stats.Cleared[policy]++
+	if t.notify == nil || t.listeners.Load() == 0 {
+		return
+	}
+	event := EventQuarantined
+	if policy == Destroy {
+		event = EventDestroyed
+	}
+	t.notify(Event{Event: event, Dir: l.Path, Token: l.Token, Pid: l.Owner.Pid, Client: l.Client, Kind: l.Kind.String(), Protocol: l.Protocol})
+}

@@ -1,0 +1,404 @@
+//go:build linux
+
+package tests
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// tree lists what is in a directory: paths, types and contents.
+func tree(t *testing.T, dir string) []string {
+	t.Helper()
+	var all []string
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || path == dir {
+			return err
+		}
+		rel, _ := filepath.Rel(dir, path)
+		line := rel
+		switch {
+		case d.IsDir():
+			line += "/"
+		case d.Type()&os.ModeSymlink != 0:
+			to, _ := os.Readlink(path)
+			line += " -> " + to
+		default:
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			line += "=" + string(b)
+		}
+		all = append(all, line)
+		return nil
+	})
+	mustDo(t, err)
+	slices.Sort(all)
+	return all
+}
+
+// quarantine lists what was put aside.
+func (m *Mount) quarantine() []lockstate.Quarantined {
+	m.t.Helper()
+	b, err := os.ReadFile(m.control("quarantine"))
+	mustDo(m.t, err)
+	var all []lockstate.Quarantined
+	for line := range strings.Lines(string(b)) {
+		var q lockstate.Quarantined
+		mustDo(m.t, json.Unmarshal([]byte(line), &q))
+		all = append(all, q)
+	}
+	return all
+}
+
+// The stages of TestR7: what an owner does in a directory that it made, and in
+// one that was there before.
+var (
+	freshMade = []string{"f=1", "made/", "made/g=2", "s -> nowhere"}
+	oldBefore = []string{"old/", "old/deep=1", "was=1"}
+	oldAfter  = []string{"linked=out", "moved/", "moved/in=1", "old/", "old/deep=1 and more", "was=1"}
+	oldMade   = []string{"f=1", "made/", "made/g=2", "old/", "old/new=3", "s -> nowhere"}
+)
+
+func stageIn(a *Agent, dir string) {
+	a.must("put", dir+"/f", "1", "wronly,creat")
+	a.must("mkdir", dir+"/made")
+	a.must("put", dir+"/made/g", "2", "wronly,creat")
+	a.must("symlink", "nowhere", dir+"/s")
+}
+
+// TestR7: what becomes of what was made under a lock, by policy and by how its
+// owner ended; what was there before is never touched.
+func TestR7(t *testing.T) {
+	ends := map[string]struct {
+		crash bool
+		end   func(m *Mount, a *Agent, dir string)
+	}{
+		"killed":   {true, func(_ *Mount, a *Agent, _ string) { a.Kill() }},
+		"exit 1":   {true, func(_ *Mount, a *Agent, _ string) { a.Exit(1) }},
+		"exit 0":   {false, func(_ *Mount, a *Agent, _ string) { a.Exit(0) }},
+		"released": {false, func(m *Mount, a *Agent, dir string) { a.must("put", m.control("ctl"), "release "+dir+"\n", "wronly") }},
+		"failed": {true, func(m *Mount, a *Agent, dir string) {
+			a.must("put", m.control("ctl"), "release "+dir+" failed\n", "wronly")
+		}},
+		"broken": {false, func(m *Mount, _ *Agent, dir string) { m.Ctl("break " + dir + " test") }},
+	}
+	for _, policy := range []string{"keep", "destroy", "quarantine"} {
+		t.Run(policy, func(t *testing.T) {
+			m := mount(t, "--on-crash", policy)
+			out := m.Back("out")
+			openDir(t, out)
+			mustDo(t, os.WriteFile(out+"/file", []byte("out"), 0o666))
+			for name, e := range ends {
+				t.Run("fresh, "+name, func(t *testing.T) {
+					m := m.on(t)
+					dir := strings.ReplaceAll("fresh "+name, " ", "-")
+					a := agent(t)
+					a.must("mkdir", m.At(dir))
+					stageIn(a, m.At(dir))
+					e.end(m, a, dir)
+					m.awaitFree(dir)
+					switch {
+					case !e.crash || policy == "keep":
+						wantTree(t, m.Back(dir), freshMade)
+					case policy == "destroy":
+						wantGone(t, m, dir)
+					default:
+						wantGone(t, m, dir)
+						wantQuarantined(t, m, dir, freshMade)
+					}
+				})
+				t.Run("old, "+name, func(t *testing.T) {
+					m := m.on(t)
+					dir := strings.ReplaceAll("old "+name, " ", "-")
+					old := m.Back(dir)
+					openDir(t, old)
+					mustDo(t, os.Mkdir(old+"/old", 0o777))
+					mustDo(t, os.WriteFile(old+"/old/deep", []byte("1"), 0o666))
+					mustDo(t, os.WriteFile(old+"/was", []byte("1"), 0o666))
+					wantTree(t, old, oldBefore)
+					mustDo(t, os.Mkdir(m.Back("out", "moved"+dir), 0o777))
+					mustDo(t, os.WriteFile(m.Back("out", "moved"+dir, "in"), []byte("1"), 0o666))
+					a := agent(t)
+					a.must("creat", m.At(dir, "devserver"), "wronly,creat,excl")
+					stageIn(a, m.At(dir))
+					a.must("put", m.At(dir, "old", "new"), "3", "wronly,creat")
+					a.must("put", m.At(dir, "old", "deep"), " and more", "wronly,append")
+					a.must("rename", m.At("out", "moved"+dir), m.At(dir, "moved"))
+					a.must("link", m.At("out", "file"), m.At(dir, "linked"))
+					e.end(m, a, dir)
+					m.awaitFree(dir)
+					os.Remove(m.At(dir, "devserver")) // broken: an orphan
+					switch {
+					case !e.crash || policy == "keep":
+						wantTree(t, old, append(slices.Clone(oldAfter), slices.DeleteFunc(slices.Clone(oldMade), func(s string) bool { return s == "old/" })...))
+					case policy == "destroy":
+						wantTree(t, old, oldAfter)
+					default:
+						wantTree(t, old, oldAfter)
+						wantQuarantined(t, m, dir, oldMade)
+					}
+				})
+			}
+			eventually(t, "the trash is empty", func() bool {
+				left, _ := filepath.Glob(m.Back(".stagefs", "trash", "*"))
+				return len(left) == 0
+			})
+		})
+	}
+}
+
+func wantTree(t *testing.T, dir string, want []string) {
+	t.Helper()
+	want = slices.Sorted(slices.Values(want))
+	if got := tree(t, dir); !slices.Equal(got, want) {
+		t.Errorf("in %s: %q, want %q", filepath.Base(dir), got, want)
+	}
+}
+
+func wantGone(t *testing.T, m *Mount, dir string) {
+	t.Helper()
+	for _, path := range []string{m.At(dir), m.Back(dir)} {
+		if _, err := os.Lstat(path); !os.IsNotExist(err) {
+			t.Errorf("%s: %v, want that it is gone", path, err)
+		}
+	}
+	// So that a retry works.
+	a := agent(t)
+	a.must("mkdir", m.At(dir))
+	a.must("put", m.At(dir, "x"), "x", "wronly,creat")
+	a.must("unlink", m.At(dir, "x"))
+	a.must("rmdir", m.At(dir))
+}
+
+// wantQuarantined finds what was put aside and puts it back.
+func wantQuarantined(t *testing.T, m *Mount, dir string, want []string) {
+	t.Helper()
+	for _, q := range m.quarantine() {
+		if string(q.Dir) != dir {
+			continue
+		}
+		wantTree(t, m.Back(".stagefs", "quarantine", q.ID, "content"), want)
+		before := []string(nil)
+		if _, err := os.Lstat(m.Back(dir)); err == nil {
+			before = tree(t, m.Back(dir))
+		}
+		if r := run(t, stagefsBin(), "quarantine", "--restore", q.ID, m.Path); r.Status != 0 {
+			t.Errorf("restore: %v", r)
+		}
+		all := append(before, want...)
+		slices.Sort(all)
+		wantTree(t, m.At(dir), slices.Compact(all))
+		return
+	}
+	t.Errorf("%s is not in quarantine", dir)
+}
+
+// TestR7Policy: an acquisition says for itself what becomes of its content.
+func TestR7Policy(t *testing.T) {
+	m := mount(t)
+	for _, d := range []string{"C", "D"} {
+		openDir(t, m.Back(d))
+		mustDo(t, os.WriteFile(m.Back(d, "old"), []byte("1"), 0o666))
+	}
+	a := agent(t)
+	a.must("put", m.control("ctl"), "acquire D on-crash=destroy\n", "wronly")
+	a.must("put", m.At("D", "new"), "2", "wronly,creat")
+	a.must("put", m.control("ctl"), "acquire C\n", "wronly")
+	a.must("put", m.At("C", "new"), "2", "wronly,creat")
+	a.Kill()
+	m.awaitFree("D")
+	m.awaitFree("C")
+	wantTree(t, m.Back("D"), []string{"old=1"})
+	wantTree(t, m.Back("C"), []string{"old=1", "new=2"})
+
+	// `release destroy` is the holder's word: the directory and all in it.
+	b := agent(t)
+	b.must("put", m.control("ctl"), "acquire C\n", "wronly")
+	stranger(t).want("EPERM", "put", m.control("ctl"), "release C destroy\n", "wronly")
+	b.must("put", m.control("ctl"), "release C destroy\n", "wronly")
+	wantGone(t, m, "C")
+}
+
+// TestR7Others: what somebody else holds beneath, and what a lock was handed
+// over with (R5), is not the dead owner's.
+func TestR7Others(t *testing.T) {
+	m := mount(t, "--on-crash", "destroy")
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	child := a.Child("setsid")
+	child.must("mkdir", m.At("D", "sub"))
+	child.must("creat", m.At("D", "sub", "devserver"), "wronly,creat,excl")
+	child.must("put", m.At("D", "sub", "theirs"), "1", "wronly,creat")
+	child.must("put", m.At("D", "gone"), "1", "wronly,creat")
+	a.Kill()
+	eventually(t, "the dead owner's lock ends", func() bool { return m.Locks()["D"].Pid != a.Pid })
+	wantTree(t, m.Back("D"), []string{"sub/", "sub/devserver=", "sub/theirs=1"})
+	m.wantOwner("D/sub", child.Pid)
+	child.must("put", m.At("D", "sub", "theirs"), "2", "wronly,append")
+
+	// The script is the owner of what its mkdir made.
+	script := agent(t)
+	if out := script.Get("sh", "mkdir "+m.At("S")+" && echo x >"+m.At("S")+"/f && exit 0"); !strings.HasPrefix(out, "0") {
+		t.Fatal(out)
+	}
+	wantTree(t, m.Back("S"), []string{"f=x\n"})
+}
+
+// TestR7Big: a tree that is swept, not moved, is not in anybody's way meanwhile
+// and its lock ends when that is over.
+func TestR7Big(t *testing.T) {
+	m := mount(t, "--on-crash", "destroy")
+	openDir(t, m.Back("D"))
+	mustDo(t, os.WriteFile(m.Back("D", "old"), nil, 0o666))
+	a := agent(t)
+	a.must("creat", m.At("D", "devserver"), "wronly,creat,excl")
+	const files = 5000
+	if out := a.Get("sh", fmt.Sprintf("cd %s && seq -f %%05g %d | xargs touch", m.At("D"), files)); !strings.HasPrefix(out, "0") {
+		t.Fatal(out)
+	}
+	a.Kill()
+	other := agent(t)
+	deadline := time.Now().Add(patience)
+	for other.Try("creat", m.At("D", "devserver"), "wronly,creat,excl") != "ok" {
+		mustDo(t, os.WriteFile(m.At("elsewhere"), nil, 0o666))
+		if time.Now().After(deadline) {
+			t.Fatal("the lock does not end")
+		}
+	}
+	// Whoever gets the directory finds it clean.
+	wantTree(t, m.Back("D"), []string{"devserver=", "old="})
+}
+
+// TestR7DaemonKilled: if the daemon dies in the middle, the next one finishes or
+// keeps; nothing of before is lost, and no lock is left.
+func TestR7DaemonKilled(t *testing.T) {
+	m := mountOver(t, "--on-crash", "quarantine")
+	for i := range 12 {
+		dir := "D" + itoa(i)
+		openDir(t, m.At(dir))
+		if s := m.Ctl("release " + dir); s != "ok" && s != "ENOENT" {
+			t.Fatal(s)
+		}
+		mustDo(t, os.WriteFile(m.At(dir, "old"), []byte("1"), 0o666))
+		a := agent(t)
+		a.must("creat", m.At(dir, "devserver"), "wronly,creat,excl")
+		for j := range 20 {
+			a.must("put", m.At(dir, "new"+itoa(j)), "2", "wronly,creat")
+		}
+		fresh := agent(t)
+		fresh.must("mkdir", m.At("F"+itoa(i)))
+		fresh.must("put", m.At("F"+itoa(i), "f"), "2", "wronly,creat")
+		m.restart(func() {}, "--on-crash", "quarantine") // what was made in D is not known any more
+		go syscall.Kill(a.Pid, syscall.SIGKILL)
+		go syscall.Kill(fresh.Pid, syscall.SIGKILL)
+		time.Sleep(time.Duration(i) * 300 * time.Microsecond) // at any moment of it
+		m.restart(nil, "--on-crash", "quarantine")
+		m.awaitFree(dir)
+		m.awaitFree("F" + itoa(i))
+		if b, err := os.ReadFile(m.At(dir, "old")); string(b) != "1" {
+			t.Errorf("%s: what was there before: %q, %v", dir, b, err)
+		}
+		if got := tree(t, m.At(dir)); len(got) != 21 {
+			t.Errorf("%s: %q, want all of it: nobody knows what was made under the lock", dir, got)
+		}
+		// The whole of F is in one place.
+		inPlace, err := os.ReadFile(m.At("F"+itoa(i), "f"))
+		aside := 0
+		for _, q := range m.quarantine() {
+			if string(q.Dir) == "F"+itoa(i) {
+				aside++
+			}
+		}
+		if (err == nil) == (aside == 1) {
+			t.Errorf("F%d: in place %q, %v; %d in quarantine", i, inPlace, err, aside)
+		}
+	}
+}
+
+// TestR7Restore: nothing is replaced, only admins may, and what is deleted is
+// gone from the backing.
+func TestR7Restore(t *testing.T) {
+	m := mount(t, "--on-crash", "quarantine")
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	a.must("put", m.At("D", "f"), "1", "wronly,creat")
+	a.Kill()
+	m.awaitFree("D")
+	all := m.quarantine()
+	if len(all) != 1 || all[0].Pid != a.Pid || string(all[0].Dir) != "D" {
+		t.Fatalf("quarantine: %+v", all)
+	}
+	id := all[0].ID
+	other := stranger(t)
+	other.want("EPERM", "put", m.control("ctl"), "restore E id="+id+"\n", "wronly")
+	other.want("EPERM", "put", m.control("ctl"), "discard . id="+id+"\n", "wronly")
+	other.want("ENOTDIR", "stat", m.At(".stagefs", "quarantine", id))
+	mustDo(t, os.Mkdir(m.At("E"), 0o777))
+	mustDo(t, os.WriteFile(m.At("E", "f"), []byte("mine"), 0o666))
+	if s := m.Ctl("release E"); s != "ok" {
+		t.Fatal(s)
+	}
+	wantRefusal(t, "73", []string{"E/f", "in the way"}, "quarantine", "--restore", id, m.At("E"))
+	wantTree(t, m.At("E"), []string{"f=mine"})
+	holder := agent(t)
+	holder.must("mkdir", m.At("H"))
+	wantRefusal(t, "75", []string{"H"}, "quarantine", "--restore", id, m.At("H"))
+	wantRefusal(t, "66", []string{"not there"}, "quarantine", "--restore", id, m.At("no/such"))
+	wantRefusal(t, "66", []string{"999"}, "quarantine", "--restore", "999", m.Path)
+	if r := run(t, stagefsBin(), "quarantine", m.Path); r.Status != 0 || !strings.Contains(r.Out, id) {
+		t.Errorf("%v", r)
+	}
+	if r := run(t, stagefsBin(), "quarantine", "--restore", id, m.At("G")); r.Status != 0 {
+		t.Error(r)
+	}
+	wantTree(t, m.At("G"), []string{"f=1"})
+	if left := m.quarantine(); len(left) != 0 {
+		t.Errorf("still there: %+v", left)
+	}
+
+	b := agent(t)
+	b.must("mkdir", m.At("D"))
+	b.Kill()
+	m.awaitFree("D")
+	if r := run(t, stagefsBin(), "quarantine", "--delete-older", "1h", m.Path); r.Status != 0 {
+		t.Error(r)
+	}
+	if n := len(m.quarantine()); n != 1 {
+		t.Errorf("%d left, want the new one", n)
+	}
+	if r := run(t, stagefsBin(), "quarantine", "--delete-older", "0s", m.Path); r.Status != 0 {
+		t.Error(r)
+	}
+	eventually(t, "nothing is left in the backing", func() bool {
+		_, err := os.Lstat(m.Back(".stagefs"))
+		return os.IsNotExist(err)
+	})
+}
+
+// TestR7Foreign: a .stagefs of somebody else's in the backing is left alone, and
+// the content kept.
+func TestR7Foreign(t *testing.T) {
+	dir := staticDir(t)
+	mustDo(t, os.Symlink("/etc", dir+"/.stagefs"))
+	m := mountDir(t, dir, dir+".mnt", "--on-crash", "destroy")
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	a.must("put", m.At("D", "f"), "1", "wronly,creat")
+	a.Kill()
+	m.awaitFree("D")
+	wantTree(t, m.At("D"), []string{"f=1"})
+	if to, err := os.Readlink(dir + "/.stagefs"); to != "/etc" {
+		t.Errorf("%q, %v", to, err)
+	}
+}
