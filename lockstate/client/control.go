@@ -68,6 +68,9 @@ func openControl(root string) (conn, error) {
 		if err == unix.EINTR {
 			continue
 		}
+		if err == unix.ENOENT || err == unix.ENOTDIR {
+			return nil, notStagefs(root, root)
+		}
 		if err != nil {
 			return nil, notAnswering(root, root, &os.PathError{Op: "open", Path: filepath.Join(root, controlDir, "ctl"), Err: err})
 		}

@@ -74,7 +74,7 @@ const (
 	retryWatch = time.Second
 	// lateWatch spares a lock that is released soon the thread that waits for
 	// its end. The daemon watches it from the beginning.
-	lateWatch = 5 * time.Millisecond
+	lateWatch = 20 * time.Millisecond
 )
 
 // watch waits until the daemon says that the lock has ended. While there is no

@@ -33,16 +33,13 @@ func find(dir string) (place, error) {
 	if err != nil {
 		return place{}, notAnswering(dir, root, err)
 	}
-	switch err := unix.Access(filepath.Join(root, controlDir, "ctl"), unix.F_OK); {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		return place{}, notStagefs(dir, root)
-	case err != nil:
-		return place{}, notAnswering(dir, root, err)
-	}
 	// Only stagefs and other FUSE mounts have this type, so that a plain
 	// directory with such names in it is not taken for one.
 	var st unix.Statfs_t
-	if err := unix.Statfs(root, &st); err != nil || st.Type != unix.FUSE_SUPER_MAGIC {
+	switch err := unix.Statfs(root, &st); {
+	case err != nil:
+		return place{}, notAnswering(dir, root, err)
+	case st.Type != unix.FUSE_SUPER_MAGIC:
 		return place{}, notStagefs(dir, root)
 	}
 	rel := strings.TrimPrefix(strings.TrimPrefix(path, root), "/")
