@@ -104,6 +104,14 @@ type backing struct {
 	oldChmod atomic.Bool // there is no fchmodat2(2), which came with Linux 6.6
 }
 
+// writable returns EROFS while the backing is mounted read-only.
+func (b *backing) writable() error {
+	if err := unix.Faccessat(b.root, ".", unix.W_OK, unix.AT_EACCESS); err == unix.EROFS {
+		return err
+	}
+	return nil
+}
+
 // procName is what a descriptor is called below backing.proc.
 func procName(fd int) string { return strconv.Itoa(fd) }
 

@@ -182,7 +182,7 @@ func (fs *FS) cleanUp(l lockstate.Lock) error {
 			now, ok := fs.table.Lock(l.Token)
 			return now.Path, ok && slices.Contains(now.Files, name)
 		})
-		if errors.Is(err, errNotLockDir) {
+		if err != nil {
 			fs.orphans.add(orphanAt{l.Path, name})
 		}
 		if err != nil && first == nil {

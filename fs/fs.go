@@ -22,7 +22,7 @@ type FS struct {
 
 	opts       Options
 	log        *slog.Logger
-	mountpoint string
+	mountID    int  // what the kernel calls the mount
 	privileged bool // root: other users' files and processes are served too
 	uid        uint32
 	caps       capabilities

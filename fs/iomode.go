@@ -178,6 +178,10 @@ func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.Open
 		return unix.ETXTBSY
 	}
 	mode, err := f.choose(fs, h, int64(st.Size))
+	if err == nil && mode.passes() && h.lock != nil {
+		// The kernel calls whatever its own open of the backing says EIO.
+		err = fs.back.writable()
+	}
 	if err == nil && mode.passes() {
 		if err = fs.passLocked(n, f, &fd); err != nil && mode == ioPassing && f.passing+len(f.lingering) == 0 {
 			mode, err = ioCached, nil

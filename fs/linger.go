@@ -184,7 +184,7 @@ func (fs *FS) lookAgain(n *node) {
 	defer fs.ns.RUnlock()
 	f := n.lockFile()
 	defer n.unlockFile(f)
-	if fs.stillMappedLocked(n, f) && n.forgotten() {
+	if fs.stillMappedLocked(n, f) && (n.forgotten() || fs.vanishedLocked(n, f)) {
 		// It has no name and nobody can give it one: what is written to
 		// it is seen by nobody but the mapping's own processes.
 		for _, h := range f.lingering {
@@ -202,6 +202,17 @@ func (n *node) forgotten() bool {
 	m := n.more.Load() // it is pinned: there is one
 	var st unix.Statx_t
 	return n.parent == nil && n.lookups == 0 && m.lookups == 0 && m.fd >= 0 && statAt(m.fd, "", &st) == nil && st.Nlink == 0
+}
+
+// vanishedLocked reports whether the file was taken from the backing past the
+// mount, so that nothing can be learnt of it any more. The caller holds FS.ns.
+func (fs *FS) vanishedLocked(n *node, f *file) bool {
+	if f.fd >= 0 || f.writers > 0 || f.writing > 0 {
+		return false
+	}
+	fd, err := fs.openNode(n, unix.O_PATH)
+	drop(fd)
+	return err == unix.ENOENT || err == unix.ESTALE
 }
 
 // settleLingering looks at the handles in the way of an acquisition that

@@ -100,7 +100,7 @@ func Mount(o Options) (_ *Server, err error) {
 	if s.fs, err = newFS(o, root, lockstate.New(tableOptions), procs); err != nil {
 		return nil, err
 	}
-	s.fs.mountpoint, s.fs.events = s.mountpoint, events
+	s.fs.events = events
 	if !o.NoLocking {
 		s.fs.tidyQuarantine()
 		s.warnings = append(s.warnings, s.fs.restore(s.store, here)...)
@@ -260,6 +260,7 @@ func (s *Server) connect(o *Options, opts *fuse.MountOptions, want string) (note
 	if err != nil {
 		return "", err
 	}
+	s.fs.mountID = mountIDAt(s.mountpoint)
 	s.transport, note, err = transport.Start(fd, transport.Options{
 		FS: s.fs, Mount: opts, Want: want, Attach: func(k transport.Kernel) { s.fs.kernel = k },
 		Files: s.fs.knownFiles,
@@ -374,7 +375,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	again := time.NewTicker(20 * time.Millisecond)
 	defer again.Stop()
 	for {
-		err := detach(s.mountpoint, false)
+		err := detach(s.where(), false)
 		if err == nil || errors.Is(err, ErrNoMount) {
 			return s.Wait()
 		}
@@ -389,7 +390,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-deadline.C:
 		}
-		if err := detach(s.mountpoint, true); err != nil {
+		if err := detach(s.where(), true); err != nil {
 			return err
 		}
 		return fmt.Errorf("%s: %w", s.mountpoint, ErrDetached)

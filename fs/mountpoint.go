@@ -179,6 +179,36 @@ func unescape(s string) string {
 	return b.String()
 }
 
+// mountIDAt returns what the kernel calls the mount at a path, or 0.
+func mountIDAt(path string) int {
+	mounts, err := ReadMounts()
+	if err != nil {
+		return 0
+	}
+	id := 0
+	for _, m := range mounts {
+		if m.Path == path {
+			id = m.ID // the last one is on top
+		}
+	}
+	return id
+}
+
+// where returns the path of the mount now: a directory above it may have been
+// renamed.
+func (s *Server) where() string {
+	mounts, err := ReadMounts()
+	if err != nil {
+		return s.mountpoint
+	}
+	for _, m := range mounts {
+		if m.ID == s.fs.mountID && m.FSType == "fuse.stagefs" {
+			return m.Path
+		}
+	}
+	return s.mountpoint
+}
+
 // MountInfo is one stagefs mount.
 type MountInfo struct {
 	Mountpoint string

@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// orphanList remembers the lock files that were there before the mount: no
-// lock stands behind them (S3).
+// orphanList remembers the lock files that no lock stands behind: those that
+// were there before the mount (S3), and those that the backing did not let go
+// of when their locks ended.
 type orphanList struct {
 	mu    sync.Mutex
 	paths map[orphanAt]struct{}
@@ -22,7 +23,6 @@ type orphanAt struct{ dir, name string }
 // scan looks for lock files in the backing until it has seen all or stop is
 // called.
 func (o *orphanList) scan(fs *FS) {
-	o.paths = make(map[orphanAt]struct{})
 	o.stop, o.done = make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(o.done)
@@ -70,6 +70,9 @@ func (o *orphanList) walk(fs *FS, dir string) {
 func (o *orphanList) add(at orphanAt) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.paths == nil {
+		o.paths = make(map[orphanAt]struct{})
+	}
 	o.paths[at] = struct{}{}
 }
 

@@ -144,7 +144,11 @@ func (c *candidate) writeOutLocked(r *request, dir int, name string, keep bool) 
 	if err != nil {
 		return err
 	}
-	if _, err = unix.Write(fd, c.data); err == nil && keep {
+	var n int
+	if n, err = unix.Write(fd, c.data); err == nil && n < len(c.data) {
+		err = unix.ENOSPC // there was room for a part of it
+	}
+	if err == nil && keep {
 		err = unix.Linkat(dir, first, dir, name, 0)
 	}
 	if err == nil && c.opens > 0 {
@@ -153,10 +157,12 @@ func (c *candidate) writeOutLocked(r *request, dir int, name string, keep bool) 
 			c.fd = fd
 			return nil
 		}
-		unix.Unlinkat(dir, name, 0)
+		if keep {
+			unix.Unlinkat(dir, name, 0)
+		}
 	}
 	unix.Close(fd)
-	if err != nil && first != name {
+	if err != nil {
 		unix.Unlinkat(dir, first, 0)
 	}
 	return err

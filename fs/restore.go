@@ -123,28 +123,12 @@ func (fs *FS) recordedPlace(rec lockstate.Record) (path string, files []string, 
 func (fs *FS) stillOpen(l lockstate.Lock) bool {
 	suffix := "/" + join(l.Path, l.File)
 	self := "/proc/" + strconv.Itoa(os.Getpid()) + "/"
-	now := fs.mountID()
 	links, _ := filepath.Glob("/proc/[0-9]*/fd/*")
 	for _, link := range links {
 		target, err := os.Readlink(link)
-		if err == nil && strings.HasSuffix(target, suffix) && !strings.HasPrefix(link, self) && !onMount(link, now) {
+		if err == nil && strings.HasSuffix(target, suffix) && !strings.HasPrefix(link, self) && !onMount(link, fs.mountID) {
 			return true
 		}
 	}
 	return false
-}
-
-// mountID returns what the kernel calls this mount, or 0.
-func (fs *FS) mountID() int {
-	mounts, err := ReadMounts()
-	if err != nil {
-		return 0
-	}
-	id := 0
-	for _, m := range mounts {
-		if m.Path == fs.mountpoint {
-			id = m.ID // the last one is on top
-		}
-	}
-	return id
 }
