@@ -156,7 +156,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		if r.pending && r.lease != nil && r.key() == q.key() {
 			return nil, &twinError{r.lease.settled}, false
 		}
-		if r.kind == q.Kind && r.kind != Implicit && r.retakes(&q) && !r.pending && !r.expired() && (r.kind == Shared || r == d.top()) {
+		if r.kind == q.Kind && r.kind != Implicit && r.retakes(&q) && !r.pending && !r.expired() && (r.kind == Shared || r.lease != nil || r == d.top()) {
 			// The owner takes its lock a second time, by another lock file
 			// or descriptor.
 			return &Grant{
@@ -226,6 +226,13 @@ func (t *Table) confirm(g *Grant, q Request) error {
 // if any: that one and those in front of it do not count.
 func (t *Table) admitGrantLocked(q Request, own *row) error {
 	d, p := q.Dir, q.Process
+	// A client that finds another one's lease is refused, whoever asks for it:
+	// a process may work for both (L1).
+	for _, r := range d.rows {
+		if q.Client != "" && r != own && r.lease != nil && r.key() != q.key() && (r.kind != Shared || q.Kind != Shared) {
+			return t.heldLocked(r)
+		}
+	}
 	// (a) and (b): the lock on d and every one above is held by the caller.
 	var gov *row
 	for e := d; e != nil; e = e.parent {

@@ -142,9 +142,10 @@ func (t *Table) Join(p *procid.Process, d *Dir, client string, uid uint32, lives
 			}
 		} else {
 			r.join(p.ID())
+			t.noteLocked(r)
 		}
 		l := r.lock()
-		t.mu.Unlock()
+		t.unlockFlush()
 		if crowd == nil {
 			return l, nil
 		}

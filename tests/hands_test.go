@@ -131,6 +131,8 @@ func (h *hands) do(w []string) (out string, err error) {
 			return "", fmt.Errorf("reading the answer: %v", rerr)
 		}
 		return string(buf[:m]), err
+	case "fight": // fight CTL FILE DIR CLIENT SECONDS
+		return h.fight(w[1], w[2], w[3], w[4], time.Duration(number(w[5], 1))*time.Second)
 	case "fd": // its number, for paths below /proc/self/fd
 		return strconv.Itoa(fd(w[1])), nil
 	case "seek": // seek NAME hole|data OFFSET

@@ -16,6 +16,7 @@
 //	STAGEFS_BIN      the binary to test; default: cmd/stagefs is built
 //	STAGEFS_REQUIRE  1: what is missing on the machine fails the test instead of skipping it
 //	STAGEFS_MOUNT_OPTS further options of every mount, such as --compat
+//	STAGEFS_EXCLUSIVE 1: nobody else uses the machine, so its clock may be stepped
 //	STAGEFS_TEST_DIR where static directories are made; default: the temporary directory
 package tests
 

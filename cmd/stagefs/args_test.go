@@ -27,6 +27,12 @@ func TestNormalize(t *testing.T) {
 		{"umount -l M", "umount --l -- M"},
 		{"unmount M", "umount -- M"},
 		{"break D --why the owner left", "break --why=the -- D owner left"},
+		{"run -n -w 5 D make -n --json", "run --n --w=5 -- D make -n --json"},
+		{"run -w5 -E9 D -- ls -l", "run --w=5 --E=9 -- D -- ls -l"},
+		{"run -nsE9 D x", "run --n --s --E=9 -- D x"},
+		{"run -- -n -- x", "run -- -n -- x"},
+		{"-n run D x", "run --n -- D x"},
+		{"wait D -w1", "wait --w=1 -- D"},
 		{"help mount", "help mount"},
 		{"--version", "version"},
 	} {
@@ -35,7 +41,7 @@ func TestNormalize(t *testing.T) {
 			t.Errorf("normalize(%s) = %q, %v, want %s", tt.args, got, err, tt.want)
 		}
 	}
-	for _, args := range []string{"", "--x", "mount --x", "mount -x D", "mount D --depth", "x"} {
+	for _, args := range []string{"", "--x", "mount --x", "mount -x D", "mount D --depth", "x", "run -E", "run -x D y", "run -nx D y"} {
 		if got, err := normalize(app, strings.Fields(args)); err == nil {
 			t.Errorf("normalize(%s) = %q, want an error", args, got)
 		}
@@ -45,6 +51,7 @@ func TestNormalize(t *testing.T) {
 func FuzzNormalize(f *testing.F) {
 	f.Add("mount DIR --depth 2 -- -x")
 	f.Add("break --why=x D -")
+	f.Add("run -nw5 D -- x -- -y")
 	f.Fuzz(func(t *testing.T, line string) {
 		args := strings.Split(line, " ")
 		got, err := normalize((&command{}).app(), args)

@@ -5,35 +5,17 @@ package main
 import (
 	"bufio"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate"
 )
-
-// An event is one line of the control directory's events file.
-type event struct {
-	Time     time.Time `json:"time"`
-	Event    string    `json:"event"`
-	Dir      string    `json:"dir"`
-	DirBytes []byte    `json:"dir_bytes"`
-	Token    uint64    `json:"token"`
-	Pid      int       `json:"pid"`
-	Client   string    `json:"client"`
-	Kind     string    `json:"kind"`
-	Protocol string    `json:"protocol"`
-	Reason   string    `json:"reason"`
-	By       int       `json:"by"`
-	Why      string    `json:"why"`
-	Count    int       `json:"count"` // of events that were missed
-}
 
 func (c *command) eventsCommand() *cli.Command {
 	return &cli.Command{
@@ -51,31 +33,31 @@ func (c *command) eventsCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return readEvents(mountpoint, func(line []byte, e event) error {
+			file, err := openEvents(mountpoint)
+			if err != nil {
+				return err
+			}
+			defer file.Close()
+			return controlError(mountpoint, eachEvent(file, func(line []byte, e lockstate.Event) error {
 				return c.printEvent(line, e, rel, ctx.Bool("json"))
-			})
+			}))
 		},
 	}
 }
 
-// readEvents calls f for each event of a mount from now on, until f fails or
-// the mount is gone.
-func readEvents(mountpoint string, f func(line []byte, e event) error) error {
-	file, err := os.Open(filepath.Join(mountpoint, fs.ControlDir, "events"))
-	if err != nil {
-		return controlError(mountpoint, err)
-	}
-	defer file.Close()
-	return eachEvent(file, func(line []byte, e event) error {
-		return controlError(mountpoint, f(line, e))
-	})
+// openEvents opens a mount's events, which begin with the next one.
+func openEvents(mountpoint string) (*os.File, error) {
+	f, err := os.Open(filepath.Join(mountpoint, fs.ControlDir, "events"))
+	return f, controlError(mountpoint, err)
 }
 
-func eachEvent(r io.Reader, f func(line []byte, e event) error) error {
+// eachEvent calls f for each event until f fails or there are no more: the
+// mount is gone then.
+func eachEvent(r io.Reader, f func(line []byte, e lockstate.Event) error) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		var e event
+		var e lockstate.Event
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
 			return exitf(exitSoftware, "events: %v", err)
 		}
@@ -87,7 +69,7 @@ func eachEvent(r io.Reader, f func(line []byte, e event) error) error {
 }
 
 // printEvent prints an event if it is at rel, beneath it, or on what it is in.
-func (c *command) printEvent(line []byte, e event, rel string, asJSON bool) error {
+func (c *command) printEvent(line []byte, e lockstate.Event, rel string, asJSON bool) error {
 	dir := e.Dir
 	if len(e.DirBytes) > 0 {
 		dir = string(e.DirBytes)
@@ -99,15 +81,12 @@ func (c *command) printEvent(line []byte, e event, rel string, asJSON bool) erro
 	if asJSON {
 		_, err = fmt.Fprintf(c.out, "%s\n", line)
 	} else {
-		_, err = fmt.Fprintln(c.out, e.text(dir))
-	}
-	if errors.Is(err, io.ErrClosedPipe) || errors.Is(err, os.ErrClosed) {
-		return nil
+		_, err = fmt.Fprintln(c.out, eventText(e, dir))
 	}
 	return err
 }
 
-func (e event) text(dir string) string {
+func eventText(e lockstate.Event, dir string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s", clock(e.Time), quote(e.Event))
 	if e.Count > 0 {

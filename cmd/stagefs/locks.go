@@ -15,6 +15,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
 )
 
 func (c *command) locksCommand() *cli.Command {
@@ -124,16 +126,34 @@ func (c *command) printLocksJSON(mountpoint string) error {
 	return w.Encode(object)
 }
 
-// watchInterval is how often --watch looks.
-const watchInterval = time.Second
+// watchPause is how long what happens at once is gathered.
+const watchPause = 20 * time.Millisecond
 
 // watchLocks prints the listing at each change until it is interrupted, or a
-// mount is gone.
+// mount is gone. It is the events that tell of changes.
 func (c *command) watchLocks(ctx context.Context, mounts []string, asJSON bool) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	ticks := time.NewTicker(watchInterval)
-	defer ticks.Stop()
+	changed := make(chan struct{}, 1)
+	gone := make(chan error, len(mounts))
+	for _, m := range mounts {
+		// Open before the first look, they tell of all that comes after it.
+		events, err := openEvents(m)
+		if err != nil {
+			return err
+		}
+		// The end of the program ends a read that waits.
+		go func() {
+			defer events.Close()
+			gone <- controlError(m, eachEvent(events, func([]byte, lockstate.Event) error {
+				select {
+				case changed <- struct{}{}:
+				default: // it is known already
+				}
+				return nil
+			}))
+		}()
+	}
 	var last []byte
 	for first := true; ; first = false {
 		var now []byte
@@ -160,7 +180,17 @@ func (c *command) watchLocks(ctx context.Context, mounts []string, asJSON bool) 
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticks.C:
+		case err := <-gone:
+			if err == nil {
+				err = exitf(exitUnavailable, "a mount that was watched is gone")
+			}
+			return err
+		case <-changed:
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(watchPause):
 		}
 	}
 }

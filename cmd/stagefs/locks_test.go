@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stagefs/stagefs/fs"
 )
 
@@ -85,6 +87,16 @@ func (b *syncBuffer) eventually(t *testing.T, want string) {
 
 func TestWatch(t *testing.T) {
 	m := newFakeMount(t, map[string]string{"locks": "one\n", "locks.json": "{}"})
+	// A pipe stands for the events: a read of it waits.
+	pipe := filepath.Join(m.dir, fs.ControlDir, "events")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	events, err := os.OpenFile(pipe, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	var out syncBuffer
 	c := &command{
@@ -99,6 +111,9 @@ func TestWatch(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(m.dir, fs.ControlDir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if _, err := events.WriteString(`{"event":"acquired","dir":"board/v1"}` + "\n"); err != nil {
+		t.Fatal(err)
 	}
 	out.eventually(t, "two\n")
 	cancel()

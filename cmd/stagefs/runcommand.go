@@ -162,7 +162,7 @@ func isLoss(err error) bool {
 		return false
 	}
 	switch lost.Reason {
-	case "released", "removed", "unlinked", "unlocked", "replaced", "narrowed":
+	case "released", "failed", "removed", "unlinked", "unlocked", "replaced", "narrowed":
 		return false
 	case "unknown":
 		_, err := os.Lstat(lost.Dir)

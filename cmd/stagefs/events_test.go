@@ -1,0 +1,49 @@
+//go:build linux
+
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const fourEvents = `{"time":"2026-01-02T03:04:05Z","event":"acquired","dir":"board/v1","token":7,"pid":41,"kind":"explicit","protocol":"link"}
+{"time":"2026-01-02T03:04:06Z","event":"refused","dir":"other","token":9,"pid":70,"reason":"EBUSY","by":42}
+{"time":"2026-01-02T03:04:07Z","event":"broken","dir":"board/v1","token":7,"client":"c\u001b[2J","reason":"broken","by":43,"why":"it hangs","later":1}
+{"time":"2026-01-02T03:04:08Z","event":"lost-events","dir":"","count":12}
+`
+
+func TestEvents(t *testing.T) {
+	m := newFakeMount(t, map[string]string{"events": fourEvents})
+	for _, tt := range []struct {
+		path string
+		want []string
+	}{
+		{".", []string{
+			"acquired board/v1 token 7 process 41 explicit (link)", "refused other token 9 process 70: EBUSY by process 42",
+			`broken board/v1 token 7 client "c\x1b[2J": broken by process 43: it hangs`, "lost-events 12",
+		}},
+		{"board", []string{"acquired", "broken", "lost-events"}},
+		{"board/v1/sub", []string{"acquired", "broken", "lost-events"}},
+		{"other", []string{"refused", "lost-events"}},
+		{"else", []string{"lost-events"}},
+	} {
+		m.check(t, []string{"events", filepath.Join(m.dir, tt.path)}, 0, tt.want[0], "")
+		lines := strings.Split(strings.TrimSpace(m.out.String()), "\n")
+		if len(lines) != len(tt.want) {
+			t.Errorf("events %s prints %q, want %q", tt.path, lines, tt.want)
+			continue
+		}
+		for i, line := range lines {
+			if !strings.Contains(line, tt.want[i]) {
+				t.Errorf("events %s prints %q, want %q", tt.path, line, tt.want[i])
+			}
+		}
+	}
+	m.check(t, []string{"events", "--json", filepath.Join(m.dir, "board")}, 0, `"later":1`, "")
+	m.check(t, []string{"events", "/"}, 69, "", "no stagefs mount")
+	m.check(t, []string{"events"}, 64, "", "missing argument")
+	m = newFakeMount(t, map[string]string{"events": "no json\n"})
+	m.check(t, []string{"events", m.dir}, 70, "", "events")
+}

@@ -1,0 +1,413 @@
+package lockstate_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// leases is a fixture whose deadlines are on the bubble's clock, and whose
+// processes carry what the test says.
+type leases struct {
+	*fixture
+	mu      sync.Mutex
+	carried map[procid.ID]lockstate.Claim
+	asked   int
+}
+
+func newLeases(t *testing.T) *leases {
+	f := &leases{carried: make(map[procid.ID]lockstate.Claim)}
+	start := time.Now()
+	f.fixture = newFixture(t, lockstate.Options{
+		Clock: func() time.Duration { return time.Since(start) },
+		// The wall clock goes wild: no deadline depends on it (L4).
+		Now: func() time.Time { return time.Unix(rand.Int64N(1<<32), 0) },
+		Claims: func(p *procid.Process, c lockstate.Claim) bool {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.asked++
+			has := f.carried[p.ID()]
+			return c.Client != "" && has.Client == c.Client && (has.UID == c.UID || has.UID == 0) || c.Scope.Kind != 0 && has.Scope == c.Scope
+		},
+	})
+	return f
+}
+
+func (f *leases) lease(p *procid.Process, path, client string, ttl time.Duration) (lockstate.Lock, error) {
+	g, err := f.Acquire(closed, lockstate.Request{
+		Process: p, Dir: f.dir(path), Kind: lockstate.Explicit, Protocol: "command", Command: true,
+		Client: client, UID: 1000, TTL: ttl,
+	})
+	if err != nil {
+		return lockstate.Lock{}, err
+	}
+	l, ok := g.Commit()
+	if !ok {
+		f.Errorf("Commit() = false, want true")
+	}
+	return l, nil
+}
+
+func (f *leases) mustLease(p *procid.Process, path, client string, ttl time.Duration) lockstate.Lock {
+	f.Helper()
+	l, err := f.lease(p, path, client, ttl)
+	if err != nil {
+		f.Fatalf("lease of %s for %q = %v, want a grant", path, client, err)
+	}
+	return l
+}
+
+// L1: the deadline ends a lease for everybody at once, carried out or not, and
+// nothing brings it back.
+func TestL1Deadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		l := f.mustLease(f.child, "a", "x", time.Second)
+		h := f.open(f.child, "a")
+		if at, ok := f.NextDeadline(); !ok || at != l.Deadline || l.TTL != time.Second {
+			t.Errorf("NextDeadline() = %v, %v, want %v", at, ok, l.Deadline)
+		}
+		time.Sleep(time.Second - 1)
+		f.mayChange(f.child, "a")
+		if op, err := h.Begin(); err != nil {
+			t.Errorf("a write before the deadline: %v", err)
+		} else {
+			op.End()
+		}
+		if len(f.Expired()) != 0 {
+			t.Errorf("expired before its time: %v", f.Expired())
+		}
+		time.Sleep(1)
+		f.mayNotChange(f.child, "a", l.Token)
+		if _, err := h.Begin(); !errors.Is(err, lockstate.ErrRevoked) {
+			t.Errorf("a write at the deadline: %v, want ErrRevoked", err)
+		}
+		for name, err := range map[string]error{
+			"Renew":    second(f.Renew(f.dir("a"), "x", 1000, time.Hour)),
+			"Join":     second(f.Join(f.stranger, f.dir("a"), "x", 1000, nil)),
+			"OfClient": second(f.OfClient(f.dir("a"), "x", 1000)),
+		} {
+			if !errors.Is(err, lockstate.ErrNoLock) {
+				t.Errorf("%s at the deadline = %v, want ErrNoLock", name, err)
+			}
+		}
+		f.Touch(f.dir("a"), f.child)
+		if got := f.Expired(); len(got) != 1 || got[0].Token != l.Token {
+			t.Errorf("Expired() = %v, want token %d", got, l.Token)
+		}
+		// Neither the same client nor another one gets it before it is
+		// carried out; then both could.
+		_, err := f.lease(f.child, "a", "x", 0)
+		f.wantError("Acquire", "a", err, lockstate.ErrHeld, l.Token)
+		f.Table.EndAs(l.Token, lockstate.Ending{Reason: lockstate.Expired})
+		if !h.Revoked() {
+			t.Error("the handle is not revoked")
+		}
+		next := f.mustLease(f.stranger, "a", "y", 0)
+		if next.TTL != lockstate.DefaultTTL || next.Token <= l.Token {
+			t.Errorf("the next lease: %+v", next)
+		}
+	})
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// L1: the same client re-enters, renews, and is alone with its lease.
+func TestL1Reentry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		l := f.mustLease(f.child, "a", "x", time.Second)
+		for range 64 {
+			time.Sleep(900 * time.Millisecond)
+			if _, err := f.Renew(f.dir("a"), "x", 1000, 0); err != nil {
+				t.Fatalf("Renew() = %v", err)
+			}
+		}
+		time.Sleep(900 * time.Millisecond)
+		again := f.mustLease(f.stranger, "a", "x", 0)
+		if again.Token != l.Token || again.TTL != time.Second || again.Deadline != f.Clock()+time.Second {
+			t.Errorf("re-entry: %+v, want token %d and a second from now", again, l.Token)
+		}
+		f.mayChange(f.stranger, "a") // it has taken it, too
+		for _, p := range []*procid.Process{f.parent, f.child, f.grandchild} {
+			_, err := f.lease(p, "a", "y", 0)
+			f.wantError("Acquire", "a", err, lockstate.ErrHeld, l.Token)
+		}
+		// Behind a child's lock it is still the one lease.
+		own := f.request(f.grandchild, "a", lockstate.Explicit)
+		own.Command, own.File = true, ""
+		g, err := f.Acquire(closed, own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		behind, _ := g.Commit()
+		if again := f.mustLease(f.grandchild, "a", "x", 0); again.Token != l.Token {
+			t.Errorf("re-entry behind another lock: token %d, want %d", again.Token, l.Token)
+		}
+		f.end(behind.Token)
+		if _, err := f.Renew(f.dir("a"), "x", 1001, 0); !errors.Is(err, lockstate.ErrNotYours) {
+			t.Errorf("Renew by another user = %v, want ErrNotYours", err)
+		}
+		// The death of who took it ends nothing.
+		if dead, _ := f.Exit(f.child.ID(), procid.Exit{}, alive()); len(dead) != 0 || f.Owns(f.child.ID()) {
+			t.Errorf("Exit() = %v, want nothing", dead)
+		}
+		f.governs("a", l.Token)
+	})
+}
+
+// L2: claims are looked up only where a refusal depends on them, and who was
+// found once is not asked again.
+func TestL2Claims(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		l := f.mustLease(f.child, "a", "x", time.Minute)
+		f.take(f.parent, "b", lockstate.Explicit)
+		f.mayNotChange(f.stranger, "b", f.governing("b"))
+		f.mayChange(f.child, "a")
+		f.mayChange(f.grandchild, "a")
+		if f.asked != 0 {
+			t.Errorf("asked %d times, want never", f.asked)
+		}
+		f.mayNotChange(f.stranger, "a", l.Token)
+		if f.asked != 1 {
+			t.Errorf("asked %d times about a stranger, want once", f.asked)
+		}
+		f.carried[f.stranger.ID()] = lockstate.Claim{Client: "x", UID: 1001}
+		f.mayNotChange(f.stranger, "a", l.Token)
+		f.carried[f.stranger.ID()] = lockstate.Claim{Client: "x", UID: 1000}
+		f.mayChange(f.stranger, "a/b/c")
+		f.asked = 0
+		f.mayChange(f.stranger, "a")
+		h := f.open(f.stranger, "a")
+		if f.asked != 0 || !h.Revocable() {
+			t.Errorf("asked %d times about a known holder; revocable: %t", f.asked, h.Revocable())
+		}
+		heir := newProc(300, 30, f.stranger)
+		f.mayChange(heir, "a")
+		// What a holder makes beneath is covered (A2), and its lock file is
+		// the lease's.
+		if got := f.take(heir, "a/sub", lockstate.Implicit); got.Token != 0 {
+			t.Errorf("mkdir beneath a lease made token %d", got.Token)
+		}
+		if got := f.take(heir, "a", lockstate.Explicit); got.Token != l.Token || !slices.Equal(got.Files, []string{"devserver"}) {
+			t.Errorf("the holder's lock file: %+v, want one of the lease", got)
+		}
+		if _, ended := f.ReleaseFile(f.dir("a"), "devserver"); ended {
+			t.Error("the lease ended with the lock file")
+		}
+	})
+}
+
+func (f *leases) governing(path string) uint64 {
+	l, _ := f.Governing(f.dir(path))
+	return l.Token
+}
+
+// C3d: what the client's processes have open already is no obstacle to its
+// lease; what others have is.
+func TestL2Openers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		h := f.open(f.stranger, "a")
+		_, err := f.lease(f.child, "a", "x", 0)
+		f.wantError("Acquire", "a", err, lockstate.ErrOpen, 0)
+		f.carried[f.stranger.ID()] = lockstate.Claim{Client: "x", UID: 1000}
+		f.mustLease(f.child, "a", "x", 0)
+		h.Close()
+	})
+}
+
+// H3: a scope's lock passes from one that stands for it to the next, and all
+// that were in it are one owner.
+func TestH3Represent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		scope := lockstate.Scope{Kind: lockstate.GroupScope, ID: "100"}
+		for _, p := range []*procid.Process{f.parent, f.stranger} {
+			f.carried[p.ID()] = lockstate.Claim{Scope: scope}
+		}
+		q := f.request(f.parent, "a", lockstate.Implicit)
+		q.Scope = scope
+		g, err := f.Acquire(closed, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, _ := g.Commit()
+		f.mayChange(f.stranger, "a")
+		f.mayChange(f.child, "a")
+		other := newProc(400, 40, f.init)
+		f.mayNotChange(other, "a", l.Token)
+		// The lock file of another member replaces the row (A13).
+		q = f.request(f.stranger, "a", lockstate.Explicit)
+		q.Scope = scope
+		if g, err = f.Acquire(closed, q); err != nil {
+			t.Fatal(err)
+		}
+		l, _ = g.Commit()
+		if on := f.On(f.dir("a")); len(on) != 1 || on[0].Token != l.Token {
+			t.Errorf("On() = %v, want token %d alone", on, l.Token)
+		}
+		dead, heirs := f.Exit(f.stranger.ID(), succeeded, alive(f.init, f.parent))
+		if len(dead) != 1 || len(heirs) != 0 || dead[0].Scope != scope {
+			t.Fatalf("Exit() = %v, %v, want the scope's lock", dead, heirs)
+		}
+		if !f.Represent(l.Token, f.parent) || f.owner(l.Token) != f.parent.ID() || f.Owns(f.stranger.ID()) {
+			t.Errorf("the owner is %v, want %v", f.owner(l.Token), f.parent.ID())
+		}
+		f.mayChange(newProc(500, 50, f.stranger), "a") // a descendant of one that held
+	})
+}
+
+// Two requests of one client at once make one lease.
+func TestL1Twins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		op, err := f.Begin(lockstate.Change{Process: f.parent, Dirs: []*lockstate.Dir{f.dir("a")}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens := make(chan uint64, 2)
+		for _, p := range []*procid.Process{f.child, f.stranger} {
+			go func() {
+				g, err := f.Acquire(nil, lockstate.Request{Process: p, Dir: f.dir("a"), Kind: lockstate.Explicit, Command: true, Client: "x", UID: 1000})
+				if err != nil {
+					t.Errorf("Acquire() = %v", err)
+					tokens <- 0
+					return
+				}
+				l, _ := g.Commit()
+				tokens <- l.Token
+			}()
+		}
+		synctest.Wait()
+		op.End()
+		if a, b := <-tokens, <-tokens; a != b || a == 0 {
+			t.Errorf("tokens %d and %d, want the same", a, b)
+		}
+	})
+}
+
+// TestL1Model drives leases against a model of them: a map of deadlines.
+func TestL1Model(t *testing.T) {
+	type held struct {
+		client   string
+		deadline time.Duration
+		token    uint64
+		ttl      time.Duration
+	}
+	for seed := range uint64(50) {
+		synctest.Test(t, func(t *testing.T) {
+			f := newLeases(t)
+			r := rand.New(rand.NewPCG(seed, 5))
+			model := make(map[string]*held)
+			dirs, clients := []string{"a", "b", "c"}, []string{"x", "y", "z"}
+			procs := map[string]*procid.Process{"x": f.child, "y": f.stranger, "z": newProc(300, 30, f.init)}
+			delete(procs, "")
+			for step := range 400 {
+				d, c := dirs[r.IntN(3)], clients[r.IntN(3)]
+				m := model[d]
+				live := m != nil && f.Clock() < m.deadline
+				mine := live && m.client == c
+				switch what := r.IntN(6); what {
+				case 0:
+					time.Sleep(time.Duration(r.IntN(40)) * time.Millisecond)
+				case 1:
+					ttl := time.Duration(10+r.IntN(100)) * time.Millisecond
+					l, err := f.lease(procs[c], d, c, ttl)
+					switch {
+					case err == nil && m != nil && !mine:
+						t.Fatalf("step %d: %s got %s over %+v", step, c, d, m)
+					case err != nil && (m == nil || mine):
+						t.Fatalf("step %d: %s was refused %s: %v", step, c, d, err)
+					case mine && l.Token != m.token:
+						t.Fatalf("step %d: re-entry has token %d, want %d", step, l.Token, m.token)
+					case err == nil:
+						model[d] = &held{c, f.Clock() + ttl, l.Token, ttl}
+					}
+				case 2:
+					_, err := f.Renew(f.dir(d), c, 1000, 0)
+					if (err == nil) != mine {
+						t.Fatalf("step %d: renewal by %s of %+v = %v", step, c, m, err)
+					}
+					if mine {
+						m.deadline = f.Clock() + m.ttl
+					}
+				case 3:
+					if err := f.change(procs[c], d); (err == nil) != (m == nil || mine) {
+						t.Fatalf("step %d: a change by %s under %+v = %v", step, c, m, err)
+					}
+				case 4:
+					var want []uint64
+					for _, m := range model {
+						if f.Clock() >= m.deadline {
+							want = append(want, m.token)
+						}
+					}
+					var got []uint64
+					for _, l := range f.Expired() {
+						got = append(got, l.Token)
+						f.EndAs(l.Token, lockstate.Ending{Reason: lockstate.Expired})
+						delete(model, l.Path)
+					}
+					slices.Sort(got)
+					slices.Sort(want)
+					if !slices.Equal(got, want) {
+						t.Fatalf("step %d: expired %v, want %v", step, got, want)
+					}
+				case 5:
+					if mine && r.IntN(3) == 0 {
+						f.end(m.token)
+						delete(model, d)
+					}
+				}
+				if err := f.Check(); err != nil {
+					t.Fatalf("step %d: %v", step, err)
+				}
+			}
+		})
+	}
+}
+
+// Events come in the order of what happened, and every lock that was acquired
+// ends once.
+func TestEvents(t *testing.T) {
+	var all []string
+	f := newFixture(t, lockstate.Options{Notify: func(e lockstate.Event) {
+		all = append(all, fmt.Sprintf("%s %s %d %s", e.Event, e.Dir, e.Token, e.Reason))
+	}})
+	f.take(f.parent, "unheard", lockstate.Explicit)
+	f.Listen(1)
+	a := f.take(f.parent, "a", lockstate.Implicit)
+	f.take(f.parent, "a", lockstate.Explicit)
+	f.refused(f.stranger, "a", lockstate.Explicit, lockstate.ErrHeld, a.Token+1)
+	f.Tell(f.dir("a/b"), lockstate.Event{Event: lockstate.EventWaiting})
+	f.Table.End(a.Token+1, lockstate.Broken)
+	b := f.take(f.grandchild, "b", lockstate.Explicit)
+	f.Exit(f.grandchild.ID(), succeeded, alive(f.child))
+	f.Remove(f.dir("b"))
+	f.Listen(-1)
+	f.take(f.parent, "c", lockstate.Explicit)
+	want := []string{
+		fmt.Sprintf("acquired a %d ", a.Token),
+		fmt.Sprintf("acquired a %d ", a.Token+1),
+		fmt.Sprintf("released a %d replaced", a.Token),
+		"waiting a/b 0 ",
+		fmt.Sprintf("broken a %d broken", a.Token+1),
+		fmt.Sprintf("lost a %d broken", a.Token+1),
+		fmt.Sprintf("acquired b %d ", b.Token),
+		fmt.Sprintf("handed-over b %d ", b.Token),
+		fmt.Sprintf("released b %d removed", b.Token),
+	}
+	if !slices.Equal(all, want) {
+		t.Errorf("events:\n%q, want\n%q", all, want)
+	}
+}
