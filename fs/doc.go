@@ -59,6 +59,7 @@
 //	          nodeTable.mu
 //	            dirCache.mu, dirStreams.mu
 //	            lockstate.Table
+//	              eventLog.mu
 //	advisory.Table         taken without any of the above
 //
 // No lock is held while a request waits for somebody else's lock to end.

@@ -135,6 +135,14 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 		return c.fail(err)
 	}
 	r.quiet = true
+	if first || !fs.waits.waited(d) {
+		if status, done := try(); done {
+			if held != nil && status != fuse.OK {
+				c.held(held)
+			}
+			return status
+		}
+	}
 	x := &waiting{dir: d, proc: r.proc, since: time.Now(), write: !c.shared, turn: make(chan struct{})}
 	if first {
 		close(x.turn) // it has the directory already: those in line wait for it

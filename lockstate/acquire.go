@@ -129,6 +129,7 @@ func (t *Table) resolveRequest(q *Request, err error) bool {
 func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error, again bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	q.adoptLocked()
 	d, p := q.Dir, q.Process
 	switch {
 	case t.frozen:

@@ -150,6 +150,17 @@ func (q *Request) key() ownerKey {
 	return ownerKey{process: q.Process.ID()}
 }
 
+// adoptLocked makes root's request for a client one for the user whose client
+// has a lease there already.
+func (q *Request) adoptLocked() {
+	if q.Client == "" || q.UID != 0 {
+		return
+	}
+	if r := clientRowLocked(q.Dir, q.Client); r != nil {
+		q.UID = r.lease.uid
+	}
+}
+
 // replaces reports whether the owner of r is the one of old, which it replaces
 // (A13): a process that takes a lease, or a lock for its scope, gives up what
 // it had by itself.

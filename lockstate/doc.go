@@ -11,6 +11,11 @@
 // it (H1, H2). The governing lock of a directory is the one on the nearest
 // directory at or above it; without one the directory is free.
 //
+// A lease is a lock whose owner is a client with an ID instead: it ends at its
+// deadline, and its holders carry the ID, or joined (§8). A lock of a scope
+// belongs to all processes of a group, session or cgroup, one of which stands
+// for it (H3). What a process carries is looked up through [Options.Claims].
+//
 // # Guarantees
 //
 // When [Table.Acquire] has returned a grant, no operation of a process that

@@ -85,7 +85,7 @@ func TestL1Deadline(t *testing.T) {
 		if len(f.Expired()) != 0 {
 			t.Errorf("expired before its time: %v", f.Expired())
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		f.mayNotChange(f.child, "a", l.Token)
 		if _, err := h.Begin(); !errors.Is(err, lockstate.ErrRevoked) {
 			t.Errorf("a write at the deadline: %v, want ErrRevoked", err)
@@ -156,6 +156,17 @@ func TestL1Reentry(t *testing.T) {
 		if _, err := f.Renew(f.dir("a"), "x", 1001, 0); !errors.Is(err, lockstate.ErrNotYours) {
 			t.Errorf("Renew by another user = %v, want ErrNotYours", err)
 		}
+		// Root's request is for the client that is there.
+		g, err = f.Acquire(closed, lockstate.Request{Process: f.stranger, Dir: f.dir("a"), Kind: lockstate.Explicit, Command: true, Client: "x"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l2, _ := g.Commit(); l2.Token != l.Token || l2.UID != 1000 {
+			t.Errorf("root's re-entry: %+v, want token %d of user 1000", l2, l.Token)
+		}
+		// A process is known by more than its pid (H1).
+		late := newProc(f.stranger.ID().Pid, 99, f.init)
+		f.mayNotChange(late, "a", l.Token)
 		// The death of who took it ends nothing.
 		if dead, _ := f.Exit(f.child.ID(), procid.Exit{}, alive()); len(dead) != 0 || f.Owns(f.child.ID()) {
 			t.Errorf("Exit() = %v, want nothing", dead)

@@ -23,6 +23,7 @@ func (t *Table) Probe(q Request) error {
 func (t *Table) probe(q Request) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	q.adoptLocked()
 	switch {
 	case t.frozen:
 		return ErrFrozen

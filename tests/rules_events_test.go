@@ -79,6 +79,7 @@ func TestR6Events(t *testing.T) {
 
 	token := a.mustCommand(m, `acquire D why="a try"`).Token
 	b.want("EBUSY", "put", m.At("D/f"), "", "creat")
+	b.mustCommand(m, "wait E wait=forever") // free: nobody waits
 	waits := b.Start("ctl", m.control("ctl"), "acquire D wait=forever")
 	m.awaitWaiters("D", 1)
 	a.mustCommand(m, "release D")

@@ -283,6 +283,7 @@ func TestL2Owner(t *testing.T) {
 		t.Errorf("rows: %+v, want one lease", rows)
 	}
 }
+
 // TestL3Stopped: a client that is stopped when its lease ends writes nothing
 // when it goes on: neither by a new open nor by what it had open; and the next
 // owner need not wait for it. A mapping that could be written to later, past

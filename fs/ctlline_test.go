@@ -1,0 +1,67 @@
+package fs
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+func TestParseCtl(t *testing.T) {
+	for in, want := range map[string]ctlLine{
+		"acquire a/b":                                   {verb: "acquire", dir: "a/b"},
+		`acquire "a b"  shared   wait=5s`:               {verb: "acquire", dir: "a b", shared: true, wait: 5 * time.Second},
+		`acquire a client="ci 1" ttl=1m wait=forever`:   {verb: "acquire", dir: "a", client: "ci 1", ttl: time.Minute, wait: forever},
+		`acquire a why="say \"so\"\n" on-crash=destroy`: {verb: "acquire", dir: "a", why: "say \"so\"\n", onCrash: "destroy"},
+		"acquire a owner=cgroup new":                    {verb: "acquire", dir: "a", owner: "cgroup", isNew: true},
+		"renew a client=x":                              {verb: "renew", dir: "a", client: "x"},
+		"renew a client=x ttl=10ms":                     {verb: "renew", dir: "a", client: "x", ttl: minTTL},
+		"release a token=7 failed":                      {verb: "release", dir: "a", token: 7, failed: true},
+		"wait a":                                        {verb: "wait", dir: "a", wait: forever},
+		"wait a wait=0s":                                {verb: "wait", dir: "a"},
+		"watch a token=18446744073709551615":            {verb: "watch", dir: "a", token: 1<<64 - 1},
+		"break a it is client=x":                        {verb: "break", dir: "a", why: "it is client=x"},
+		"check":                                         {verb: "check"},
+		"check a":                                       {verb: "check", dir: "a"},
+	} {
+		if got, err := parseCtl(in); got != want || err != nil {
+			t.Errorf("parseCtl(%q) = %+v, %v, want %+v", in, got, err, want)
+		}
+	}
+}
+
+// Whatever is written, a line that is accepted says what it means within the
+// bounds, and nothing panics.
+func FuzzParseCtl(f *testing.F) {
+	for _, s := range []string{
+		"acquire a/b client=x ttl=16s wait=5s", `acquire "a b" why="x y" shared new`, "release a token=3 failed", "check", "break a why not",
+		"renew a client=\"\xff\"", "watch a token=", "join a client=x client=y", "wait a wait=forever", "acquire a =", `acquire a why="`,
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, in string) {
+		c, err := parseCtl(in)
+		if err != nil {
+			return
+		}
+		if c.dir == "" && in != strings.TrimRight(c.verb+" ", " ") && strings.TrimSpace(in) != "check" {
+			t.Errorf("parseCtl(%q) has no directory", in)
+		}
+		if c.client != "" && (badClient(c.client) != nil || len(c.client) > maxClient) {
+			t.Errorf("parseCtl(%q): client %q", in, c.client)
+		}
+		if c.ttl != 0 && (c.ttl < minTTL || c.ttl > maxTTL || c.client == "") {
+			t.Errorf("parseCtl(%q): ttl %v", in, c.ttl)
+		}
+		if c.wait < 0 || c.verb != "break" && (len(c.why) > maxWhy || !utf8.ValidString(c.why)) {
+			t.Errorf("parseCtl(%q): wait %v, why %q", in, c.wait, c.why)
+		}
+		if c.client != "" && c.verb == "renew" {
+			again, err := parseCtl("renew " + strconv.Quote(c.dir) + " client=" + strconv.Quote(c.client))
+			if again.dir != c.dir || again.client != c.client || err != nil {
+				t.Errorf("parseCtl(%q) does not survive quoting: %+v, %v", in, again, err)
+			}
+		}
+	})
+}
