@@ -3,13 +3,14 @@
 package main
 
 import (
-	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate/client"
 )
@@ -36,7 +37,10 @@ func (c *command) acquireAction(ctx *cli.Context) error {
 	if ctx.IsSet("client-file") {
 		id := ctx.String("client")
 		if !ctx.IsSet("client") {
-			id = rand.Text()
+			var err error
+			if id, err = randomID(); err != nil {
+				return err
+			}
 		}
 		if id == "" {
 			return usagef("acquire: the client ID is empty")
@@ -55,6 +59,16 @@ func (c *command) acquireAction(ctx *cli.Context) error {
 		return err
 	}
 	return c.acquireAs(ctx, id)
+}
+
+// randomID is an ID that nobody guesses. crypto/rand would cost each command
+// the start of the crypto packages.
+func randomID() (string, error) {
+	b := make([]byte, 16)
+	if _, err := unix.Getrandom(b, 0); err != nil { // so few come whole, getrandom(2)
+		return "", err
+	}
+	return hex.EncodeToString(b), nil
 }
 
 func (c *command) acquireAs(ctx *cli.Context, id string) error {

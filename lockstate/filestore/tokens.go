@@ -162,7 +162,7 @@ const markHeader = "stagefs-tokens 1 "
 // encodeMark writes one line: the header, the mark, and a checksum of both.
 func encodeMark(mark uint64) []byte {
 	line := markHeader + strconv.FormatUint(mark, 10)
-	sum := crc32.Checksum([]byte(line), castagnoli)
+	sum := crc32.Checksum([]byte(line), castagnoli())
 	return fmt.Appendf(nil, "%s %08x\n", line, sum)
 }
 
