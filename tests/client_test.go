@@ -56,6 +56,12 @@ func (h *clientHands) do(w []string) (out string, err error) {
 		case <-time.After(patience):
 		}
 		return failure(l.Err()), nil
+	case "give": // give DIR CLIENT: release without a Lock
+		d, err := goclient.Find(w[1])
+		if err != nil {
+			return failure(err), nil
+		}
+		return failure(d.Release(context.Background(), goclient.Release{Client: w[2]})), nil
 	case "with": // with DIR CLIENT FILE: writes FILE, and waits until the lock is lost or FILE is gone
 		return failure(goclient.TryWithLock(context.Background(), w[1], w[2], func(ctx context.Context) error {
 			if err := os.WriteFile(w[3], nil, 0o666); err != nil {
@@ -139,7 +145,9 @@ func TestL1Client(t *testing.T) {
 		t.Errorf("tokens %s and %s, want one lock", one, two)
 	}
 	b.must("put", m.At("D/z"), "", "creat")
-	b.client("ok", "", "release", "l")
+	agent(t).client("nolock", "", "give", dir, "B")
+	agent(t).client("ok", "", "give", dir, "A")
+	b.client("lost ", "released", "await", "l")
 	a.client("lost ", "released", "await", "l")
 	a.client("lost ", "released", "release", "l")
 

@@ -32,9 +32,6 @@ func Find(dir string) (*Dir, error) {
 // Path is the directory as an absolute path without symlinks.
 func (d *Dir) Path() string { return d.path }
 
-// Mountpoint is the root of its mount.
-func (d *Dir) Mountpoint() string { return d.root }
-
 // A Status is what the daemon says of a lock that one holds.
 type Status struct {
 	Token    uint64
