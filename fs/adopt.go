@@ -8,41 +8,51 @@ import (
 
 // What a file that passes was opened or mapped for goes on after the death of
 // the daemon: the kernel needs it no more. So a daemon whose predecessor died
-// looks, before it grants anything, which files of the backing are open for
-// writing. They linger as handles of nobody until nobody has them open (W3,
+// looks, before it grants anything, which files are open for writing, where the
+// earlier one has recorded that some are (hot.go). They linger as handles of nobody until nobody has them open (W3,
 // R8).
 
-// adopt takes over what an earlier daemon left open. The mount does not answer
-// yet.
-func (fs *FS) adopt() {
+// adopt takes over what an earlier daemon left open in some places. The mount
+// does not answer yet.
+func (fs *FS) adopt(places []hotPlace) {
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
-	for dirs := []string{"."}; len(dirs) > 0; {
-		dir := dirs[len(dirs)-1]
-		dirs = dirs[:len(dirs)-1]
-		fd, err := fs.openPath(dir)
-		if err != nil {
-			continue
-		}
-		var open []string
-		err = eachEntry(fd, func(e dirEntry) bool {
-			switch {
-			case e.typ == unix.DT_DIR:
-				dirs = append(dirs, join(dir, e.name))
-			case (e.typ == unix.DT_REG || e.typ == unix.DT_UNKNOWN) && openForWriting(fd, e.name):
-				open = append(open, e.name)
+	for _, p := range places {
+		for dirs := []string{string(p.Dir)}; len(dirs) > 0; {
+			dir := dirs[len(dirs)-1]
+			below := fs.adoptDir(dir)
+			if dirs = dirs[:len(dirs)-1]; p.Deep {
+				dirs = append(dirs, below...)
 			}
-			return true
-		})
-		unix.Close(fd)
-		for _, name := range open {
-			err := fs.adoptFile(join(dir, name))
-			fs.log.Warn("a file is still open for writing by the mount of a daemon that died", "path", join(dir, name), "err", err)
-		}
-		if err != nil {
-			fs.log.Warn("cannot look for files that are still open for writing", "dir", dir, "err", err)
 		}
 	}
+}
+
+// adoptDir takes over what is open in one directory and returns those in it.
+func (fs *FS) adoptDir(dir string) (dirs []string) {
+	fd, err := fs.openPath(dir)
+	if err != nil {
+		return nil
+	}
+	var open []string
+	err = eachEntry(fd, func(e dirEntry) bool {
+		switch {
+		case e.typ == unix.DT_DIR:
+			dirs = append(dirs, join(dir, e.name))
+		case (e.typ == unix.DT_REG || e.typ == unix.DT_UNKNOWN) && openForWriting(fd, e.name):
+			open = append(open, e.name)
+		}
+		return true
+	})
+	unix.Close(fd)
+	if err != nil {
+		fs.log.Warn("cannot look for files that are still open for writing", "dir", dir, "err", err)
+	}
+	for _, name := range open {
+		err := fs.adoptFile(join(dir, name))
+		fs.log.Warn("a file is still open for writing by the mount of a daemon that died", "path", join(dir, name), "err", err)
+	}
+	return dirs
 }
 
 // openForWriting reports whether anybody has a file below dir open for writing.
@@ -83,6 +93,7 @@ func (fs *FS) adoptFile(path string) error {
 	f := n.lockFile()
 	defer n.unlockFile(f)
 	f.lingering = append(f.lingering, h)
+	fs.heatLocked(n, f)
 	fs.keepLookingLocked(n, f)
 	return nil
 }

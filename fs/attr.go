@@ -263,6 +263,11 @@ func (fs *FS) chownToNone(r *request, n *node) error {
 		return err
 	}
 	defer p.done()
+	if fs.capsOff.take(n.id, r.header.Pid) && mayKeepPrivileges(r.header) {
+		// The file had capabilities, and is about to be written to by who
+		// may keep its bits, which chown(2) would take away.
+		return nil
+	}
 	return unix.Fchownat(p.fd, p.name, -1, -1, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW)
 }
 

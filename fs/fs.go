@@ -58,6 +58,9 @@ type FS struct {
 	// taken by an acquisition to wait for them.
 	aliasMu sync.RWMutex
 
+	hot     hotDirs
+	capsOff capsOff
+
 	hiddenMu  sync.Mutex     // protects which hidden directories there are
 	trashMu   sync.Mutex     // one goroutine empties the trash
 	clearings sync.WaitGroup // what clears away in the background (R7)

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +55,7 @@ type file struct {
 	// as there is one, the kernel cannot tell whether others do.
 	writing int
 
+	hot       *hotDir   // while there are writers, or handles that linger
 	lingering []*handle // closed, but perhaps still mapped
 	watched   bool      // the node is pinned for them
 }
@@ -89,6 +91,13 @@ func (t *fileTable) need(n *node) *file {
 	return f
 }
 
+// all returns all files at one moment.
+func (t *fileTable) all() map[*node]*file {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return maps.Clone(t.byNode)
+}
+
 func (t *fileTable) drop(n *node) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,6 +118,10 @@ func (n *node) lockFile() *file {
 }
 
 func (n *node) unlockFile(f *file) {
+	if f.hot != nil && f.writers+len(f.lingering) == 0 {
+		f.hot.leave()
+		f.hot = nil
+	}
 	if f.passing+f.cached+f.direct+f.writing+len(f.lingering) == 0 {
 		f.dead = true
 		n.tab.files.drop(n)
@@ -201,6 +214,7 @@ func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.Open
 	}
 	fs.keepLocked(f, fd)
 	f.count(h, mode, 1)
+	fs.heatLocked(n, f)
 	h.mode = mode
 	out.OpenFlags, out.BackingID = fs.openFlags(n, f, h, st)
 	if fs.opts.NoLocking {
@@ -208,6 +222,17 @@ func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.Open
 		out.OpenFlags |= fuse.FOPEN_NOFLUSH
 	}
 	return nil
+}
+
+// heatLocked has the next daemon look where n is, if it may be written to past
+// this one.
+func (fs *FS) heatLocked(n *node, f *file) {
+	if f.hot != nil || f.writers+len(f.lingering) == 0 {
+		return
+	}
+	if dirs, _ := n.covering(); len(dirs) > 0 {
+		f.hot = fs.hot.enter(placeOf(fs.table.Path(dirs[0]), fs.opts.Depth))
+	}
 }
 
 // openFlags tells the kernel of h.mode.

@@ -105,6 +105,8 @@ func Mount(o Options) (_ *Server, err error) {
 		s.fs.tidyQuarantine()
 		s.warnings = append(s.warnings, s.fs.restore(s.store, here)...)
 	}
+	left := s.fs.leftHot(s.store)
+	undo = append(undo, s.fs.hot.close)
 	if err := s.fs.expiry.start(s.fs); err != nil {
 		return nil, err
 	}
@@ -122,8 +124,9 @@ func Mount(o Options) (_ *Server, err error) {
 	}
 	s.fs.linger.start(s.fs)
 	if s.store.Crashed() && s.fs.privileged && !o.NoLocking {
-		s.fs.adopt()
+		s.fs.adopt(left)
 	}
+	s.fs.hot.found()
 	s.fs.orphans.scan(s.fs)
 	s.fs.clearings.Go(s.fs.emptyTrash) // that an earlier daemon left
 	go s.serve()
@@ -343,6 +346,7 @@ func (s *Server) serve() {
 	s.fs.control.shutDown()
 	s.fs.clearings.Wait()
 	s.fs.linger.close()
+	s.fs.hot.close()
 	err := s.fs.procs.Close()
 	s.fs.close()
 	unix.Close(s.fs.back.root)

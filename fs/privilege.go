@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -112,4 +113,36 @@ func (fs *FS) setAttrKills(n *node, in *fuse.SetAttrIn) error {
 		return nil
 	}
 	return fs.killPrivileges(n, &in.InHeader, &st)
+}
+
+// A capsOff remembers which threads have just lost a file's capabilities: the
+// kernel removes them before a write, and then sends a SETATTR that sets
+// nothing.
+type capsOff struct {
+	mu   sync.Mutex
+	last map[uint64]uint32 // thread by node
+}
+
+// maxCapsOff bounds what is never asked for.
+const maxCapsOff = 128
+
+func (c *capsOff) removed(node uint64, tid uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.last == nil || len(c.last) >= maxCapsOff {
+		c.last = make(map[uint64]uint32)
+	}
+	c.last[node] = tid
+}
+
+// take reports whether the thread has removed the node's capabilities, once.
+func (c *capsOff) take(node uint64, tid uint32) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	last, ok := c.last[node]
+	if ok && last == tid {
+		delete(c.last, node)
+		return true
+	}
+	return false
 }

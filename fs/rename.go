@@ -72,6 +72,7 @@ func (fs *FS) rename(m *renaming) error {
 		return err
 	}
 	fs.moving(m, false)
+	defer fs.reheat(m)()
 	move := func() error {
 		return unix.Renameat2(fromDir.fd, m.from.name, toDir.fd, m.to.name, m.flags)
 	}

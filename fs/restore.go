@@ -29,6 +29,9 @@ func (fs *FS) restore(store lockstate.Store, world string) (warnings []string) {
 	records := store.Load()
 	dead := make(map[procid.ID]procid.Exit)
 	for _, token := range slices.Sorted(maps.Keys(records)) {
+		if token >= hotBase {
+			break // no lock
+		}
 		rec, err := lockstate.ParseRecord(token, records[token])
 		var l lockstate.Lock
 		if err == nil {

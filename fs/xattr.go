@@ -126,9 +126,13 @@ func (fs *FS) dropSetgid(h *fuse.InHeader, p place) error {
 
 // RemoveXAttr is removexattr(2).
 func (fs *FS) RemoveXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string) fuse.Status {
-	return fs.changeXAttr(cancel, h, "removexattr", attr, func(p place) error {
+	status := fs.changeXAttr(cancel, h, "removexattr", attr, func(p place) error {
 		return fs.back.removexattr(p, attr)
 	})
+	if status == fuse.OK && attr == "security.capability" {
+		fs.capsOff.removed(h.NodeId, h.Pid)
+	}
+	return status
 }
 
 func (fs *FS) changeXAttr(cancel <-chan struct{}, h *fuse.InHeader, name, attr string, f func(place) error) fuse.Status {

@@ -217,6 +217,13 @@ func (t *Table) pruneLocked(d *Dir) {
 	}
 }
 
+// HandlesBelow reports whether there are write handles at or below d.
+func (t *Table) HandlesBelow(d *Dir) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return d.handlesBelow > 0
+}
+
 // Path returns the path of d relative to the root; "." is the root.
 func (t *Table) Path(d *Dir) string {
 	t.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -279,4 +280,31 @@ func TestM2BusyExecutable(t *testing.T) {
 	startCmd(t, run)
 	a.want("ETXTBSY", "open", "h", path, "wronly")
 	mustDo(t, unix.Kill(run.Process.Pid, unix.SIGKILL))
+}
+
+// TestW3CrashMoved: where files are still open is recorded wherever a rename
+// took them, and however long ago they were opened.
+func TestW3CrashMoved(t *testing.T) {
+	m := mountOver(t, "--depth", "2")
+	a := agent(t)
+	for _, d := range []string{"b", "b/from", "b/dir", "b/dir/sub", "other"} {
+		a.must("mkdir", m.At(d))
+		m.Ctl("release " + d)
+	}
+	for name, path := range map[string]string{"file": "b/from/f", "deep": "b/dir/sub/f", "top": "b/f", "still": "b/from/still"} {
+		a.must("open", name, m.At(path), "rdwr,creat")
+	}
+	time.Sleep(2500 * time.Millisecond) // longer than a directory stays recorded after the last close
+	a.must("rename", m.At("b/from/f"), m.At("other/f"))
+	a.must("rename", m.At("b/dir"), m.At("other/dir"))
+	time.Sleep(2500 * time.Millisecond)
+	m.restart(nil, "--depth", "2")
+	b := agent(t)
+	for _, dir := range []string{"b/from", "other", "other/dir", "other/dir/sub", "b"} {
+		b.want("EBUSY", "put", m.control("ctl"), "acquire "+dir+"\n", "wronly")
+	}
+	a.Kill()
+	for _, dir := range []string{"b/from", "other/dir"} {
+		eventually(t, dir+" can be had", func() bool { return b.Try("put", m.control("ctl"), "acquire "+dir+"\n", "wronly") == "ok" })
+	}
 }

@@ -1,0 +1,219 @@
+package fs
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// What is open for writing past the daemon goes on after its death, and the
+// next daemon has to find it (adopt.go). So that it need not look through the
+// whole backing, the staging directories in which something is open that way
+// are recorded: before the first such open of a while is answered, until some
+// time after the last.
+
+// hotBase is above all tokens: the store keeps these records beside the locks.
+const hotBase = 1 << 62
+
+// coolTime is how long a directory stays recorded after the last close: who
+// writes many files in turn pays for a record once in a while only.
+const coolTime = time.Second
+
+// A hotDir is one of them.
+type hotDir struct {
+	in    *hotDirs
+	id    uint64
+	place hotPlace
+	files int       // protected by hotDirs.mu, as is since
+	since time.Time // when files fell to 0
+}
+
+// A hotPlace is where a file is: beneath a staging directory, or in a directory
+// that only holds some.
+type hotPlace struct {
+	Dir  lockstate.Bytes `json:"hot"`
+	Deep bool            `json:"deep"` // beneath it, too
+}
+
+type hotDirs struct {
+	store lockstate.Store
+
+	left []uint64 // records of an earlier daemon, until found
+
+	mu   sync.Mutex
+	dirs map[hotPlace]*hotDir
+	next uint64
+
+	stop chan struct{}
+	done chan struct{}
+}
+
+// parseHot reads a record of a hot directory.
+func parseHot(data []byte) (p hotPlace, err error) {
+	if err = json.Unmarshal(data, &p); err == nil && p.Dir == "" {
+		err = fmt.Errorf("record %q names no directory", data)
+	}
+	return p, err
+}
+
+// start begins with what an earlier daemon has recorded.
+func (h *hotDirs) start(store lockstate.Store, next uint64) {
+	h.store, h.dirs, h.next = store, make(map[hotPlace]*hotDir), max(next, hotBase)
+	h.stop, h.done = make(chan struct{}), make(chan struct{})
+	go h.cool()
+}
+
+func (h *hotDirs) close() {
+	if h.stop != nil {
+		close(h.stop)
+		<-h.done
+	}
+}
+
+// placeOf returns where a file in dir is, a path of the table.
+func placeOf(dir string, depth int) hotPlace {
+	end := 0
+	for range depth {
+		i := strings.IndexByte(dir[end:], '/')
+		if i < 0 {
+			return hotPlace{lockstate.Bytes(dir), dir != "." && strings.Count(dir, "/")+1 >= depth}
+		}
+		end += i + 1
+	}
+	return hotPlace{lockstate.Bytes(dir[:end-1]), true}
+}
+
+// enter records that a file is open in a place. It is the caller's to leave.
+func (h *hotDirs) enter(p hotPlace) *hotDir {
+	if h.store == nil {
+		return nil
+	}
+	h.mu.Lock()
+	d := h.dirs[p]
+	if d != nil {
+		d.files++
+		h.mu.Unlock()
+		return d
+	}
+	data, err := json.Marshal(p)
+	d = &hotDir{in: h, id: h.next, place: p, files: 1}
+	h.next++
+	h.dirs[p] = d
+	if err == nil { // else: nothing in it can fail
+		h.store.Put(d.id, data)
+	}
+	h.mu.Unlock()
+	_ = h.store.Flush() // it tries again by itself, and tells who asks
+	return d
+}
+
+func (d *hotDir) leave() {
+	d.in.mu.Lock()
+	defer d.in.mu.Unlock()
+	if d.files--; d.files == 0 {
+		d.since = time.Now()
+	}
+}
+
+// cool takes back the records of directories in which nothing is open.
+func (h *hotDirs) cool() {
+	defer close(h.done)
+	tick := time.NewTicker(coolTime)
+	defer tick.Stop()
+	for {
+		select {
+		case <-h.stop:
+			return
+		case <-tick.C:
+		}
+		h.mu.Lock()
+		for p, d := range h.dirs {
+			if d.files == 0 && time.Since(d.since) >= coolTime {
+				delete(h.dirs, p)
+				h.store.Delete(d.id)
+			}
+		}
+		h.mu.Unlock()
+	}
+}
+
+// leftHot returns where an earlier daemon has recorded that files are open past
+// it: everywhere, if that cannot be read. What is found there will be recorded
+// anew.
+func (fs *FS) leftHot(store lockstate.Store) (left []hotPlace) {
+	next := uint64(hotBase)
+	var ids []uint64
+	everywhere := len(store.Warnings()) > 0
+	for id, data := range store.Load() {
+		if id < hotBase {
+			continue
+		}
+		next, ids = max(next, id+1), append(ids, id)
+		p, err := parseHot(data)
+		if err != nil {
+			fs.log.Warn("cannot tell where files are still open", "err", err)
+			everywhere = true
+		}
+		left = append(left, p)
+	}
+	fs.hot.start(store, next)
+	if everywhere {
+		left = []hotPlace{{Dir: ".", Deep: true}}
+	}
+	fs.hot.left = ids
+	return left
+}
+
+// found forgets what an earlier daemon recorded, when all that was still open
+// is recorded by this one.
+func (h *hotDirs) found() {
+	for _, id := range h.left {
+		h.store.Delete(id)
+	}
+	h.left = nil
+	_ = h.store.Flush()
+}
+
+// reheat records where m takes files that are open past the daemon, before it
+// does, and afterwards where they are. The caller holds FS.ns alone.
+func (fs *FS) reheat(m *renaming) (done func()) {
+	var to []*hotDir
+	for _, v := range []struct {
+		*victim
+		dir   *lockstate.Dir
+		there link
+	}{{m.src, m.srcDir, m.to}, {m.dst, m.dstDir, m.from}} {
+		switch path := ""; {
+		case v.victim == nil:
+		case v.dir != nil && fs.table.HandlesBelow(v.dir):
+			path = join(fs.table.Path(v.there.parent.dir), v.there.name)
+			to = append(to, fs.hot.enter(hotPlace{lockstate.Bytes(path), true}))
+		case v.dir == nil && v.node != nil && fs.nodes.files.get(v.node) != nil:
+			path = fs.table.Path(v.there.parent.dir)
+			to = append(to, fs.hot.enter(placeOf(path, fs.opts.Depth)))
+		}
+	}
+	return func() {
+		if len(to) == 0 {
+			return
+		}
+		for n, f := range fs.nodes.files.all() {
+			f.mu.Lock()
+			if old := f.hot; old != nil && !f.dead {
+				f.hot = nil
+				fs.heatLocked(n, f)
+				old.leave()
+			}
+			f.mu.Unlock()
+		}
+		for _, d := range to {
+			if d != nil {
+				d.leave()
+			}
+		}
+	}
+}
