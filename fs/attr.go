@@ -45,15 +45,8 @@ func (fs *FS) disguise(h *fuse.InHeader, n *node, a *fuse.Attr) bool {
 	if n.isDir() && n.dir != nil && fs.table.Len() == 0 || fs.opts.Observe {
 		return false
 	}
-	if !n.anyName(fs.isLockName) {
-		return false
-	}
-	is := false
-	for _, l := range n.names() {
-		if !fs.isLockName(l.parent, l.name) {
-			continue
-		}
-		is = true
+	names := n.lockNames()
+	for _, l := range names {
 		if fs.keeps(l) && !fs.table.Holds(fs.process(h), l.parent.dir) {
 			now := time.Now()
 			a.Mtime, a.Mtimensec = uint64(now.Unix()), uint32(now.Nanosecond())
@@ -61,7 +54,7 @@ func (fs *FS) disguise(h *fuse.InHeader, n *node, a *fuse.Attr) bool {
 			return true
 		}
 	}
-	return is
+	return len(names) > 0
 }
 
 // keeps reports whether the entry is the lock file of a lock.
@@ -360,13 +353,9 @@ func timespec(valid, set, now uint32, sec uint64, nsec uint32) unix.Timespec {
 // onlyLockNames reports whether n is known under names of lock files only: it
 // is not content (R5).
 func (fs *FS) onlyLockNames(n *node) bool {
-	names := n.names()
-	for _, l := range names {
-		if !fs.isLockName(l.parent, l.name) && !fs.isCandidateName(l.name) {
-			return false
-		}
-	}
-	return len(names) > 0
+	return n.everyName(func(parent *node, name string) bool {
+		return fs.isLockName(parent, name) || fs.isCandidateName(name)
+	})
 }
 
 // covering returns the change that touches n, with all directories whose locks

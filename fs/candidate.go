@@ -225,7 +225,7 @@ func (c *candidate) place() (dir string, ok bool) {
 	n := c.fs.nodes.find(c.key)
 	dir = c.fs.table.Path(c.parent.dir)
 	if n != nil {
-		return dir, slices.Contains(n.names(), link{c.parent, c.name})
+		return dir, n.has(link{c.parent, c.name})
 	}
 	fd, err := c.fs.openPath(dir)
 	if err != nil {

@@ -37,10 +37,8 @@ func (fs *FS) lockFileOf(n *node) (link, bool) {
 	if n.candidate().private() {
 		return link{n.candidate().parent, n.candidate().name}, n.candidate().lockFile
 	}
-	for _, l := range n.names() {
-		if fs.isLockName(l.parent, l.name) {
-			return l, true
-		}
+	if names := n.lockNames(); len(names) > 0 {
+		return names[0], true
 	}
 	return link{}, false
 }

@@ -1,7 +1,6 @@
 package fs
 
 import (
-	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -42,11 +41,11 @@ type nodeMore struct {
 	cached *dirFD // protected by dirCache.mu
 
 	// Protected by nodeTable.mu.
-	lookups uint64 // more of them
-	kids    int    // links that name this node as parent
-	links   []link // names beyond the first
-	fd      int    // keeps a file that has lost its last name; else -1
-	pins    int    // uses by the daemon itself
+	lookups uint64   // more of them
+	kids    int      // links that name this node as parent
+	links   *linkSet // names beyond the first, or nil
+	fd      int      // keeps a file that has lost its last name; else -1
+	pins    int      // uses by the daemon itself
 	writers map[*lockstate.Handle]struct{}
 
 	removals atomic.Uint64 // how many names in this directory have gone; changed with nodeTable.mu held
@@ -56,7 +55,7 @@ type nodeMore struct {
 
 // empty reports whether a file can do without.
 func (m *nodeMore) empty() bool {
-	return m.lookups == 0 && m.kids == 0 && len(m.links) == 0 && m.fd < 0 && m.pins == 0 && len(m.writers) == 0 && m.cand == nil
+	return m.lookups == 0 && m.kids == 0 && m.links.len() == 0 && m.fd < 0 && m.pins == 0 && len(m.writers) == 0 && m.cand == nil
 }
 
 // A link is one name of a node.
@@ -128,38 +127,16 @@ func (n *node) location() (parent *node, name string, fd int) {
 
 func (n *node) isDir() bool { return n.kind == unix.S_IFDIR>>12 }
 
-// namesLocked is names for who holds tab.mu.
+// namesLocked returns the names of n that are known. The caller holds tab.mu.
 func (n *node) namesLocked() []link {
 	if n.parent == nil {
 		return nil
 	}
 	all := []link{n.firstLocked()}
-	if m := n.more.Load(); m != nil {
-		all = append(all, m.links...)
+	if m := n.more.Load(); m != nil && m.links != nil {
+		all = append(all, m.links.all...)
 	}
 	return all
-}
-
-// names returns the names of n that are known.
-func (n *node) names() []link {
-	n.tab.mu.RLock()
-	defer n.tab.mu.RUnlock()
-	return n.namesLocked()
-}
-
-// anyName reports whether f does of a name of n that is known.
-func (n *node) anyName(f func(parent *node, name string) bool) bool {
-	n.tab.mu.RLock()
-	first := n.firstLocked()
-	var links []link
-	if m := n.more.Load(); m != nil && len(m.links) > 0 {
-		links = slices.Clone(m.links)
-	}
-	n.tab.mu.RUnlock()
-	if first.parent != nil && f(first.parent, first.name) {
-		return true
-	}
-	return slices.ContainsFunc(links, func(l link) bool { return f(l.parent, l.name) })
 }
 
 // hasUnknownNames reports whether the backing has names of n that the kernel
@@ -170,14 +147,7 @@ func (n *node) hasUnknownNames() bool {
 	}
 	n.tab.mu.RLock()
 	defer n.tab.mu.RUnlock()
-	known := 0
-	if n.parent != nil {
-		known = 1
-	}
-	if m := n.more.Load(); m != nil {
-		known += len(m.links)
-	}
-	return n.nlink > 1 && (known < int(n.nlink) || n.nlink == 0xffff)
+	return n.nlink > 1 && (n.knownLocked() < int(n.nlink) || n.nlink == 0xffff)
 }
 
 // linkLocked notes a name of n.
@@ -187,7 +157,7 @@ func (n *node) linkLocked(parent *node, name string) {
 		return
 	}
 	m := n.more.Load()
-	if m != nil && slices.Contains(m.links, l) {
+	if m != nil && m.links.index(l) >= 0 {
 		return
 	}
 	if n.isDir() && n.parent != nil {
@@ -199,7 +169,10 @@ func (n *node) linkLocked(parent *node, name string) {
 		n.setFirstLocked(l)
 	} else {
 		m = n.needLocked()
-		m.links = append(m.links, l)
+		if m.links == nil {
+			m.links = new(linkSet)
+		}
+		m.links.add(n.tab, l)
 	}
 	parent.more.Load().kids++
 }
@@ -210,15 +183,16 @@ func (n *node) unlinkLocked(parent *node, name string) {
 	switch {
 	case n.parent != nil && n.firstLocked() == l:
 		n.setFirstLocked(link{})
-		if m != nil && len(m.links) > 0 {
-			n.setFirstLocked(m.links[0])
-			m.links = slices.Delete(m.links, 0, 1)
+		if m != nil && m.links.len() > 0 {
+			n.setFirstLocked(m.links.remove(n.tab, m.links.len()-1))
 		}
-	case m != nil && slices.Contains(m.links, l):
-		i := slices.Index(m.links, l)
-		m.links = slices.Delete(m.links, i, i+1)
+	case m != nil && m.links.index(l) >= 0:
+		m.links.remove(n.tab, m.links.index(l))
 	default:
 		return
+	}
+	if m != nil && m.links.len() == 0 {
+		m.links = nil
 	}
 	n.tidyLocked()
 	parent.more.Load().kids--
@@ -265,24 +239,14 @@ func (n *node) covering() (dirs []*lockstate.Dir, name string) {
 	if n.parent == nil {
 		return nil, ""
 	}
-	if l := n.firstLocked(); m == nil || len(m.links) == 0 {
-		if !n.tab.shared(l.parent, l.name) {
-			dirs = []*lockstate.Dir{l.parent.dir}
-		}
-		return dirs, l.name
+	l := n.firstLocked()
+	if !n.tab.shared(l.parent, l.name) {
+		dirs = []*lockstate.Dir{l.parent.dir}
 	}
-	for i, l := range n.namesLocked() {
-		if i == 0 {
-			name = l.name
-		}
-		if n.tab.shared(l.parent, l.name) {
-			continue
-		}
-		if !slices.Contains(dirs, l.parent.dir) {
-			dirs = append(dirs, l.parent.dir)
-		}
+	if m != nil {
+		dirs = m.links.covering(n.tab, dirs)
 	}
-	return dirs, name
+	return dirs, l.name
 }
 
 // handles returns the write handles open on n.

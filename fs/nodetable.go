@@ -16,6 +16,8 @@ type nodeTable struct {
 	drop  func(*node) // called with mu held when a node is forgotten
 	// shared reports whether locks do not cover a file under a name (W5).
 	shared func(parent *node, name string) bool
+	// isLockName reports whether a name is a lock file's.
+	isLockName func(parent *node, name string) bool
 
 	// changing has a mutex for each node, and for some others: it is held
 	// shared while a file is changed by its node, and exclusively while it

@@ -24,7 +24,7 @@ func (fs *FS) take(dir int, name string, lose bool) (*victim, error) {
 	if v.node = fs.nodes.find(identityOf(&v.st)); v.node == nil {
 		return v, nil
 	}
-	if lose && (v.st.Nlink <= 1 || v.node.isDir() || len(v.node.names()) <= 1) {
+	if lose && (v.st.Nlink <= 1 || v.node.isDir() || v.node.known() <= 1) {
 		// Somebody may have it open, or be in it: the kernel goes on
 		// asking for it.
 		fd, err := openAt(dir, name, unix.O_PATH, 0)

@@ -5,6 +5,7 @@ package tests
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -261,4 +262,42 @@ func TestAttackUnlinkedOpen(t *testing.T) {
 		}
 		a.must("close", "h")
 	}
+}
+
+// TestAttackManyAliases attacks W3 through one of many names of a file, of
+// which one is beneath a lock: whichever goes and comes meanwhile.
+func TestAttackManyAliases(t *testing.T) {
+	m := mount(t)
+	maker, locker, b := agent(t), agent(t), agent(t)
+	for _, dir := range []string{"D", "out"} {
+		openDir(t, m.Back(dir))
+	}
+	maker.must("put", m.At("out/0"), "content", "creat")
+	const many = 100
+	for i := range many {
+		maker.must("link", m.At("out/0"), m.At("out", strconv.Itoa(i+1)))
+	}
+	maker.must("link", m.At("out/1"), m.At("D/x"))
+	maker.must("link", m.At("out/1"), m.At("out/devserver.0"))
+	locker.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	refused := func(name string) {
+		t.Helper()
+		before := digest(t, m.Back("D"))
+		for _, c := range aliasAttacks(m, name) {
+			b.want("EBUSY", c...)
+		}
+		if after := digest(t, m.Back("D")); after != before {
+			t.Fatalf("what is beneath D changed through %s:\n%s", name, diff(before, after))
+		}
+	}
+	refused("out/50")
+	for i := range many {
+		b.must("unlink", m.At("out", strconv.Itoa(i)))
+	}
+	b.must("rename", m.At("out", strconv.Itoa(many)), m.At("out/last"))
+	refused("out/last")
+	locker.must("rename", m.At("D/x"), m.At("D/y"))
+	refused("out/last")
+	locker.must("unlink", m.At("D/y"))
+	b.must("put", m.At("out/last"), "free", "")
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -27,6 +28,7 @@ func limitProbes() []probeCase {
 		{"RLIMIT_FSIZE", probeSizeLimit},
 		{"names of any bytes", probeOddNames},
 		{"a deep tree", probeDeepTree},
+		{"as many links as can be", probeManyLinks},
 	}
 }
 
@@ -341,4 +343,28 @@ func probeDeepTree(p *probe) {
 	p.try("rename the top", unix.Rename(p.at("dir"), p.at("top")))
 	out, err = exec.Command("rm", "-r", p.at("top")).CombinedOutput()
 	p.note("rm -r: %s %s", strings.TrimSpace(string(out)), errnoName(err))
+}
+
+// probeManyLinks goes to the limit of links, 65,000 on ext4, and back.
+func probeManyLinks(p *probe) {
+	const more = 65_100
+	p.file("f", "content", 0o644)
+	made := 0
+	var err error
+	for ; made < more && err == nil; made++ {
+		err = unix.Link(p.at("f"), p.at("l"+strconv.Itoa(made)))
+	}
+	p.note("link %d: %s", made, errnoName(err))
+	p.stat("l7")
+	p.try("chmod", unix.Chmod(p.at("l1234"), 0o600))
+	p.try("rename", unix.Rename(p.at("l0"), p.at("renamed")))
+	p.try("one that is there", unix.Link(p.at("f"), p.at("l9")))
+	p.stat("f")
+	for i := range made {
+		_ = unix.Unlink(p.at("l" + strconv.Itoa(i)))
+	}
+	p.stat("f")
+	p.try("one more", unix.Link(p.at("renamed"), p.at("g")))
+	p.stat("g")
+	p.content("g")
 }
