@@ -7,6 +7,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -185,8 +186,15 @@ func (s *Server) openStore(o *Options, root int) error {
 
 // claim takes the backing for this daemon (M1), wherever another one keeps its
 // state. The kernel drops the lock when the daemon dies.
+//
+// A daemon whose mount is gone already is waited for: umount(8) returns before
+// it has ended.
 func claim(root int, dir string) error {
 	err := unix.Flock(root, unix.LOCK_EX|unix.LOCK_NB)
+	for end := time.Now().Add(endTime); err == unix.EWOULDBLOCK && time.Now().Before(end) && !isMounted(dir); {
+		time.Sleep(5 * time.Millisecond)
+		err = unix.Flock(root, unix.LOCK_EX|unix.LOCK_NB)
+	}
 	if err == unix.EWOULDBLOCK {
 		return &ServedError{Dir: dir, Pid: flockOwner(root)}
 	}
@@ -194,6 +202,20 @@ func claim(root int, dir string) error {
 		return fmt.Errorf("%s: flock: %w", dir, err)
 	}
 	return nil
+}
+
+// endTime is how long a daemon may take to end after its mount is gone.
+const endTime = 3 * time.Second
+
+// isMounted reports whether a static directory is served somewhere, by a daemon
+// that lives or not.
+func isMounted(dir string) bool {
+	at, err := absoluteOf(dir)
+	if err != nil {
+		return true
+	}
+	mounts, err := Mounts()
+	return err != nil || slices.ContainsFunc(mounts, func(m MountInfo) bool { return m.Source == dir || m.Source == at })
 }
 
 // flockOwner returns the process that has the lock in the way of claim, as

@@ -139,3 +139,16 @@ func TestS1SuperviseDaemon(t *testing.T) {
 	eventually(t, "the daemon ends", func() bool { return !running(now) })
 	eventually(t, "its supervisor ends", func() bool { return exec.Command("pgrep", "-f", m.State).Run() != nil })
 }
+
+// TestM1AtOnce: umount(8) returns before the daemon has ended; the next mount
+// waits for that.
+func TestM1AtOnce(t *testing.T) {
+	m := mountOver(t)
+	for range 20 {
+		mustDo(t, syscall.Unmount(m.Path, 0))
+		old := m.gone
+		m.start(nil)
+		m.awaitReady()
+		<-old
+	}
+}
