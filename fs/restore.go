@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -20,6 +21,12 @@ func world() string {
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	ns, _ := os.Readlink("/proc/self/ns/pid")
 	return strings.TrimSpace(string(boot)) + " " + ns
+}
+
+// bootOf returns which boot a world is of.
+func bootOf(world string) string {
+	boot, _, _ := strings.Cut(world, " ")
+	return boot
 }
 
 // restore puts back what an earlier daemon recorded (S1): locks of owners that
@@ -78,8 +85,9 @@ func (fs *FS) restoreLock(rec lockstate.Record, world string, dead map[procid.ID
 	}
 	switch {
 	case rec.Lease != nil:
-		if rec.World != world {
-			rec.Lease.Deadline = 0 // it was one of another boot, and has passed
+		if bootOf(rec.World) != bootOf(world) {
+			rec.Lease.Reboot(fs.table.Clock(), time.Now())
+			rec.Members = nil
 		}
 		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage) // whether it lives is of no account
 	case owner == nil:

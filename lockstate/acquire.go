@@ -349,6 +349,9 @@ func (g *Grant) Commit() (Lock, bool) {
 		return Lock{}, true
 	}
 	t := g.t
+	if g.row.lease != nil && g.made {
+		defer t.sync() // a power cut ends all processes, but no lease
+	}
 	t.mu.Lock()
 	defer t.unlockFlush()
 	g.undrainLocked()

@@ -50,6 +50,7 @@ type LeaseRecord struct {
 	UID      uint32        `json:"uid"`
 	TTL      time.Duration `json:"ttl"`
 	Deadline time.Duration `json:"deadline"` // after the boot that the record's world names
+	Until    time.Time     `json:"until"`    // the same by the wall clock, for another boot
 	Joined   []procid.ID   `json:"joined,omitempty"`
 }
 
@@ -87,7 +88,7 @@ func ParseRecord(token uint64, data []byte) (Record, error) {
 const maxRecorded = 512
 
 // record returns r as it outlives the daemon. The caller holds Table.mu.
-func (r *row) record(world string) Record {
+func (r *row) record(world string, now time.Time) Record {
 	rec := Record{
 		Token: r.token, World: world, Path: Bytes(r.dir.path()), Next: Bytes(r.next),
 		Kind: r.kind, Protocol: r.protocol, Owner: r.owner.ID(), UID: r.owner.UID(), Lineage: r.heirs,
@@ -107,7 +108,7 @@ func (r *row) record(world string) Record {
 		rec.Scope = &r.scope
 	}
 	if r.lease != nil {
-		rec.Lease = &LeaseRecord{Client: r.lease.client, UID: r.lease.uid, TTL: r.lease.ttl, Deadline: r.lease.deadline}
+		rec.Lease = &LeaseRecord{Client: r.lease.client, UID: r.lease.uid, TTL: r.lease.ttl, Deadline: r.lease.deadline, Until: now.Add(r.lease.deadline - r.lease.clock())}
 		for id := range maps.Keys(r.lease.joined) {
 			if rec.Lease.Joined = append(rec.Lease.Joined, id); len(rec.Lease.Joined) == maxRecorded {
 				break
@@ -127,7 +128,7 @@ func (t *Table) noteLocked(r *row) {
 	if t.store == nil {
 		return
 	}
-	data, err := json.Marshal(r.record(t.world))
+	data, err := json.Marshal(r.record(t.world, t.now()))
 	if err == nil { // else: nothing in a record can fail
 		t.store.Put(r.token, data)
 	}
@@ -138,6 +139,13 @@ func (t *Table) noteLocked(r *row) {
 func (t *Table) flush() {
 	if t.store != nil {
 		_ = t.store.Flush()
+	}
+}
+
+// sync makes it outlive a power cut.
+func (t *Table) sync() {
+	if t.store != nil {
+		_ = t.store.Sync()
 	}
 }
 
@@ -240,4 +248,12 @@ func (t *Table) movedLocked(d *Dir) {
 		t.noteLocked(r)
 		return true
 	})
+}
+
+// Reboot makes the record of a lease one of this boot, whose clock shows
+// boottime. The wall clock is all that tells how long the machine was off; if
+// it was set back meanwhile, the lease has its whole time again and no more.
+func (l *LeaseRecord) Reboot(boottime time.Duration, now time.Time) {
+	l.Deadline = boottime + min(l.Until.Sub(now), l.TTL)
+	l.Joined = nil
 }

@@ -114,33 +114,53 @@ func TestS1Unmounted(t *testing.T) {
 	stranger(t).want("EBUSY", "mkdir", m.At("D", "x"))
 }
 
+// reboot makes what the killed daemon left look as if it were of an earlier boot.
+func (m *Mount) reboot() {
+	m.t.Helper()
+	files, _ := filepath.Glob(filepath.Join(m.State, "*.journal.*"))
+	if len(files) != 1 {
+		m.t.Fatalf("journals %q", files)
+	}
+	journal, err := os.ReadFile(files[0])
+	mustDo(m.t, err)
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	mustDo(m.t, err)
+	var changed strings.Builder
+	for line := range strings.Lines(string(journal)) {
+		_, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		rest = strings.Replace(rest, strings.TrimSpace(string(boot)), "an-earlier-boot", 1)
+		fmt.Fprintf(&changed, "%08x %s\n", crc32.Checksum([]byte(rest), crc32.MakeTable(crc32.Castagnoli)), rest)
+	}
+	if !strings.Contains(changed.String(), "an-earlier-boot") {
+		m.t.Fatalf("journal %q", journal)
+	}
+	mustDo(m.t, os.WriteFile(files[0], []byte(changed.String()), 0o600))
+}
+
 // TestS1Boot: an owner of an earlier boot, or of another pid namespace, is dead,
-// whoever has its pid now.
+// whoever has its pid now. A lease goes on, for the time that it has left.
 func TestS1Boot(t *testing.T) {
 	m := mountOver(t)
 	a := agent(t)
 	a.must("mkdir", m.At("D"))
+	for dir, ttl := range map[string]string{"long": "1m", "short": "1s"} {
+		openDir(t, m.At(dir))
+		m.Ctl("release " + dir)
+		a.must("put", m.control("ctl"), "acquire "+dir+" client="+dir+" ttl="+ttl+"\n", "wronly")
+	}
+	token := m.Locks()["long"].Token
 	m.restart(func() {
-		files, _ := filepath.Glob(filepath.Join(m.State, "*.journal.*"))
-		if len(files) != 1 {
-			t.Fatalf("journals %q", files)
-		}
-		journal, err := os.ReadFile(files[0])
-		mustDo(t, err)
-		boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-		mustDo(t, err)
-		var changed strings.Builder
-		for line := range strings.Lines(string(journal)) {
-			_, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
-			rest = strings.Replace(rest, strings.TrimSpace(string(boot)), "an-earlier-boot", 1)
-			fmt.Fprintf(&changed, "%08x %s\n", crc32.Checksum([]byte(rest), crc32.MakeTable(crc32.Castagnoli)), rest)
-		}
-		if !strings.Contains(changed.String(), "an-earlier-boot") {
-			t.Fatalf("journal %q", journal)
-		}
-		mustDo(t, os.WriteFile(files[0], []byte(changed.String()), 0o600))
+		m.reboot()
+		time.Sleep(time.Second) // the machine is off for longer than the short lease
 	})
 	m.wantFree("D")
+	m.wantFree("short")
+	row := m.Locks()["long"]
+	if row.Token != token || row.Client != "long" || row.Deadline <= 0 || row.Deadline > 59 {
+		t.Errorf("the lease after the boot: %+v, want token %d and less than 59 s left", row, token)
+	}
+	stranger(t).want("EBUSY", "creat", m.At("long", "x"), "wronly,creat")
+	a.must("put", m.control("ctl"), "renew long client=long\n", "wronly")
 }
 
 // TestS1Race: processes take and release directories while the daemon is killed
