@@ -141,9 +141,12 @@ type passthrough struct {
 // that passes is not.
 var errMayMap = errors.New("the file is open past the daemon, where a writable mapping could not be taken back")
 
-// choose says how h reaches the file.
-func (f *file) choose(fs *FS, h *handle, size int64) (ioMode, error) {
-	switch direct := h.opener != nil || h.lock.Revocable(); {
+// choose says how h reaches the file, whose attributes are st.
+func (f *file) choose(fs *FS, h *handle, st *unix.Statx_t) (ioMode, error) {
+	// That nothing is written but at the end of a file that may only grow is
+	// the daemon's to see to: fcntl(2) takes O_APPEND off a file that passes.
+	direct := h.opener != nil || h.lock.Revocable() || h.lock != nil && appendOnly(st)
+	switch {
 	case direct && f.passing > 0 && h.mapsWritable():
 		return 0, errMayMap
 	case direct && f.passing > 0:
@@ -158,7 +161,7 @@ func (f *file) choose(fs *FS, h *handle, size int64) (ioMode, error) {
 		return ioPassing, nil
 	case f.cached > 0 || f.direct > 0 || !fs.pass.on.Load() || h.node.dev != fs.pass.dev:
 		return ioCached, nil
-	case h.candidate.Load() || h.lock == nil && (size < passFrom && h.flags&(unix.O_DIRECT|unix.O_NOATIME) == 0 || fs.revocable(h.node)):
+	case h.candidate.Load() || h.lock == nil && (appendOnly(st) || st.Size < passFrom && h.flags&(unix.O_DIRECT|unix.O_NOATIME) == 0 || fs.revocable(h.node)):
 		return ioCached, nil // O_DIRECT and O_NOATIME are the backing's to obey
 	}
 	return ioPassing, nil
@@ -190,7 +193,7 @@ func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.Open
 		drop(fd)
 		return unix.ETXTBSY
 	}
-	mode, err := f.choose(fs, h, int64(st.Size))
+	mode, err := f.choose(fs, h, st)
 	if err == nil && mode.passes() && h.lock != nil {
 		// The kernel calls whatever its own open of the backing says EIO.
 		err = fs.back.writable()
@@ -201,7 +204,7 @@ func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.Open
 		}
 	}
 	if err == nil && (mode == ioDirect || mode == ioDirectPassing || mode == ioCached && h.lock != nil) {
-		err = fs.openOwnLocked(n, f, h, fd)
+		err = fs.openOwnLocked(n, f, h, fd, st)
 	}
 	if err == nil && h.flags&unix.O_TRUNC != 0 {
 		err = fs.truncateOpenLocked(n, f, h, fd)
@@ -314,11 +317,14 @@ func (fs *FS) passedLocked(f *file) {
 }
 
 // openOwnLocked gives h a descriptor of its own. fd is one of the file, or -1.
-func (fs *FS) openOwnLocked(n *node, f *file, h *handle, fd int) (err error) {
+func (fs *FS) openOwnLocked(n *node, f *file, h *handle, fd int, st *unix.Statx_t) (err error) {
 	if !fs.spare.take() {
 		return unix.ENFILE
 	}
 	flags := backingFlags(h.flags) &^ unix.O_TRUNC
+	if appendOnly(st) {
+		flags |= int(h.flags & unix.O_APPEND)
+	}
 	if fd >= 0 {
 		h.fd, err = fs.back.open(place{fd: fd}, flags)
 	} else {

@@ -189,6 +189,9 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 		var st unix.Statx_t
 		err := fs.statOpening(n, &st)
 		if err == nil {
+			err = checkFlags(&st, flags)
+		}
+		if err == nil {
 			err = fs.opened(n, h, -1, &st, out)
 		}
 		if err == nil && flags&unix.O_TRUNC != 0 && in.Mode&fuse.OPEN_KILL_SUIDGID != 0 {

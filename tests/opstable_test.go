@@ -77,6 +77,7 @@ func mutations() []op {
 		{name: "fchmod", steps: "open x {D}/file rdonly;fchmod x 0600;close x"},
 		{name: "chmod D", steps: "chmod {D} 0700"},
 		{name: "chown", steps: "chown {D}/file 1 1"},
+		{name: "chown to nobody new", steps: "chown {D}/file -1 -1"},
 		{name: "chown symlink", steps: "chown {D}/sym 1 1"},
 		{name: "chown D", steps: "chown {D} 1 1"},
 		{name: "utimens", steps: "utimens {D}/file 1000000000"},
@@ -93,7 +94,8 @@ func mutations() []op {
 		{name: "O_TMPFILE", steps: "open x {D} tmpfile,rdwr;close x"},
 		{name: "O_TMPFILE linked", steps: "open x {D} tmpfile,rdwr;linkfd x {D}/new;close x"},
 		{name: "O_TMPFILE from outside", steps: "open x {F} tmpfile,rdwr;linkfd x {D}/new;close x"},
-		{name: "FS_IOC_SETFLAGS", steps: "setflags {D}/file", refused: "EBUSY|ENOTTY", also: "ENOTTY"},
+		{name: "FS_IOC_SETFLAGS", steps: "setflags {D}/file"},
+		{name: "FS_IOC_SETFLAGS D", steps: "setflags {D}"},
 
 		{name: "lock name O_EXCL", steps: "creat {D}/devserver.lock wronly,creat,excl", refused: lockNames},
 		{name: "lock name mknod", steps: "mknod {D}/devserver.lock file", refused: lockNames},

@@ -1,0 +1,188 @@
+package fs
+
+import (
+	"slices"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// SetAttr is chmod, chown, truncate and utimensat.
+func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+	if c := fs.control.node(in.NodeId); c != nil {
+		return c.setAttr(in, out)
+	}
+	n := fs.nodes.get(in.NodeId)
+	if n == nil {
+		return fuse.Status(unix.ESTALE)
+	}
+	if n.candidate().private() {
+		if n.candidate().lockFile {
+			return fs.setPrivateLockFile(cancel, in, n.candidate(), out)
+		}
+		return n.candidate().setAttr(in, out)
+	}
+	var h *handle
+	if fh, ok := in.GetFh(); ok {
+		h = fs.handles.get(fh, in.NodeId)
+	}
+	var st unix.Statx_t
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: setAttrName(in), node: n}
+	status := fs.attempt(r, false, func() error {
+		// The right to truncate an open file was decided when it was opened.
+		// So was that to write, which takes privileges away: a request that
+		// sets nothing, as the kernel makes it then, looks like chown(2) to
+		// nobody new.
+		set := in.Valid &^ (fuse.FATTR_FH | fuse.FATTR_LOCKOWNER | fuse.FATTR_KILL_SUIDGID)
+		admitted := set == fuse.FATTR_SIZE && h != nil && h.lock != nil
+		if !admitted {
+			c, err := r.covering(n)
+			if err != nil {
+				return err
+			}
+			// Attributes of a directory are part of making it (R5).
+			c.Quiet = set == 0 || n.isDir() || fs.onlyLockNames(n)
+			op, err := r.admit(c)
+			if admitted = err == nil; !admitted && (set != 0 || !r.hasOpen(n)) {
+				return err
+			}
+			defer op.End()
+		}
+		if err := fs.setAttr(n, h, in); err != nil {
+			return err
+		}
+		if admitted && in.Valid&^(fuse.FATTR_FH|fuse.FATTR_LOCKOWNER) == 0 {
+			if err := fs.chownToNone(r, n); err != nil {
+				return err
+			}
+		}
+		if fd := h.openFD(); fd >= 0 {
+			return statAt(fd, "", &st)
+		}
+		return fs.statNode(n, &st)
+	})
+	if status != fuse.OK {
+		return status
+	}
+	fs.touched(r, n)
+	fillAttr(&out.Attr, &st)
+	if !fs.disguise(&in.InHeader, n, &out.Attr) {
+		out.SetTimeout(n.attrsValidFor())
+	}
+	return fuse.OK
+}
+
+// hasOpen reports whether the caller may write to n through a handle.
+func (r *request) hasOpen(n *node) bool {
+	p := r.process()
+	return p != nil && slices.ContainsFunc(n.handles(), func(h *lockstate.Handle) bool {
+		o := h.Owner().ID()
+		return !h.Revoked() && (p.ID() == o || p.Descends(o))
+	})
+}
+
+// chownToNone is chown(path, -1, -1), which changes the ctime and comes as a
+// request that sets nothing.
+func (fs *FS) chownToNone(r *request, n *node) error {
+	p, err := fs.back.place(n)
+	if err != nil {
+		return err
+	}
+	defer p.done()
+	if fs.capsOff.take(n.id, r.header.Pid) && mayKeepPrivileges(r.header) {
+		// The file had capabilities, and is about to be written to by who
+		// may keep its bits, which chown(2) would take away.
+		return nil
+	}
+	return unix.Fchownat(p.fd, p.name, -1, -1, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW)
+}
+
+func setAttrName(in *fuse.SetAttrIn) string {
+	switch {
+	case in.Valid&fuse.FATTR_SIZE != 0:
+		return "truncate"
+	case in.Valid&(fuse.FATTR_UID|fuse.FATTR_GID) != 0:
+		return "chown"
+	case in.Valid&fuse.FATTR_MODE != 0:
+		return "chmod"
+	case in.Valid&(fuse.FATTR_ATIME|fuse.FATTR_MTIME) == 0:
+		return "chown" // to nobody new
+	}
+	return "utimes"
+}
+
+func (fs *FS) setAttr(n *node, h *handle, in *fuse.SetAttrIn) error {
+	if err := fs.setAttrKills(n, in); err != nil {
+		return err
+	}
+	p, err := fs.back.place(n)
+	if err != nil {
+		fd := h.openFD()
+		if fd < 0 {
+			return err
+		}
+		p = place{fd: fd}
+	}
+	defer p.done()
+	uid, hasUID := in.GetUID()
+	gid, hasGID := in.GetGID()
+	if hasUID || hasGID {
+		if err := unix.Fchownat(p.fd, p.name, int(int32(uid)), int(int32(gid)), unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return err
+		}
+	}
+	if mode, ok := in.GetMode(); ok {
+		if err := fs.back.chmod(p, mode); err != nil {
+			return err
+		}
+	}
+	if size, ok := in.GetSize(); ok {
+		if err := fs.truncate(n, p, h, int64(size)); err != nil {
+			return err
+		}
+	}
+	if in.Valid&(fuse.FATTR_ATIME|fuse.FATTR_MTIME) != 0 {
+		ts := []unix.Timespec{
+			timespec(in.Valid, fuse.FATTR_ATIME, fuse.FATTR_ATIME_NOW, in.Atime, in.Atimensec),
+			timespec(in.Valid, fuse.FATTR_MTIME, fuse.FATTR_MTIME_NOW, in.Mtime, in.Mtimensec),
+		}
+		return unix.UtimesNanoAt(p.fd, p.name, ts, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW)
+	}
+	return nil
+}
+
+// chmod is chmod(2) for the file at p, never through a symlink (M3).
+func (b *backing) chmod(p place, mode uint32) error {
+	if p.name != "" && !b.oldChmod.Load() {
+		err := unix.Fchmodat(p.fd, p.name, mode, unix.AT_SYMLINK_NOFOLLOW)
+		if err != unix.EOPNOTSUPP {
+			return err
+		}
+		// The kernel cannot, or the file is a symlink and has no mode.
+	}
+	fd := p.fd
+	if p.name != "" {
+		var err error
+		if fd, err = openAt(p.fd, p.name, unix.O_PATH, 0); err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+	}
+	err := unix.Fchmodat(b.proc, procName(fd), mode, 0)
+	if err == nil && p.name != "" {
+		b.oldChmod.Store(true)
+	}
+	return err
+}
+
+func timespec(valid, set, now uint32, sec uint64, nsec uint32) unix.Timespec {
+	switch {
+	case valid&set == 0:
+		return unix.Timespec{Nsec: unix.UTIME_OMIT}
+	case valid&now != 0:
+		return unix.Timespec{Nsec: unix.UTIME_NOW}
+	}
+	return unix.Timespec{Sec: int64(sec), Nsec: int64(nsec)}
+}
