@@ -96,6 +96,13 @@ func Mount(o Options) (_ *Server, err error) {
 		Claims: claims, Notify: events.add,
 	}
 	if !o.NoLocking {
+		s.store.Notify(func(err error) {
+			if err != nil {
+				o.Log.Error("locks are not kept for a restart until the state can be written again", "err", err)
+			} else {
+				o.Log.Warn("locks are kept for a restart again")
+			}
+		})
 		tableOptions.Store = s.store
 	}
 	if s.fs, err = newFS(o, root, lockstate.New(tableOptions), procs); err != nil {

@@ -47,6 +47,7 @@ type journal struct {
 	allocated int64
 	synced    uint64 // number of the last change that is on disk
 	failed    error  // why nothing can be written; a new generation ends it
+	notify    func(error)
 
 	loaded map[uint64][]byte
 	stop   chan struct{}
@@ -119,8 +120,7 @@ func (j *journal) flushLocked(want uint64) error {
 
 	err := j.append(lines)
 	if err != nil {
-		j.failed = fmt.Errorf("writing the journal: %w", err)
-		return j.failed
+		return j.failLocked(fmt.Errorf("writing the journal: %w", err))
 	}
 	j.mu.Lock()
 	j.written = seq
@@ -148,6 +148,30 @@ func (j *journal) append(lines []byte) error {
 	return err
 }
 
+// failLocked takes note of why nothing can be written. The caller holds writeMu.
+func (j *journal) failLocked(err error) error {
+	if j.failed == nil {
+		j.tell(err)
+	}
+	j.failed = err
+	return err
+}
+
+func (j *journal) tell(err error) {
+	if j.notify != nil {
+		j.notify(err)
+	}
+}
+
+// Notify has fn called with the reason when records cannot be kept any more,
+// and with nil when they can again. fn calls no method of the store.
+func (s *Store) Notify(fn func(error)) {
+	j := &s.journal
+	j.writeMu.Lock()
+	defer j.writeMu.Unlock()
+	j.notify = fn
+}
+
 // Sync is Flush, and waits for the disk.
 func (s *Store) Sync() error {
 	j := &s.journal
@@ -173,8 +197,7 @@ func (j *journal) syncLocked(want uint64) error {
 		return ErrClosed
 	}
 	if err := unix.Fdatasync(int(j.file.Fd())); err != nil {
-		j.failed = fmt.Errorf("syncing the journal: %w", err)
-		return j.failed
+		return j.failLocked(fmt.Errorf("syncing the journal: %w", err))
 	}
 	j.synced = written
 	return nil
@@ -230,14 +253,17 @@ func (j *journal) renewLocked() error {
 	gen := j.gen + 1
 	file, err := j.store.begin(gen, live)
 	if err != nil {
-		j.failed = err
-		return err
+		return j.failLocked(err)
 	}
 	if j.file != nil {
 		j.file.Close()
 	}
 	j.store.removeGenerations(gen)
-	j.file, j.gen, j.size, j.allocated, j.failed, j.synced = file, gen, 0, 0, nil, seq
+	j.file, j.gen, j.size, j.allocated, j.synced = file, gen, 0, 0, seq
+	if j.failed != nil {
+		j.failed = nil
+		j.tell(nil)
+	}
 	j.mu.Lock()
 	j.written = max(j.written, seq)
 	j.mu.Unlock()

@@ -1,0 +1,187 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestFaultFullState: while the state cannot be written, locks are taken, kept
+// and released as ever, and the log says that they would not outlive the daemon;
+// when there is room again, those that stand are durable without anybody's doing.
+func TestFaultFullState(t *testing.T) {
+	disk := newImage(t, 8)
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	m.State = filepath.Join(disk.Dir, "state")
+	m.start(nil)
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	old, a, b, rival := agent(t), agent(t), agent(t), stranger(t)
+	old.must("mkdir", m.At("old"))
+	disk.fill()
+	last := m.Locks()["old"].Token
+	// As many as do not fit into what the journal has as room.
+	for i := range 6000 {
+		a.must("mkdir", m.At("D"))
+		if i%1000 == 0 {
+			row := m.Locks()["D"]
+			if row.Token <= last || row.Pid != a.Pid {
+				t.Fatalf("lock %d on a full state: %+v after token %d", i, row, last)
+			}
+			last = row.Token
+			rival.want("EBUSY", "mkdir", m.At("D/x"))
+		}
+		a.must("rmdir", m.At("D"))
+	}
+	eventually(t, "a warning", func() bool { return strings.Contains(m.Log(), "locks are not kept for a restart") })
+	a.must("mkdir", m.At("A"))
+	b.must("creat", m.At("devserver"), "wronly,creat,excl")
+	b.must("mkdir", m.At("B"))
+	held := m.Locks()
+	disk.free()
+	eventually(t, "the state is written again", func() bool { return strings.Contains(m.Log(), "locks are kept for a restart again") })
+	m.restart(b.Kill)
+	for _, name := range []string{"old", "A"} {
+		if row := m.Locks()[name]; row.Token != held[name].Token || row.Pid != held[name].Pid {
+			t.Errorf("%s after the restart: %+v, want token %d of pid %d", name, row, held[name].Token, held[name].Pid)
+		}
+	}
+	m.wantFree("B")
+	a.must("mkdir", m.At("new"))
+	if row := m.Locks()["new"]; row.Token <= held["B"].Token {
+		t.Errorf("token %d after %d", row.Token, held["B"].Token)
+	}
+}
+
+// TestFaultFullStateRestart: a daemon that starts while its state is full has
+// what is there, serves, and warns.
+func TestFaultFullStateRestart(t *testing.T) {
+	disk := newImage(t, 8)
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	m.State = filepath.Join(disk.Dir, "state")
+	m.start(nil)
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	token := m.Locks()["D"].Token
+	m.restart(disk.fill)
+	if row := m.Locks()["D"]; row.Token != token || row.Pid != a.Pid {
+		t.Errorf("D after the restart: %+v, want token %d", row, token)
+	}
+	eventually(t, "a warning", func() bool { return strings.Contains(m.Log(), "locks are not kept for a restart") })
+	stranger(t).want("EBUSY", "mkdir", m.At("D/x"))
+	a.must("mkdir", m.At("E"))
+	if row := m.Locks()["E"]; row.Token <= token {
+		t.Errorf("token %d after %d", row.Token, token)
+	}
+	// Once more, without room, and then with it.
+	m.restart(nil)
+	if row := m.Locks()["D"]; row.Token != token {
+		t.Errorf("D after another restart: %+v, want token %d", row, token)
+	}
+	disk.free()
+	a.must("mkdir", m.At("F"))
+	want := m.Locks()["F"].Token
+	eventually(t, "the state is written again", func() bool { return strings.Contains(m.Log(), "locks are kept for a restart again") })
+	m.restart(nil)
+	if row := m.Locks()["F"]; row.Token != want {
+		t.Errorf("F: %+v, want token %d", row, want)
+	}
+}
+
+// TestFaultDamagedState: of a state that was cut off anywhere, or has a bit
+// flipped, what can be proven is there after a restart: a lock is as it was, or
+// it is gone and said so; never another's. Tokens go on above all that were
+// given.
+func TestFaultDamagedState(t *testing.T) {
+	m := mountOver(t)
+	owners := make([]*Agent, 4)
+	for i := range owners {
+		owners[i] = agent(t)
+	}
+	take := func() {
+		for i, a := range owners {
+			if a.Try("mkdir", m.At("D"+itoa(i))) != "ok" {
+				if row, held := m.Locks()["D"+itoa(i)]; held && row.Pid == a.Pid {
+					continue
+				}
+				a.must("rmdir", m.At("D"+itoa(i)))
+				a.must("mkdir", m.At("D"+itoa(i)))
+			}
+		}
+	}
+	damages := map[string]func(b []byte, n int) []byte{
+		"cut off": func(b []byte, n int) []byte { return b[:n] },
+		"flipped": func(b []byte, n int) []byte { b[n] ^= 1 << (n % 8); return b },
+		"zeroes":  func(b []byte, n int) []byte { clear(b[n:min(n+64, len(b))]); return b },
+	}
+	for _, what := range slices.Sorted(maps.Keys(damages)) {
+		for _, kind := range []string{"*.journal.*", "*.locks.*", "*.tokens"} {
+			for part := range 4 {
+				t.Run(fmt.Sprintf("%s/%s/%d", what, strings.Trim(kind, "*."), part), func(t *testing.T) {
+					defer func(t *testing.T) { m.t = t }(m.t)
+					m.t = t
+					take()
+					if kind == "*.locks.*" {
+						m.restart(nil) // puts what is held into a snapshot
+					}
+					before := m.Locks()
+					last := uint64(0)
+					for _, row := range before {
+						last = max(last, row.Token)
+					}
+					damaged, shows := false, true
+					m.restart(func() {
+						files, _ := filepath.Glob(filepath.Join(m.State, kind))
+						for _, file := range files {
+							b, err := os.ReadFile(file)
+							mustDo(t, err)
+							if len(b) == 0 {
+								continue
+							}
+							n := min(len(b)*part/4+part*7, len(b)-1)
+							// Without its last lines a file is whole.
+							shows = what != "cut off" || n > 0 && b[n-1] != '\n'
+							mustDo(t, os.WriteFile(file, damages[what](b, n), 0o600))
+							damaged = true
+						}
+					})
+					if !damaged {
+						t.Skip("nothing there to damage")
+					}
+					after := m.Locks()
+					for dir, row := range after {
+						if was, ok := before[dir]; !ok || row.Token != was.Token || row.Pid != was.Pid || row.Start != was.Start {
+							t.Errorf("%s: %+v, was %+v", dir, row, was)
+						}
+					}
+					lost := len(before) - len(after)
+					if lost > 0 && shows && !strings.Contains(m.Log(), "damaged") {
+						t.Errorf("%d locks are lost, and nothing is said:\n%s", lost, m.Log())
+					}
+					if kind == "*.tokens" && lost > 0 {
+						t.Errorf("%d locks are lost with the token mark", lost)
+					}
+					other := agent(t)
+					for dir := range after {
+						other.want("EBUSY", "mkdir", m.At(dir, "x"))
+					}
+					other.must("mkdir", m.At("new"))
+					if row := m.Locks()["new"]; row.Token <= last {
+						t.Errorf("token %d after %d", row.Token, last)
+					}
+					other.must("rmdir", m.At("new"))
+				})
+			}
+		}
+	}
+}
