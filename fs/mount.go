@@ -408,7 +408,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	again := time.NewTicker(20 * time.Millisecond)
 	defer again.Stop()
 	for {
-		err := detach(s.where(), false)
+		err := s.unmount(false)
 		if err == nil || errors.Is(err, ErrNoMount) {
 			return s.Wait()
 		}
@@ -423,11 +423,20 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-deadline.C:
 		}
-		if err := detach(s.where(), true); err != nil {
+		if err := s.unmount(true); err != nil {
 			return err
 		}
 		return fmt.Errorf("%s: %w", s.mountpoint, ErrDetached)
 	}
+}
+
+// Detach takes the mount away from its path at once, whoever uses it. It asks
+// nothing of the mount itself. One that is gone is no error.
+func (s *Server) Detach() error {
+	if err := s.unmount(true); !errors.Is(err, ErrNoMount) {
+		return err
+	}
+	return nil
 }
 
 // absolute returns path as the kernel shows it in its list of mounts.

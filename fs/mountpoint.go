@@ -194,19 +194,19 @@ func mountIDAt(path string) int {
 	return id
 }
 
-// where returns the path of the mount now: a directory above it may have been
-// renamed.
-func (s *Server) where() string {
+// unmount takes this mount from its path, which is another one than at first if
+// a directory above it was renamed. What is mounted in its place by now stays.
+func (s *Server) unmount(lazy bool) error {
 	mounts, err := ReadMounts()
 	if err != nil {
-		return s.mountpoint
+		return err
 	}
 	for _, m := range mounts {
 		if m.ID == s.fs.mountID && m.FSType == "fuse.stagefs" {
-			return m.Path
+			return detach(m.Path, lazy)
 		}
 	}
-	return s.mountpoint
+	return fmt.Errorf("%s: %w", s.mountpoint, ErrNoMount)
 }
 
 // MountInfo is one stagefs mount.

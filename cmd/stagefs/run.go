@@ -33,6 +33,7 @@ type server interface {
 	Warnings() []string
 	Wait() error
 	Shutdown(context.Context) error
+	Detach() error
 }
 
 // run is the whole program. It returns the exit status.

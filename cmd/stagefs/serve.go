@@ -8,13 +8,14 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/stagefs/stagefs/fs"
 )
 
 // serve mounts, calls ready, and serves until the mount is gone. The first
-// SIGTERM, SIGINT or SIGHUP unmounts; a second one ends at once (M4), with the
-// status that a shell shows for it.
+// SIGTERM, SIGINT or SIGHUP unmounts; a second one detaches the mount and ends
+// at once (M4), with the status that a shell shows for it.
 func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) error) error {
 	signals := make(chan os.Signal, 4)
 	for _, s := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
@@ -33,6 +34,7 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 		stopping = make(chan error, 1) // what Shutdown returned
 		gone     = make(chan error, 1)
 		stopped  bool
+		first    time.Time // when the first signal came
 	)
 	stop := func() {
 		go func() { stopping <- s.Shutdown(context.WithoutCancel(ctx)) }()
@@ -70,8 +72,21 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 			stopped = true
 
 		case sig := <-signals:
+			if stopped && mounted != nil && time.Since(first) < mountTime {
+				// To end now could leave a dead mount. And the same signal
+				// may come from several: a service manager, a supervisor.
+				continue
+			}
+			if !stopped {
+				first = time.Now()
+			}
 			if stopped {
-				c.say("%v again: ending at once; what is left of the mount is cleared by: stagefs umount %s", sig, quote(target(o)))
+				c.say("%v again: ending at once", sig)
+				if s != nil && mounted == nil {
+					if err := s.Detach(); err != nil {
+						c.say("%v; what is left of the mount is cleared by: stagefs umount %s", err, quote(target(o)))
+					}
+				}
 				return &exitError{exitSignal + int(sig.(syscall.Signal)), ""}
 			}
 			c.say("%v: unmounting %s", sig, quote(target(o)))
@@ -96,6 +111,9 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 		}
 	}
 }
+
+// mountTime is how long mounting may take before a second signal counts.
+const mountTime = 2 * time.Second
 
 // keepServing takes their default effect from signals that would leave everyone
 // who uses the mount hanging: a stop by the terminal, and the death by a reader

@@ -31,6 +31,8 @@ type fakeServer struct {
 func (s *fakeServer) Mountpoint() string { return s.at }
 func (s *fakeServer) Warnings() []string { return []string{"a warning"} }
 func (s *fakeServer) Wait() error        { <-s.gone; return nil }
+func (s *fakeServer) Detach() error      { return nil }
+
 func (s *fakeServer) Shutdown(context.Context) error {
 	switch s.mode {
 	case "busy":

@@ -1,0 +1,221 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestFaultDescriptors: a daemon that has no descriptors left says ENFILE; no
+// lock is lost or given twice, what ends meanwhile ends, and it recovers.
+func TestFaultDescriptors(t *testing.T) {
+	for _, opts := range [][]string{nil, {"--no-passthrough"}} {
+		t.Run(strings.Join(opts, ""), func(t *testing.T) {
+			m := mount(t, opts...)
+			const files = 200
+			openDir(t, m.Back("free"))
+			holder, dies, rival, late := agent(t), agent(t), stranger(t), agent(t)
+			holder.must("mkdir", m.At("D"))
+			dies.must("mkdir", m.At("E"))
+			for i := range files {
+				holder.must("mkdir", m.At("D", itoa(i)))
+				holder.must("put", m.At("D", itoa(i), "f"), "before", "creat")
+			}
+			old := m.limitFiles(t, m.openFiles()+4)
+			heard := map[string]int{}
+			opened := 0
+			for i := range files {
+				got := holder.Try("open", itoa(i), m.At("D", itoa(i), "f"), "rdwr")
+				heard[got]++
+				if got == "ok" {
+					opened++
+				}
+			}
+			heard[late.Try("mkdir", m.At("F"))]++
+			heard[late.Try("creat", m.At("free/devserver"), "wronly,creat,excl")]++
+			if got := rival.Try("put", m.At("D/0/f"), "rival", ""); got == "ok" {
+				t.Error("a rival wrote to what is held")
+			}
+			dies.Kill()
+			t.Logf("%d of %d could be opened; heard: %v", opened, files, heard)
+			for got := range heard {
+				if !oneOf(got, "ok|ENFILE|EMFILE") {
+					t.Errorf("somebody heard %s, want ENFILE at the worst", got)
+				}
+			}
+			m.limitFiles(t, int(old.Cur))
+			m.wantOwner("D", holder.Pid)
+			m.awaitFree("E")
+			for i := range files {
+				holder.Try("close", itoa(i))
+				holder.must("put", m.At("D", itoa(i), "f"), "after!", "")
+			}
+			eventually(t, "the dead one's directory is free", func() bool { return late.Try("mkdir", m.At("E/x")) == "ok" })
+			for _, dir := range []string{"F", "free"} {
+				if row, held := m.Locks()[dir]; held && row.Pid != late.Pid {
+					t.Errorf("%s: %+v", dir, row)
+				}
+			}
+			rival.want("EBUSY", "put", m.At("D/0/f"), "rival", "")
+			rival.want("EBUSY", "mkdir", m.At("D/x"))
+		})
+	}
+}
+
+// limitFiles sets how many descriptors the daemon may have.
+func (m *Mount) limitFiles(t *testing.T, n int) (old unix.Rlimit) {
+	t.Helper()
+	pid := m.cmd.Process.Pid
+	mustDo(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &old))
+	lim := unix.Rlimit{Cur: uint64(n), Max: old.Max}
+	mustDo(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &lim, nil))
+	return old
+}
+
+// TestFaultStopped: while the daemon is stopped, everybody waits; when it goes
+// on, everything they asked for is done, what died is released, and a lease
+// whose deadline has passed is over: a renewal that waited does not save it.
+func TestFaultStopped(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("L"))
+	holder, dies, waits, lessee, next := agent(t), agent(t), agent(t), agent(t), agent(t)
+	holder.must("mkdir", m.At("D"))
+	holder.must("open", "f", m.At("D/f"), "rdwr,creat")
+	dies.must("mkdir", m.At("E"))
+	dies.must("put", m.At("E/devserver"), "", "creat,excl")
+	token := lessee.mustCommand(m, "acquire L client=x ttl=250ms").Token
+	mustDo(t, syscall.Kill(m.cmd.Process.Pid, syscall.SIGSTOP))
+	stopped := time.Now()
+	written := holder.Start("put", m.At("D/g"), "written while it was stopped", "creat")
+	made := waits.Start("mkdir", m.At("F"))
+	renewed := lessee.Start("ctl", m.control("ctl"), "renew L client=x")
+	dies.conn.Close()
+	mustDo(t, syscall.Kill(dies.Pid, syscall.SIGKILL))
+	for time.Since(stopped) < 300*time.Millisecond { // the deadline goes by
+		time.Sleep(10 * time.Millisecond)
+	}
+	mustDo(t, syscall.Kill(m.cmd.Process.Pid, syscall.SIGCONT))
+	for what, got := range map[string]string{"write": written(), "mkdir": made()} {
+		if got != "ok" {
+			t.Errorf("the %s that waited = %s", what, got)
+		}
+	}
+	if got := renewed(); got != "ENOENT" {
+		t.Errorf("the renewal that came too late = %s, want ENOENT", got)
+	}
+	if again := next.mustCommand(m, "acquire L client=y"); again.Token <= token {
+		t.Errorf("token %d after %d", again.Token, token)
+	}
+	m.wantOwner("D", holder.Pid)
+	m.wantOwner("F", waits.Pid)
+	m.awaitFree("E")
+	if _, err := os.Lstat(m.Back("E/devserver")); err == nil {
+		t.Error("the dead owner's lock file is left")
+	}
+	if b, _ := os.ReadFile(m.Back("D/g")); string(b) != "written while it was stopped" {
+		t.Errorf("D/g = %q", b)
+	}
+	stranger(t).want("EBUSY", "put", m.At("D/g"), "", "")
+}
+
+// TestFaultTerminated: SIGTERM at any moment of mounting and unmounting leaves
+// no mount and no process, neither of the daemon nor of what started it; and
+// the next daemon can start.
+func TestFaultTerminated(t *testing.T) {
+	need(t, "root", "fuse")
+	for name, opts := range map[string][]string{"plain": nil, "supervised": {"--supervise"}, "background": {"-d"}, "both": {"-d", "--supervise"}} {
+		t.Run(name, func(t *testing.T) {
+			dir := staticDir(t)
+			mustDo(t, os.WriteFile(filepath.Join(dir, "file"), []byte("content"), 0o644))
+			state := filepath.Join(tempDir(t), "state")
+			mark := "STAGEFS_FAULT=" + dir
+			ends := map[string]int{}
+			for ms := range 60 {
+				args := append(append([]string{"mount", "--state-dir", state}, opts...), dir)
+				cmd := exec.Command(stagefsBin(), args...)
+				cmd.Env = append(os.Environ(), mark)
+				cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+				p := startCmd(t, cmd)
+				select {
+				case <-p.done:
+				case <-time.After(time.Duration(ms) * time.Millisecond):
+				}
+				// In the background, all there is of it hears of it, but only
+				// once: a second one would end it at once.
+				told := map[int]bool{}
+				tell := func() (left int) {
+					for _, pid := range pidsWithEnv(mark) {
+						if left++; !told[pid] {
+							told[pid] = true
+							syscall.Kill(pid, syscall.SIGTERM)
+						}
+					}
+					return left
+				}
+				background := name == "background" || name == "both"
+				if background {
+					tell()
+				} else {
+					p.cmd.Process.Signal(syscall.SIGTERM)
+				}
+				r := p.Wait()
+				ends[itoa(r.Status)]++
+				eventually(t, "no process is left", func() bool {
+					if background {
+						return tell() == 0
+					}
+					return len(pidsWithEnv(mark)) == 0
+				})
+				if b, err := os.ReadFile(filepath.Join(dir, "file")); string(b) != "content" || err != nil {
+					t.Fatalf("after SIGTERM at %d ms: read = %q, %v", ms, b, err)
+				}
+				if mountedAt(dir) {
+					t.Fatalf("after SIGTERM at %d ms: still mounted: %v", ms, r)
+				}
+				if strings.Contains(r.Err, "panic") || strings.Contains(r.Err, "goroutine") {
+					t.Fatalf("after SIGTERM at %d ms: %v", ms, r)
+				}
+			}
+			t.Logf("exit statuses: %v", ends)
+			m := newMount(t, dir, dir)
+			m.State = state
+			m.start(nil)
+			t.Cleanup(m.stop)
+			m.awaitReady()
+		})
+	}
+}
+
+// TestFaultTerminatedTwice: a second signal at any moment of the unmounting
+// ends the daemon at once; the mount it may leave is dead, and cleared by the
+// next daemon, or by stagefs umount.
+func TestFaultTerminatedTwice(t *testing.T) {
+	m := mountOver(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	token := m.Locks()["D"].Token
+	for ms := range 30 {
+		mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
+		time.Sleep(time.Duration(ms) * 200 * time.Microsecond)
+		m.cmd.Process.Signal(syscall.SIGTERM)
+		eventually(t, "the daemon ends", m.dead)
+		if ms%2 == 0 && mountedAt(m.Path) {
+			if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
+				t.Fatalf("umount of what is left: %v", r)
+			}
+		}
+		m.start(nil)
+		m.awaitReady()
+		if row := m.Locks()["D"]; row.Token != token || row.Pid != a.Pid {
+			t.Fatalf("D: %+v, want token %d", row, token)
+		}
+	}
+}
