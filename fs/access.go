@@ -2,6 +2,7 @@ package fs
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -17,8 +18,13 @@ import (
 // who could not has no business to lock it. A command names the directory in
 // its text, so that the kernel has checked nothing. The caller holds FS.ns.
 func (fs *FS) mayCreateIn(h *fuse.InHeader, dir string) error {
+	return fs.withRightsOf(h, func() error { return fs.reach(dir) })
+}
+
+// withRightsOf calls do on a thread that has the caller's rights, and no more.
+func (fs *FS) withRightsOf(h *fuse.InHeader, do func() error) error {
 	if h.Uid == 0 || !fs.privileged && h.Uid == fs.uid {
-		return fs.reach(dir)
+		return do()
 	}
 	if !fs.privileged {
 		return unix.EACCES // an ordinary user's daemon cannot ask for another
@@ -43,7 +49,7 @@ func (fs *FS) mayCreateIn(h *fuse.InHeader, dir string) error {
 		}
 		setFSID(unix.SYS_SETFSGID, h.Gid)
 		setFSID(unix.SYS_SETFSUID, h.Uid) // which takes the capabilities to pass checks away
-		answer <- fs.reach(dir)
+		answer <- do()
 	}()
 	return <-answer
 }
@@ -51,9 +57,23 @@ func (fs *FS) mayCreateIn(h *fuse.InHeader, dir string) error {
 // reach looks up a directory with the rights of the calling thread, and checks
 // that it may make entries there.
 func (fs *FS) reach(dir string) error {
-	fd, err := openAt(fs.back.root, ".", unix.O_PATH|unix.O_DIRECTORY, 0)
+	fd, err := fs.walk(dir)
 	if err != nil {
 		return err
+	}
+	defer unix.Close(fd)
+	return mayChangeEntries(fd)
+}
+
+func mayChangeEntries(fd int) error {
+	return unix.Faccessat2(fd, "", unix.W_OK|unix.X_OK, unix.AT_EACCESS|unix.AT_EMPTY_PATH)
+}
+
+// walk opens a directory with the rights of the calling thread.
+func (fs *FS) walk(dir string) (int, error) {
+	fd, err := openAt(fs.back.root, ".", unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return -1, err
 	}
 	for _, name := range split(dir) {
 		next, err := openAt(fd, name, unix.O_PATH|unix.O_DIRECTORY, 0)
@@ -62,12 +82,86 @@ func (fs *FS) reach(dir string) error {
 			err = unix.ENOTDIR
 		}
 		if err != nil {
-			return err
+			return -1, err
 		}
 		fd = next
 	}
-	defer unix.Close(fd)
-	return unix.Faccessat2(fd, "", unix.W_OK|unix.X_OK, unix.AT_EACCESS|unix.AT_EMPTY_PATH)
+	return fd, nil
+}
+
+// mayRemove reports whether the caller could remove a directory with all that is
+// in it: the daemon does it for nobody else. The caller holds FS.ns.
+func (fs *FS) mayRemove(h *fuse.InHeader, dir string) error {
+	if h.Uid == 0 {
+		return nil
+	}
+	return fs.withRightsOf(h, func() error {
+		parent, name := cutLast(dir)
+		fd, err := fs.walk(parent)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := mayChangeEntries(fd); err != nil {
+			return err
+		}
+		var up, st unix.Statx_t
+		if err := errors.Join(statAt(fd, "", &up), statAt(fd, name, &st)); err != nil {
+			return err
+		}
+		if stuck(&up, &st, h.Uid) {
+			return unix.EACCES
+		}
+		return fs.mayEmpty(dir, h.Uid)
+	})
+}
+
+// mayEmpty is mayRemove for what is in a directory.
+func (fs *FS) mayEmpty(dir string, uid uint32) error {
+	var below []string
+	err := func() error {
+		fd, err := fs.walk(dir)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		var st, entry unix.Statx_t
+		if err := statAt(fd, "", &st); err != nil {
+			return err
+		}
+		list, err := openAt(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(list)
+		empty := true
+		bad := eachEntry(list, func(e dirEntry) bool {
+			empty = false
+			if err = statAt(fd, e.name, &entry); err == nil && stuck(&st, &entry, uid) {
+				err = unix.EACCES
+			}
+			if uint32(entry.Mode)&unix.S_IFMT == unix.S_IFDIR {
+				below = append(below, join(dir, e.name))
+			}
+			return err == nil
+		})
+		if err = errors.Join(bad, err); err == nil && !empty {
+			err = mayChangeEntries(fd)
+		}
+		return err
+	}()
+	for _, d := range below {
+		if err == nil {
+			err = fs.mayEmpty(d, uid)
+		}
+	}
+	return err
+}
+
+// stuck reports whether the sticky bit of a directory keeps a user from removing
+// an entry.
+func stuck(dir, entry *unix.Statx_t, uid uint32) bool {
+	return dir.Mode&unix.S_ISVTX != 0 && dir.Uid != uid && entry.Uid != uid
 }
 
 // groupsOf returns the supplementary groups of a thread.

@@ -35,6 +35,10 @@ func (fs *FS) clear(l lockstate.Lock, policy string, how lockstate.Ending, c cle
 	if c.all {
 		spoils.All()
 	}
+	if spoils.InUse {
+		fs.log.Info("content is kept: somebody else holds the directory", "dir", l.Path, "token", l.Token, "policy", policy)
+		return false
+	}
 	if spoils.Unknown {
 		fs.log.Warn("content is kept: what was made under the lock is not known", "dir", l.Path, "token", l.Token, "policy", policy)
 		return false
@@ -166,7 +170,7 @@ func (c *clearing) moveWhole() error {
 		return nil
 	}
 	parent, name := cutLast(now.Path)
-	node, err := c.move(parent, name, c.dir, contentName)
+	node, err := c.move(parent, name, c.dir, contentName, nil)
 	if err == nil {
 		d := fs.table.At(split(now.Path)...)
 		fs.table.EndAs(now.Token, c.how)
@@ -199,9 +203,9 @@ func (c *clearing) abandon() {
 	c.fs.tidyHidden()
 }
 
-// move moves an entry aside and returns the node of the directory that it was
-// in. The caller holds FS.ns alone.
-func (c *clearing) move(dir, name string, to int, as string) (parent *node, err error) {
+// move moves an entry aside, if it is still the one that was found, and returns
+// the node of the directory that it was in. The caller holds FS.ns alone.
+func (c *clearing) move(dir, name string, to int, as string, found *lockstate.FileID) (parent *node, err error) {
 	fs := c.fs
 	fd, err := fs.openPath(dir)
 	if err != nil {
@@ -218,6 +222,9 @@ func (c *clearing) move(dir, name string, to int, as string) (parent *node, err 
 	if err != nil {
 		return parent, err
 	}
+	if found != nil && fileID(&v.st) != *found {
+		return parent, unix.ENOENT
+	}
 	if err := unix.Renameat2(fd, name, to, as, unix.RENAME_NOREPLACE); err != nil {
 		return parent, err
 	}
@@ -231,12 +238,22 @@ func (c *clearing) move(dir, name string, to int, as string) (parent *node, err 
 	return parent, nil
 }
 
+// A swept is something to be moved aside: a path relative to the directory, and
+// what was found there.
+type swept struct {
+	path string
+	id   lockstate.FileID
+}
+
+// errBrokenOff: the lock has ended; what is there now is not its owner's.
+var errBrokenOff = errors.New("the lock was broken meanwhile")
+
 // sweep moves aside what was made under the lock, and nothing else.
 func (c *clearing) sweep() error {
 	fs := c.fs
 	fs.ns.RLock()
 	now, ok := fs.table.Lock(c.spoils.Lock.Token)
-	var moves []string
+	var moves []swept
 	all := false
 	var err error
 	if ok {
@@ -265,7 +282,7 @@ func (c *clearing) sweep() error {
 	return nil
 }
 
-func (c *clearing) moveBatch(from string, batch []string) error {
+func (c *clearing) moveBatch(from string, batch []swept) error {
 	touched := make(map[*node]bool)
 	defer func() {
 		for n := range touched {
@@ -274,19 +291,22 @@ func (c *clearing) moveBatch(from string, batch []string) error {
 	}()
 	c.fs.ns.Lock()
 	defer c.fs.ns.Unlock()
-	for _, rel := range batch {
-		dir, name := cutLast(rel)
+	if now, ok := c.fs.table.Lock(c.spoils.Lock.Token); !ok || now.Path != from {
+		return errBrokenOff
+	}
+	for _, s := range batch {
+		dir, name := cutLast(s.path)
 		to, err := c.counterpart(from, dir)
 		if err != nil {
 			return err
 		}
-		parent, err := c.move(join(from, dir), name, to, name)
+		parent, err := c.move(join(from, dir), name, to, name, &s.id)
 		unix.Close(to)
 		if parent != nil {
 			touched[parent] = true
 		}
 		if err != nil && err != unix.ENOENT {
-			return fmt.Errorf("%s: %w", join(from, rel), err)
+			return fmt.Errorf("%s: %w", join(from, s.path), err)
 		}
 	}
 	return nil
@@ -343,12 +363,13 @@ func (c *clearing) likeOriginal(at int, name, original string) error {
 // scan returns what in a directory was made under the lock, as few paths
 // relative to it as possible, and whether that is all. Directories that others
 // hold are none of it.
-func (c *clearing) scan(dir string) (all bool, moves []string, err error) {
+func (c *clearing) scan(dir string) (all bool, moves []swept, err error) {
 	dirs, moves, all, err := c.scanEntries(dir)
 	if err != nil {
 		return false, nil, err
 	}
-	for name, made := range dirs {
+	for name, found := range dirs {
+		made := c.spoils.Made(found)
 		_, other := slices.BinarySearch(c.spoils.Others, join(dir, name))
 		if other || c.spoils.Fresh && !made { // came from elsewhere, with all that is in it
 			all = false
@@ -359,37 +380,37 @@ func (c *clearing) scan(dir string) (all bool, moves []string, err error) {
 			return false, nil, err
 		}
 		if whole && made {
-			moves = append(moves, name)
+			moves = append(moves, swept{name, found})
 			continue
 		}
 		all = false
-		for _, rel := range below {
-			moves = append(moves, join(name, rel))
+		for _, s := range below {
+			moves = append(moves, swept{join(name, s.path), s.id})
 		}
 	}
 	return all, moves, nil
 }
 
-// scanEntries looks at the entries of one directory: it tells which of its
-// directories were made under the lock, and which other entries.
-func (c *clearing) scanEntries(dir string) (dirs map[string]bool, made []string, all bool, err error) {
+// scanEntries looks at the entries of one directory: it tells its directories,
+// and which other entries were made under the lock.
+func (c *clearing) scanEntries(dir string) (dirs map[string]lockstate.FileID, made []swept, all bool, err error) {
 	fd, err := c.fs.openPath(dir)
 	if err != nil {
 		return nil, nil, false, err
 	}
 	defer unix.Close(fd)
-	dirs, all = make(map[string]bool), true
+	dirs, all = make(map[string]lockstate.FileID), true
 	bad := eachEntry(fd, func(e dirEntry) bool {
 		var st unix.Statx_t
 		if err = statAt(fd, e.name, &st); err != nil {
 			return false
 		}
-		mine := c.spoils.Made(fileID(&st))
+		id := fileID(&st)
 		switch {
 		case uint32(st.Mode)&unix.S_IFMT == unix.S_IFDIR:
-			dirs[e.name] = mine
-		case mine:
-			made = append(made, e.name)
+			dirs[e.name] = id
+		case c.spoils.Made(id):
+			made = append(made, swept{e.name, id})
 		default:
 			all = false
 		}
@@ -420,7 +441,7 @@ func (fs *FS) notePresence(m *making) {
 		return // a private file
 	}
 	if len(m.linked) > 0 {
-		fs.table.Entered(m.parent.dir, fileID(&m.st), m.linked[0])
+		fs.table.Entered(m.parent.dir, fileID(&m.st), m.linked[0], m.node.above())
 		return
 	}
 	fs.table.Made(m.parent.dir, fileID(&m.st))

@@ -32,7 +32,7 @@ func (c *command) run(line string) fuse.Status {
 		return fuse.EINVAL
 	}
 	c.answer.Dir, c.answer.DirBytes = text(c.dir)
-	if c.fs.opts.NoLocking && c.verb != "break" && c.dir != "" {
+	if c.fs.opts.NoLocking && !oneOf(c.verb, "break", "restore", "discard") && c.dir != "" {
 		c.answer.Kind = "off"
 		return fuse.OK
 	}
@@ -152,6 +152,13 @@ func (c *command) release() fuse.Status {
 	policy := lockstate.Keep
 	switch {
 	case c.destroy:
+		c.fs.ns.RLock()
+		err := c.fs.mayRemove(c.header, l.Path)
+		c.fs.ns.RUnlock()
+		if err != nil {
+			c.answer.Message = "not all of it is yours to remove"
+			return statusOf(err)
+		}
 		policy = lockstate.Destroy
 	case c.failed:
 		how.Reason, policy = lockstate.Failed, c.fs.table.Policy(l)

@@ -19,9 +19,9 @@ type control struct {
 	id    uint64
 	name  string
 	mode  uint32
-	show  func(*FS) []byte              // a file of text
-	open  func(*FS, uint32) controlFile // a file that does more; with the flags of open(2)
-	flags uint32                        // for the kernel, of an open file
+	show  func(*FS) []byte                    // a file of text
+	open  func(*FS, *fuse.OpenIn) controlFile // a file that does more
+	flags uint32                              // for the kernel, of an open file
 	dir   *controlDir
 }
 
@@ -160,7 +160,7 @@ func (c *control) openFile(in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	case c.show != nil:
 		f = controlText(c.show(c.dir.fs))
 	case c.open != nil:
-		f = c.open(c.dir.fs, in.Flags)
+		f = c.open(c.dir.fs, in)
 	default:
 		return fuse.Status(unix.EISDIR)
 	}

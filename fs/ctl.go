@@ -24,7 +24,8 @@ const (
 // command a line, and the write fails with the errno of the first that does; a
 // read tells more of the last one.
 type ctl struct {
-	fs *FS
+	fs  *FS
+	uid uint32 // who opened it
 
 	mu     sync.Mutex
 	answer []byte
@@ -38,11 +39,16 @@ type watch struct {
 	how    func() lockstate.Ending
 }
 
-func newCtl(fs *FS, _ uint32) controlFile { return &ctl{fs: fs} }
+func newCtl(fs *FS, in *fuse.OpenIn) controlFile { return &ctl{fs: fs, uid: in.Uid} }
 
 func (f *ctl) close() {}
 
 func (f *ctl) write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) fuse.Status {
+	if in.Uid != f.uid {
+		// A program with another user's rights, whose output somebody has
+		// sent here, lends them to nobody.
+		return fuse.EPERM
+	}
 	if len(data) > maxCommands {
 		return fuse.Status(unix.E2BIG)
 	}

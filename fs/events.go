@@ -53,7 +53,7 @@ type eventReader struct {
 	rest []byte // of a line that did not fit into a read
 }
 
-func newEventReader(fs *FS, flags uint32) controlFile {
+func newEventReader(fs *FS, in *fuse.OpenIn) controlFile {
 	fs.table.Listen(1)
 	g := fs.events
 	g.mu.Lock()
@@ -62,7 +62,7 @@ func newEventReader(fs *FS, flags uint32) controlFile {
 	if g.ring == nil {
 		g.ring = make([]lockstate.Event, eventsKept)
 	}
-	return &eventReader{fs: fs, next: g.next, nonblock: flags&unix.O_NONBLOCK != 0}
+	return &eventReader{fs: fs, next: g.next, nonblock: in.Flags&unix.O_NONBLOCK != 0}
 }
 
 func (r *eventReader) close() {

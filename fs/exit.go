@@ -143,7 +143,7 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		if err := fs.cleanUp(l); err != nil {
 			fs.log.Warn("cannot clean up after a dead process", "dir", l.Path, "err", err)
 		}
-		if crashed(how) && fs.clear(l, fs.table.Policy(l), lockstate.Ending{Reason: lockstate.Exited}, clearing{}) {
+		if (l.Crashed || crashed(how)) && fs.clear(l, fs.table.Policy(l), lockstate.Ending{Reason: lockstate.Exited}, clearing{}) {
 			continue
 		}
 		fs.table.End(l.Token, lockstate.Exited)
@@ -275,27 +275,4 @@ func smallTree(dir int, name string, depth int, left *int) bool {
 		return small
 	})
 	return err == nil && small
-}
-
-// removeTree removes an entry, and what is in it if it is a directory.
-func removeTree(dir int, name string) error {
-	err := unix.Unlinkat(dir, name, 0)
-	if err != unix.EISDIR && err != unix.EPERM {
-		return err
-	}
-	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	var names []string
-	if err := eachEntry(fd, func(e dirEntry) bool { names = append(names, e.name); return true }); err != nil {
-		return err
-	}
-	for _, n := range names {
-		if err := removeTree(fd, n); err != nil && err != unix.ENOENT {
-			return err
-		}
-	}
-	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
 }

@@ -139,6 +139,34 @@ func (n *node) namesLocked() []link {
 	return all
 }
 
+// lineage returns what the backing calls a directory and those above it.
+func (n *node) lineage() (all []lockstate.FileID) {
+	n.tab.mu.RLock()
+	defer n.tab.mu.RUnlock()
+	return n.lineageLocked(nil)
+}
+
+func (n *node) lineageLocked(all []lockstate.FileID) []lockstate.FileID {
+	for ; n != nil; n = n.parent {
+		all = append(all, lockstate.FileID{Dev: uint64(n.dev), Ino: n.ino, Birth: n.birth})
+	}
+	return all
+}
+
+// above returns the lineages of all directories that a file is known to be in.
+func (n *node) above() (all []lockstate.FileID) {
+	n.tab.mu.RLock()
+	defer n.tab.mu.RUnlock()
+	seen := make(map[*node]bool)
+	for _, l := range n.namesLocked() {
+		if !seen[l.parent] {
+			seen[l.parent] = true
+			all = l.parent.lineageLocked(all)
+		}
+	}
+	return all
+}
+
 // hasUnknownNames reports whether the backing has names of n that the kernel
 // never looked up.
 func (n *node) hasUnknownNames() bool {

@@ -217,6 +217,17 @@ func (t *nodeTable) releaseLocked(n *node) {
 	}
 }
 
+// disown takes n's identity and names away: what the backing has there is
+// another node from now on, and n reaches nothing any more.
+func (t *nodeTable) disown(n *node) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.byKey.remove(n)
+	for _, l := range n.namesLocked() {
+		n.unlinkLocked(l.parent, l.name)
+	}
+}
+
 func (t *nodeTable) len() int {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

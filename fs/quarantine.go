@@ -118,6 +118,12 @@ func (c *command) restore() fuse.Status {
 			message = inTheWay + " is in the way"
 			return unix.EEXIST
 		}
+		if open, err := fs.detachNodes(from, contentName, name); err != nil {
+			return err
+		} else if open != "" {
+			message = open + " is still open for writing, or mapped"
+			return unix.EBUSY
+		}
 		if err := merge(from, contentName, to, name); err != nil {
 			return err
 		}
@@ -136,6 +142,53 @@ func (c *command) restore() fuse.Status {
 		c.answer.Message = message
 	}
 	return status
+}
+
+// detachNodes takes what is about to come back away from those who have it open
+// or are in it since before it was put aside: no lock table knows of them. It
+// returns a file that somebody may write to, or "". The caller holds FS.ns alone.
+func (fs *FS) detachNodes(dir int, name, as string) (open string, err error) {
+	var nodes []*node
+	err = fs.eachBelow(dir, name, as, func(dir int, entry, path string, st *unix.Statx_t) bool {
+		n := fs.nodes.find(identityOf(st))
+		if n != nil {
+			nodes = append(nodes, n)
+		}
+		if uint32(st.Mode)&unix.S_IFMT == unix.S_IFREG &&
+			(n != nil && len(n.handles()) > 0 || openForWriting(dir, entry)) {
+			open = path
+		}
+		return open == ""
+	})
+	if err != nil || open != "" {
+		return open, err
+	}
+	for _, n := range nodes {
+		fs.nodes.disown(n)
+		if n.isDir() {
+			fs.back.dirs.drop(n)
+		}
+	}
+	return "", nil
+}
+
+// eachBelow calls f with an entry and all that is beneath it, until it returns
+// false. as is what the entry is called in the paths.
+func (fs *FS) eachBelow(dir int, name, as string, f func(dir int, entry, path string, st *unix.Statx_t) bool) error {
+	var st unix.Statx_t
+	if err := statAt(dir, name, &st); err != nil || !f(dir, name, as, &st) || uint32(st.Mode)&unix.S_IFMT != unix.S_IFDIR {
+		return err
+	}
+	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	bad := eachEntry(fd, func(e dirEntry) bool {
+		err = fs.eachBelow(fd, e.name, join(as, e.name), f)
+		return err == nil
+	})
+	return errors.Join(bad, err)
 }
 
 // conflict returns what is in the way of merging an entry into another place.

@@ -72,6 +72,7 @@ func (fs *FS) rename(m *renaming) error {
 		return err
 	}
 	fs.moving(m, false)
+	fs.noteEntering(m) // before: a daemon that dies in between lost nothing
 	defer fs.reheat(m)()
 	move := func() error {
 		return unix.Renameat2(fromDir.fd, m.from.name, toDir.fd, m.to.name, m.flags)
@@ -205,15 +206,20 @@ func (fs *FS) entering(m *renaming, c *lockstate.Change, v *victim, dir *locksta
 	})
 }
 
+// noteEntering tells the table what is about to come into a directory (R7).
+func (fs *FS) noteEntering(m *renaming) {
+	if m.from.parent == m.to.parent || !fs.table.Tracks() {
+		return
+	}
+	fs.table.Entered(m.to.parent.dir, fileID(&m.src.st), m.from.parent.dir, m.from.parent.lineage())
+	if m.flags&unix.RENAME_EXCHANGE != 0 {
+		fs.table.Entered(m.from.parent.dir, fileID(&m.dst.st), m.to.parent.dir, m.to.parent.lineage())
+	}
+}
+
 // renamed takes note of a rename that the backing has carried out.
 func (fs *FS) renamed(m *renaming) {
 	exchange := m.flags&unix.RENAME_EXCHANGE != 0
-	if m.from.parent != m.to.parent && fs.table.Tracks() {
-		fs.table.Entered(m.to.parent.dir, fileID(&m.src.st), m.from.parent.dir)
-		if exchange {
-			fs.table.Entered(m.from.parent.dir, fileID(&m.dst.st), m.to.parent.dir)
-		}
-	}
 	switch {
 	case exchange && m.srcDir != nil && m.dstDir != nil:
 		fs.table.Exchange(m.srcDir, m.dstDir)

@@ -80,8 +80,13 @@ func (fs *FS) restoreLock(rec lockstate.Record, world string, dead map[procid.ID
 	}
 	var owner *procid.Process
 	var how procid.Exit
-	if rec.World == world { // nobody survives a boot
+	if rec.World == world {
 		owner, how = fs.alive(rec.Owner), fs.procs.ExitOf(rec.Owner)
+	} else {
+		// Nobody survives a boot. Whoever is in a group, session or cgroup of
+		// that name now, it is another one; and of what was recorded last, a
+		// power cut may have left the half.
+		rec.Scope, rec.OnCrash, rec.Sealed = nil, lockstate.Keep, false
 	}
 	switch {
 	case rec.Lease != nil:
@@ -92,8 +97,7 @@ func (fs *FS) restoreLock(rec lockstate.Record, world string, dead map[procid.ID
 		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage) // whether it lives is of no account
 	case owner == nil:
 		if !how.Known {
-			// Nobody can say any more that it succeeded (R5).
-			how = procid.Exit{Known: true, Signal: int(unix.SIGKILL)}
+			how = procid.Exit{Missed: true} // it may have succeeded, or not (R5, R7)
 		}
 		dead[rec.Owner] = how
 		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage)

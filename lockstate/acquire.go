@@ -306,7 +306,7 @@ func (r *row) retakes(q *Request) bool {
 
 // ownedBy reports whether a request comes from the client whose lease r is.
 func (r *row) ownedBy(q *Request) bool {
-	return r.lease != nil && r.lease.client == q.Client && (q.UID == 0 || q.UID == r.lease.uid) && !r.expired() && r.kind != Shared
+	return r.lease != nil && r.lease.client == q.Client && (q.UID == 0 || q.UID == r.lease.uid) && !r.sealed && !r.expired() && r.kind != Shared
 }
 
 // otherSharer returns a shared lock on d that is not the requester's own. If

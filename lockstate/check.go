@@ -70,7 +70,7 @@ func (c *checker) leases() {
 		switch {
 		case r.lease == nil:
 			continue
-		case r.pending:
+		case r.pending, r.sealed:
 			waiting++
 		case r.lease.at < 0:
 			c.failf("I8: the lease of token %d never ends", r.token)

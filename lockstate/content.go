@@ -68,9 +68,11 @@ func (t *Table) Made(d *Dir, id FileID) {
 	}
 }
 
-// Entered notes that id came into d from another directory, or from nowhere
-// that is known: a rename or a link.
-func (t *Table) Entered(d *Dir, id FileID, from *Dir) {
+// Entered notes that id comes into d from another directory, or from nowhere
+// that is known: a rename or a link. above are the directories that it was in
+// before, from the nearest one up: what was in one that came from elsewhere did
+// so too.
+func (t *Table) Entered(d *Dir, id FileID, from *Dir, above []FileID) {
 	if !t.Tracks() {
 		return
 	}
@@ -78,12 +80,16 @@ func (t *Table) Entered(d *Dir, id FileID, from *Dir) {
 	defer t.unlockFlush()
 	for ; d != nil; d = d.parent {
 		for _, r := range d.rows {
-			if t.tracksLocked(r) && r.content.fresh && (from == nil || !from.within(d)) {
+			if t.tracksLocked(r) && r.content.fresh && (from == nil || !from.within(d) || r.content.knowsAny(above)) {
 				r.content.note(id)
 				t.noteLocked(r)
 			}
 		}
 	}
+}
+
+func (c *content) knowsAny(ids []FileID) bool {
+	return slices.ContainsFunc(ids, func(id FileID) bool { _, known := c.known[id]; return known })
 }
 
 func (c *content) note(id FileID) {
@@ -126,6 +132,7 @@ type Spoils struct {
 	Lock    Lock
 	Fresh   bool // the directory itself is part of it
 	Unknown bool // nothing is known
+	InUse   bool // somebody else holds the directory itself, by a lock in front (C2)
 	// Others are the directories beneath, relative to the root, that somebody
 	// else holds.
 	Others []string
@@ -150,16 +157,22 @@ func (s *Spoils) All() { s.Fresh, s.Unknown, s.known = true, false, nil }
 // before.
 func (t *Table) Seal(token uint64) (s Spoils, ok bool) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush()
 	r := t.tokens[token]
 	if r == nil || r.sealed {
 		return s, false
 	}
 	r.sealed = true
+	t.unleaseLocked(r) // it holds for nobody: its deadline is of no account
+	t.noteLocked(r)    // the next daemon goes on with it
 	s = Spoils{Lock: r.lock(), Fresh: r.content.fresh, Unknown: r.content.unknown, known: r.content.known}
 	r.dir.walkRows(func(o *row) bool {
-		if o.dir != r.dir && o.owner.ID() != r.owner.ID() {
+		switch {
+		case o.key() == r.key():
+		case o.dir != r.dir:
 			s.Others = append(s.Others, o.dir.path())
+		case o.token > r.token:
+			s.InUse = true
 		}
 		return true
 	})

@@ -16,9 +16,10 @@ type Handle struct {
 	revoked   atomic.Bool
 
 	// Protected by Table.mu.
-	dirs   []*Dir // where the file has a name
-	name   string // its name in dirs[0], for listings
-	under  uint64 // token of the lock it was opened under
+	dirs   []*Dir   // where the file has a name
+	name   string   // its name in dirs[0], for listings
+	under  uint64   // token of the lock it was opened under
+	leases []uint64 // those of all that it can be revoked by
 	closed bool
 }
 
@@ -66,22 +67,31 @@ func (t *Table) openHandle(c *Change, name string) (*Handle, error) {
 	if err := t.admitLocked(c); err != nil {
 		return nil, err
 	}
-	for _, d := range c.Dirs {
+	for i, d := range c.Dirs {
 		h.enterLocked(d)
-	}
-	if len(c.Dirs) > 0 {
-		if r := c.Dirs[0].governing(); r != nil {
+		r := d.governing()
+		if r == nil {
+			continue
+		}
+		if i == 0 {
 			h.under = r.token
-			h.revocable = r.revocable
 		}
-	}
-	if h.revocable {
-		if t.revocable[h.under] == nil {
-			t.revocable[h.under] = make(map[*Handle]struct{})
+		if r.revocable { // one name is enough: it is the file that changes
+			h.revocable = true
+			t.revokeByLocked(h, r.token)
 		}
-		t.revocable[h.under][h] = struct{}{}
 	}
 	return h, nil
+}
+
+func (t *Table) revokeByLocked(h *Handle, token uint64) {
+	if t.revocable[token] == nil {
+		t.revocable[token] = make(map[*Handle]struct{})
+	}
+	if _, ok := t.revocable[token][h]; !ok {
+		t.revocable[token][h] = struct{}{}
+		h.leases = append(h.leases, token)
+	}
 }
 
 // Revocable reports whether the handle was opened under a lock that may be
@@ -105,8 +115,13 @@ func (h *Handle) Begin() (*Op, error) {
 	}
 	h.t.mu.Lock()
 	defer h.t.mu.Unlock()
-	if r := h.t.tokens[h.under]; h.revoked.Load() || r != nil && r.expired() {
-		return nil, ErrRevoked // also before the end of a lease is carried out
+	if h.revoked.Load() {
+		return nil, ErrRevoked
+	}
+	for _, token := range h.leases {
+		if r := h.t.tokens[token]; r != nil && r.expired() {
+			return nil, ErrRevoked // also before the end of a lease is carried out
+		}
 	}
 	return h.t.startLocked(h.dirs, nil), nil
 }
@@ -163,9 +178,9 @@ func (h *Handle) Close() {
 	defer h.t.mu.Unlock()
 	h.closed = true
 	h.leaveAllLocked()
-	if h.revocable {
-		if delete(h.t.revocable[h.under], h); len(h.t.revocable[h.under]) == 0 {
-			delete(h.t.revocable, h.under)
+	for _, token := range h.leases {
+		if delete(h.t.revocable[token], h); len(h.t.revocable[token]) == 0 {
+			delete(h.t.revocable, token)
 		}
 	}
 	h.t.ringLocked()

@@ -76,7 +76,7 @@ func clientRowLocked(d *Dir, client string) *row {
 func (t *Table) ofClientLocked(d *Dir, client string, uid uint32) (*row, error) {
 	r := clientRowLocked(d, client)
 	switch {
-	case r == nil || r.expired():
+	case r == nil || r.sealed || r.expired():
 		return nil, ErrNoLock
 	case uid != 0 && uid != r.lease.uid:
 		return nil, ErrNotYours

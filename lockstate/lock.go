@@ -61,6 +61,7 @@ type Lock struct {
 	Changed  bool     // something beneath was changed since the owner has it (R5)
 	Scope    Scope    // who owns it together with Owner (H3)
 	Sealed   bool     // its owner is no more, and what he left is being cleared away (R7)
+	Crashed  bool     // its owner did so already when the last daemon died
 
 	Client   string        // whose lease it is (§8); "": it is no lease
 	TTL      time.Duration // of a lease
@@ -104,6 +105,7 @@ type row struct {
 	next    string // see Record.Next
 	noted   int    // how many members are written down
 	sealed  bool   // holds for nobody any more
+	crashed bool   // it was sealed when the last daemon died
 	content content
 	scope   Scope
 	lease   *lease // nil: processes own it
@@ -175,7 +177,7 @@ func (r *row) lock() Lock {
 		Revocable: r.revocable,
 		Files:     slices.Clone(r.files), Keys: slices.Collect(maps.Keys(r.keys)),
 		LostKey: r.lostKey, Command: r.command, Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed,
-		Scope: r.scope, Sealed: r.sealed,
+		Scope: r.scope, Sealed: r.sealed, Crashed: r.crashed,
 	}
 	if r.lease != nil {
 		l.UID = r.lease.uid

@@ -38,7 +38,8 @@ type Record struct {
 	New       bool              `json:"new,omitempty"`
 	Changed   bool              `json:"changed,omitempty"`
 	Revocable bool              `json:"revocable,omitempty"`
-	Fresh     bool              `json:"fresh,omitempty"`   // R7: the directory was made under the lock,
+	Sealed    bool              `json:"sealed,omitempty"`  // R7: its owner crashed,
+	Fresh     bool              `json:"fresh,omitempty"`   // the directory was made under the lock,
 	Foreign   []FileID          `json:"foreign,omitempty"` // and in it these came from elsewhere
 	Scope     *Scope            `json:"scope,omitempty"`   // H3
 	Lease     *LeaseRecord      `json:"lease,omitempty"`   // §8
@@ -94,6 +95,7 @@ func (r *row) record(world string, now time.Time) Record {
 		Kind: r.kind, Protocol: r.protocol, Owner: r.owner.ID(), UID: r.owner.UID(), Lineage: r.heirs,
 		Since: r.since, File: Bytes(r.file), Keys: len(r.keys) > 0 || r.lostKey, Command: r.command,
 		Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed, Revocable: r.revocable,
+		Sealed: r.sealed || r.crashed,
 	}
 	if c := &r.content; c.fresh && !c.unknown && len(c.known) <= maxForeign {
 		rec.Fresh = true
@@ -179,7 +181,7 @@ func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files 
 		dir: d, kind: rec.Kind, protocol: rec.Protocol, owner: owner, heirs: rec.Lineage,
 		token: rec.Token, since: rec.Since, file: string(rec.File), files: slices.Clone(files),
 		command: rec.Command, why: rec.Why, onCrash: rec.OnCrash, isNew: rec.New,
-		revocable: rec.Revocable, lostKey: rec.Keys,
+		revocable: rec.Revocable, lostKey: rec.Keys, crashed: rec.Sealed,
 	}
 	// What was made in a directory that was there before, nobody knows now.
 	r.content = content{fresh: rec.Fresh, unknown: !rec.Fresh}

@@ -202,7 +202,7 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 // of which the kernel told nothing passes for a success: the parent is there
 // to be seen as the owner, whereas a lock that ended could not be missed.
 func (r *row) inheritable(how procid.Exit) bool {
-	if how.Known && !how.Success() {
+	if how.Missed || how.Known && !how.Success() {
 		return false
 	}
 	return !r.pending && !r.changed && len(r.heirs) > 0 && !r.heirs[0].Reaper

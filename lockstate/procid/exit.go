@@ -13,6 +13,7 @@ type Exit struct {
 	Known  bool // false: the kernel does not tell, or not any more; Code and Signal are 0 then
 	Code   int  // exit status, 0 to 255
 	Signal int  // the signal that killed it, or 0
+	Missed bool // it ended while nobody watched: neither a success nor a crash
 }
 
 // Success reports whether the process is known to have exited with status 0:
