@@ -99,9 +99,9 @@ func TestDaemonFails(t *testing.T) {
 
 // What is sent to the starter reaches the daemon, which then unmounts.
 func TestDaemonInterrupted(t *testing.T) {
-	p := start(t, "slow", "mount", "-d", t.TempDir())
-	time.Sleep(200 * time.Millisecond)
-	p.cmd.Process.Signal(syscall.SIGINT)
+	dir := t.TempDir()
+	p := start(t, "slow", "mount", "-d", dir)
+	p.signalWhileMounting(t, syscall.SIGINT, dir)
 	status := p.status()
 	if got := p.err.String(); !strings.Contains(got, "unmounting") || strings.Contains(got, "serving") || status != exitSoftware {
 		t.Errorf("status %d, says %q", status, got)

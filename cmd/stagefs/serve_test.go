@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -52,8 +53,14 @@ func fakeMain(mode string) int {
 			return nil, fs.ErrReadOnly
 		case "crash":
 			os.Exit(0)
-		case "slow":
-			time.Sleep(500 * time.Millisecond)
+		case "slow": // mounted when the test says so
+			fmt.Fprintln(os.Stderr, "mounting")
+			for {
+				if _, err := os.Stat(filepath.Join(o.Dir, "go")); err == nil {
+					break
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
 		case "killed":
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		}
@@ -82,6 +89,18 @@ func start(t *testing.T, mode string, args ...string) *program {
 	}
 	t.Cleanup(func() { p.cmd.Process.Kill() })
 	return p
+}
+
+// signalWhileMounting sends a signal to a slow program on dir, which goes on
+// when it has said something of it.
+func (p *program) signalWhileMounting(t *testing.T, sig syscall.Signal, dir string) {
+	t.Helper()
+	p.err.eventually(t, "mounting")
+	p.cmd.Process.Signal(sig)
+	p.err.eventually(t, "unmounting")
+	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (p *program) status() int {
@@ -129,9 +148,9 @@ func TestServe(t *testing.T) {
 
 // A signal that comes before the mount answers is not lost.
 func TestServeSignalWhileMounting(t *testing.T) {
-	p := start(t, "slow", "mount", t.TempDir())
-	time.Sleep(200 * time.Millisecond)
-	p.cmd.Process.Signal(syscall.SIGTERM)
+	dir := t.TempDir()
+	p := start(t, "slow", "mount", dir)
+	p.signalWhileMounting(t, syscall.SIGTERM, dir)
 	if got := p.status(); got != 0 {
 		t.Errorf("status %d, want 0: %s", got, p.err.String())
 	}
