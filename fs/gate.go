@@ -119,7 +119,7 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			reaps++
 			continue
 		case held.Err == lockstate.ErrHeld && held.Lock.LostKey && reaps < maxReaps && !fs.stillOpen(held.Lock):
-			fs.table.End(held.Lock.Token, lockstate.Unlocked) // R2
+			fs.table.EndLost(held.Lock.Token) // R2
 			reaps++
 			continue
 		case held.Err == lockstate.ErrOpen && fs.settleLingering(held):

@@ -28,6 +28,7 @@ type Server struct {
 	transport  transport.Transport
 	mountpoint string
 	dead       *deadMount // whose place is taken
+	deadAt     *deadMount // at the mountpoint, if that is another
 	warnings   []string
 	done       chan struct{} // closed when the kernel has let go
 	err        error         // of cleaning up; valid after done
@@ -59,7 +60,7 @@ func Mount(o Options) (_ *Server, err error) {
 	}
 	s.dead = dead
 	undo = append(undo, func() { unix.Close(root) })
-	if s.mountpoint, err = checkMountpoint(&o); err != nil {
+	if s.mountpoint, s.deadAt, err = checkMountpoint(&o); err != nil {
 		return nil, err
 	}
 	if err := claim(root, o.Dir); err != nil {
@@ -326,13 +327,17 @@ func (s *Server) mountDirect(o *Options, mountpoint string, root int) (int, erro
 	if err != nil {
 		return -1, fmt.Errorf("/dev/fuse: %w: %w", ErrNoFuse, err)
 	}
+	dead := s.deadAt
 	if s.dead != nil && s.dead.path == mountpoint {
-		err := s.dead.mountBeneath(o.Dir, fd, root)
+		dead = s.dead
+	}
+	if dead != nil {
+		err := dead.mountBeneath(o.Dir, fd, root)
 		if err == nil {
 			return fd, nil
 		}
-		s.warn("%s could be written past the mount for a moment, because this kernel cannot mount beneath a dead mount: %v", o.Dir, err)
-		if err := s.dead.clear(); err != nil {
+		s.warn("%s could be written past the mount for a moment, because this kernel cannot mount beneath a dead mount: %v", mountpoint, err)
+		if err := dead.clear(); err != nil {
 			unix.Close(fd)
 			return -1, err
 		}

@@ -68,24 +68,44 @@ func onFuse(dir string) error {
 }
 
 // checkMountpoint returns where to mount, as an absolute path without
-// symlinks.
-func checkMountpoint(o *Options) (string, error) {
-	at := o.Mountpoint
-	if at == "" {
-		return absoluteOf(o.Dir)
+// symlinks, and a dead mount that is there and not over the static directory.
+func checkMountpoint(o *Options) (at string, dead *deadMount, err error) {
+	if o.Mountpoint == "" {
+		at, err = absoluteOf(o.Dir)
+		return at, nil, err
 	}
-	dead, err := findDead(at)
+	at = o.Mountpoint
+	if dead, err = findDead(at); err != nil {
+		return "", nil, err
+	}
+	dir, err := absoluteOf(o.Dir)
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
-	if dead != nil {
-		if dir, err := absoluteOf(o.Dir); err == nil && dir == dead.path {
-			return dir, nil // its place is taken when all else is ready
-		}
+	switch {
+	case dead == nil:
+	case dir == dead.path:
+		return dir, nil, nil // its place is taken when all else is ready
+	case len(dead.below) > 0 || unix.Geteuid() != 0:
 		if err := dead.clear(); err != nil {
-			return "", err
+			return "", nil, err
 		}
+		dead = nil
 	}
+	if dead == nil {
+		at, err = freeMountpoint(at, dir)
+	} else {
+		at = dead.path // likewise, so that nobody writes beneath it meanwhile
+	}
+	if err == nil && at != dir && strings.HasPrefix(at+"/", dir+"/") {
+		err = fmt.Errorf("%s: %w", at, ErrInside)
+	}
+	return at, dead, err
+}
+
+// freeMountpoint returns at as an absolute path without symlinks, if something
+// can be mounted there.
+func freeMountpoint(at, dir string) (string, error) {
 	var st unix.Stat_t
 	switch err := unix.Stat(at, &st); {
 	case err == unix.ENOTCONN:
@@ -95,10 +115,7 @@ func checkMountpoint(o *Options) (string, error) {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return "", fmt.Errorf("%s: %w", at, ErrNotDirectory)
 	}
-	if at, err = absolute(at); err != nil {
-		return "", err
-	}
-	dir, err := absoluteOf(o.Dir)
+	at, err := absolute(at)
 	if err != nil {
 		return "", err
 	}
@@ -111,9 +128,6 @@ func checkMountpoint(o *Options) (string, error) {
 			if m.Path == at {
 				return "", fmt.Errorf("%s: %w", at, ErrMountpointBusy)
 			}
-		}
-		if strings.HasPrefix(at+"/", dir+"/") {
-			return "", fmt.Errorf("%s: %w", at, ErrInside)
 		}
 	}
 	return at, nil

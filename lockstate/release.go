@@ -62,6 +62,16 @@ func (t *Table) EndAs(token uint64, how Ending) (Lock, error) {
 	return l, nil
 }
 
+// EndLost ends a lock whose descriptor was one of a daemon that died, and is
+// closed. It leaves one alone that its owner has taken anew meanwhile.
+func (t *Table) EndLost(token uint64) {
+	t.mu.Lock()
+	defer t.unlockFlush()
+	if r := t.tokens[token]; r != nil && r.lostKey {
+		t.endLocked(r, Ending{Reason: Unlocked})
+	}
+}
+
 // Follow returns a channel that is closed when the lock with the given token
 // has ended, and what then tells how. It reports false for a lock that is no
 // more.

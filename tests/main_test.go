@@ -51,6 +51,8 @@ func TestMain(m *testing.M) {
 		os.Exit(agentMain(os.Getenv(envAgent)))
 	case os.Getenv(envForbid) != "" && os.Getenv(envRoot) != "":
 		os.Exit(forbidMain(os.Getenv(envForbid)))
+	case os.Getenv(envWorker) != "":
+		os.Exit(workerMain(os.Getenv(envWorker)))
 	case os.Getenv(envJanitor) != "":
 		os.Exit(janitorMain(os.Getenv(envJanitor)))
 	}
