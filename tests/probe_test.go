@@ -32,7 +32,7 @@ type probeCase struct {
 // probeCases are all families.
 func probeCases() []probeCase {
 	return slices.Concat(
-		limitProbes(), errnoProbes(), timeProbes(), ownerProbes(), aclProbes(), flagProbes(),
+		limitProbes(), errnoProbes(), timeProbes(), ownerProbes(), aclProbes(), flagProbes(), nameProbes(),
 	)
 }
 
