@@ -70,12 +70,25 @@ func inGroup(h *fuse.InHeader, gid uint32) bool {
 }
 
 // mayKeepPrivileges reports whether the caller has CAP_FSETID.
-func mayKeepPrivileges(h *fuse.InHeader) bool {
+func mayKeepPrivileges(h *fuse.InHeader) bool { return hasCapability(h, unix.CAP_FSETID) }
+
+func hasCapability(h *fuse.InHeader, capability uint) bool {
 	caps, err := strconv.ParseUint(strings.TrimSpace(statusLine(h.Pid, "CapEff:")), 16, 64)
 	if err != nil {
 		return h.Uid == 0
 	}
-	return caps>>unix.CAP_FSETID&1 != 0
+	return caps>>capability&1 != 0
+}
+
+// isAdmin reports whether the caller has CAP_SYS_ADMIN, and not only among the
+// users of a namespace of its own.
+func isAdmin(h *fuse.InHeader) bool {
+	if !hasCapability(h, unix.CAP_SYS_ADMIN) {
+		return false
+	}
+	own, err := os.Readlink("/proc/self/ns/user")
+	theirs, err2 := os.Readlink(fmt.Sprintf("/proc/%d/ns/user", h.Pid))
+	return err == nil && err2 == nil && own == theirs
 }
 
 // statusLine returns what a line of a thread's status in proc(5) says.

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"bytes"
 	"fmt"
 	"strconv"
 	"strings"
@@ -90,14 +91,34 @@ func (fs *FS) ListXAttr(cancel <-chan struct{}, h *fuse.InHeader, dest []byte) (
 		return 0, statusOf(err)
 	}
 	defer p.done()
-	size, err := fs.back.listxattr(p, dest)
-	if err == nil && size == 0 {
+	list, err := fs.back.listXattrs(p)
+	if err == nil && len(list) == 0 {
 		fs.setPlain(&n.plain, mark)
 	}
-	if err == nil && size > len(dest) {
-		return uint32(size), fuse.ERANGE
+	if err != nil || len(list) == 0 {
+		return 0, statusOf(err)
 	}
-	return uint32(max(size, 0)), statusOf(err)
+	list = shownXattrs(h, list)
+	if len(list) > len(dest) {
+		return uint32(len(list)), fuse.ERANGE
+	}
+	return uint32(copy(dest, list)), fuse.OK
+}
+
+// shownXattrs leaves out of a list what the backing shows to the daemon alone:
+// xattr(7), trusted attributes.
+func shownXattrs(h *fuse.InHeader, list []byte) []byte {
+	const trusted = "trusted."
+	if !bytes.Contains(list, []byte(trusted)) || isAdmin(h) {
+		return list
+	}
+	shown := list[:0]
+	for name := range bytes.SplitAfterSeq(list, []byte{0}) {
+		if !bytes.HasPrefix(name, []byte(trusted)) {
+			shown = append(shown, name...)
+		}
+	}
+	return shown
 }
 
 // SetXAttr is setxattr(2), and how an ACL is set.

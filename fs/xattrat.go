@@ -61,6 +61,20 @@ func (b *backing) listxattr(p place, dest []byte) (size int, err error) {
 	return size, err
 }
 
+// listXattrs returns all that listxattr shows of the file at p.
+func (b *backing) listXattrs(p place) ([]byte, error) {
+	for {
+		size, err := b.listxattr(p, nil)
+		if err != nil || size == 0 {
+			return nil, err
+		}
+		list := make([]byte, size)
+		if size, err = b.listxattr(p, list); err != unix.ERANGE { // or it has just grown
+			return list[:max(size, 0)], err
+		}
+	}
+}
+
 // setxattr is setxattr(2) for the file at p.
 func (b *backing) setxattr(p place, attr string, data []byte, flags int) error {
 	if p.name != "" && !b.xattrs.old.Load() {

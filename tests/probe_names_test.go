@@ -116,8 +116,12 @@ func probeTmpfile(p *probe) {
 		mode  uint32
 		uid   int
 	}{
-		{"", unix.O_RDWR, 0o666, 0}, {"", unix.O_WRONLY, 0o4751, 0}, {"setgid", unix.O_RDWR, 0o2755, nobody},
-		{"", unix.O_RDWR | unix.O_EXCL, 0o600, 0}, {"", unix.O_RDWR, 0, nobody}, {"setgid", unix.O_WRONLY | unix.O_APPEND, 0o600, 0},
+		{"", unix.O_RDWR, 0o666, 0},
+		{"", unix.O_WRONLY, 0o4751, 0},
+		{"setgid", unix.O_RDWR, 0o2755, nobody},
+		{"", unix.O_RDWR | unix.O_EXCL, 0o600, 0},
+		{"", unix.O_RDWR, 0, nobody},
+		{"setgid", unix.O_WRONLY | unix.O_APPEND, 0o600, 0},
 	} {
 		p.as(c.uid, c.uid, nil, func() {
 			fd := open(c.dir, c.flags, c.mode)

@@ -32,7 +32,7 @@ type probeCase struct {
 // probeCases are all families.
 func probeCases() []probeCase {
 	return slices.Concat(
-		limitProbes(), errnoProbes(), timeProbes(), ownerProbes(), aclProbes(), flagProbes(), nameProbes(),
+		limitProbes(), errnoProbes(), timeProbes(), ownerProbes(), aclProbes(), flagProbes(), nameProbes(), dataProbes(),
 	)
 }
 
@@ -43,6 +43,9 @@ func TestM2Probes(t *testing.T) {
 	plain := tempDir(t)
 	for _, c := range probeCases() {
 		t.Run(c.name, func(t *testing.T) {
+			if long := strings.HasPrefix(c.name, "as many") || strings.HasPrefix(c.name, "100000"); long && testing.Short() {
+				t.Skip("takes many seconds")
+			}
 			sideBySide(t, m, plain, c.name)
 		})
 	}
