@@ -32,7 +32,7 @@ type probeCase struct {
 // probeCases are all families.
 func probeCases() []probeCase {
 	return slices.Concat(
-		limitProbes(), errnoProbes(), timeProbes(), ownerProbes(), aclProbes(), flagProbes(), nameProbes(), dataProbes(),
+		limitProbes(), errnoProbes(), timeProbes(), ownerProbes(), aclProbes(), flagProbes(), nameProbes(), dataProbes(), asyncProbes(),
 	)
 }
 
@@ -87,7 +87,7 @@ func playProbe(t *testing.T, name, back, dir string) string {
 
 // runProbe is the agent's side.
 func runProbe(name, dir string) (string, error) {
-	for _, c := range probeCases() {
+	for _, c := range slices.Concat(probeCases(), smallProbes()) {
 		if c.name == name {
 			p := &probe{dir: dir}
 			c.run(p)
