@@ -250,17 +250,12 @@ var errBrokenOff = errors.New("the lock was broken meanwhile")
 
 // sweep moves aside what was made under the lock, and nothing else.
 func (c *clearing) sweep() error {
-	fs := c.fs
-	fs.ns.RLock()
-	now, ok := fs.table.Lock(c.spoils.Lock.Token)
-	var moves []swept
-	all := false
-	var err error
-	if ok {
-		all, moves, err = c.scan(now.Path)
+	now, ok := c.fs.table.Lock(c.spoils.Lock.Token)
+	if !ok {
+		return errBrokenOff
 	}
-	fs.ns.RUnlock()
-	if err != nil || !ok {
+	all, moves, err := c.scan(now.Path)
+	if err != nil {
 		return err
 	}
 	if all && c.spoils.Fresh {
@@ -376,6 +371,10 @@ func (c *clearing) scan(dir string) (all bool, moves []swept, err error) {
 			continue
 		}
 		whole, below, err := c.scan(join(dir, name))
+		if errors.Is(err, unix.ENOENT) { // who holds what is in it has removed it
+			all = false
+			continue
+		}
 		if err != nil {
 			return false, nil, err
 		}
@@ -394,6 +393,10 @@ func (c *clearing) scan(dir string) (all bool, moves []swept, err error) {
 // scanEntries looks at the entries of one directory: it tells its directories,
 // and which other entries were made under the lock.
 func (c *clearing) scanEntries(dir string) (dirs map[string]lockstate.FileID, made []swept, all bool, err error) {
+	// Others are let in between the directories: the tree may be a big one. What
+	// they change meanwhile is not moved.
+	c.fs.ns.RLock()
+	defer c.fs.ns.RUnlock()
 	fd, err := c.fs.openPath(dir)
 	if err != nil {
 		return nil, nil, false, err
@@ -402,7 +405,11 @@ func (c *clearing) scanEntries(dir string) (dirs map[string]lockstate.FileID, ma
 	dirs, all = make(map[string]lockstate.FileID), true
 	bad := eachEntry(fd, func(e dirEntry) bool {
 		var st unix.Statx_t
-		if err = statAt(fd, e.name, &st); err != nil {
+		if err = statAt(fd, e.name, &st); err == unix.ENOENT {
+			all, err = false, nil
+			return true
+		}
+		if err != nil {
 			return false
 		}
 		id := fileID(&st)

@@ -43,8 +43,11 @@ type controlDir struct {
 
 	mu       sync.Mutex
 	opened   map[uint64]controlFile
+	nodes    map[uint64]uint64 // of those that may wait, by handle
 	next     uint64
 	shutting chan struct{} // closed when the mount is about to end (M4)
+
+	parked parked
 }
 
 // firstControlHandle keeps the numbers of the control files' handles apart from
@@ -64,6 +67,7 @@ const (
 
 func (d *controlDir) init(fs *FS) {
 	d.fs, d.since, d.opened, d.next = fs, time.Now(), make(map[uint64]controlFile), firstControlHandle
+	d.nodes = make(map[uint64]uint64)
 	d.shutting = make(chan struct{})
 	d.files = []*control{
 		{name: ControlDir, mode: unix.S_IFDIR | 0o555},
@@ -170,6 +174,9 @@ func (c *control) openFile(in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	out.Fh = d.next
 	d.next++
 	d.opened[out.Fh] = f
+	if c.open != nil {
+		d.nodes[out.Fh] = in.NodeId
+	}
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO | c.flags
 	return fuse.OK
 }
@@ -178,10 +185,28 @@ func (d *controlDir) release(fh uint64) {
 	d.mu.Lock()
 	f := d.opened[fh]
 	delete(d.opened, fh)
+	delete(d.nodes, fh)
 	d.mu.Unlock()
 	if f != nil {
 		f.close()
 	}
+}
+
+// known returns node numbers of control files that the kernel may know: of those
+// that are read from and written to while somebody waits, some that it does.
+func (d *controlDir) known(most int) (ids []uint64) {
+	for _, c := range d.files[1:] {
+		ids = append(ids, c.id)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, id := range d.nodes {
+		if most--; most < 0 {
+			break
+		}
+		ids = append(ids, id)
+	}
+	return ids
 }
 
 func (d *controlDir) handle(fh uint64) controlFile {

@@ -89,6 +89,11 @@ func (f *ctl) read(cancel <-chan struct{}, in *fuse.ReadIn) ([]byte, fuse.Status
 	select {
 	case <-w.ended:
 	default:
+		leave, err := f.fs.control.parked.enter(in.Uid)
+		if err != nil {
+			return nil, statusOf(err)
+		}
+		defer leave()
 		select {
 		case <-w.ended:
 		case <-cancel:

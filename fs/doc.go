@@ -38,7 +38,7 @@
 //	    beneath it, or the daemon has pinned it
 //	I2  a node number is never used twice
 //	I3  a node has at least one name, or a descriptor that stands for it, or
-//	    is private to one process
+//	    is private to one process; or it reaches nothing any more
 //	I4  every descriptor that may change content is registered with the lock
 //	    table before it is opened and until after it is closed, and until
 //	    nothing is mapped writable through it any more
@@ -51,6 +51,7 @@
 //	candidate.mu           never taken beneath FS.ns, but for a lock file's
 //	  FS.reapMu            one death at a time
 //	    FS.ns              names in the backing; exclusive: rename, discard
+//	      FS.hiddenMu      (beneath FS.trashMu, too)
 //	      FS.watchMu
 //	      nodeTable.changing  a file and its names
 //	        FS.aliasMu     operations on files with several links

@@ -76,6 +76,7 @@ func (r *eventReader) close() {
 func (r *eventReader) write(<-chan struct{}, *fuse.WriteIn, []byte) fuse.Status { return fuse.EBADF }
 
 func (r *eventReader) read(cancel <-chan struct{}, in *fuse.ReadIn) ([]byte, fuse.Status) {
+	var leave func()
 	for {
 		b, bell := r.take(int(in.Size))
 		switch {
@@ -83,6 +84,13 @@ func (r *eventReader) read(cancel <-chan struct{}, in *fuse.ReadIn) ([]byte, fus
 			return b, fuse.OK
 		case r.nonblock:
 			return nil, fuse.EAGAIN
+		}
+		if leave == nil {
+			var err error
+			if leave, err = r.fs.control.parked.enter(in.Uid); err != nil {
+				return nil, statusOf(err)
+			}
+			defer leave()
 		}
 		select {
 		case <-bell:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stagefs/stagefs/lockstate"
@@ -28,8 +29,9 @@ type hotDir struct {
 	in    *hotDirs
 	id    uint64
 	place hotPlace
-	files int       // protected by hotDirs.mu, as is since
-	since time.Time // when files fell to 0
+	kept  atomic.Bool // the record outlives the daemon
+	files int         // protected by hotDirs.mu, as is since
+	since time.Time   // when files fell to 0
 }
 
 // A hotPlace is where a file is: beneath a staging directory, or in a directory
@@ -97,6 +99,9 @@ func (h *hotDirs) enter(p hotPlace) *hotDir {
 	if d != nil {
 		d.files++
 		h.mu.Unlock()
+		if !d.kept.Load() {
+			_ = h.store.Flush() // who was first has not come so far
+		}
 		return d
 	}
 	data, err := json.Marshal(p)
@@ -108,6 +113,7 @@ func (h *hotDirs) enter(p hotPlace) *hotDir {
 	}
 	h.mu.Unlock()
 	_ = h.store.Flush() // it tries again by itself, and tells who asks
+	d.kept.Store(true)
 	return d
 }
 

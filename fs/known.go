@@ -17,9 +17,7 @@ func (fs *FS) knownFiles() []uint64 {
 		}
 	}
 	fs.handles.mu.RUnlock()
-	for _, c := range fs.control.files[1:] {
-		ids = append(ids, c.id)
-	}
+	ids = append(ids, fs.control.known(enough)...)
 	fs.nodes.mu.RLock()
 	defer fs.nodes.mu.RUnlock()
 	for _, pg := range fs.nodes.byID.pages {

@@ -83,6 +83,8 @@ func (c *command) restore() fuse.Status {
 	var touched *node
 	var message string
 	status := fs.attempt(r, true, func() error {
+		fs.hiddenMu.Lock()
+		defer fs.hiddenMu.Unlock()
 		quarantine, err := fs.openHidden(quarantineDir, false)
 		if err != nil {
 			return err

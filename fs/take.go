@@ -143,6 +143,11 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 			return status
 		}
 	}
+	leave, err := fs.control.parked.enter(c.header.Uid)
+	if err != nil {
+		return c.fail(err)
+	}
+	defer leave()
 	x := &waiting{dir: d, proc: r.proc, since: time.Now(), write: !c.shared, turn: make(chan struct{})}
 	if first {
 		close(x.turn) // it has the directory already: those in line wait for it

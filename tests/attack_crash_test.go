@@ -245,3 +245,152 @@ func TestS9AttackSetuid(t *testing.T) {
 	}
 	m.wantOwner("D", a.Pid)
 }
+
+// TestL1AttackSealed: a lease that has expired, and whose content is being swept
+// away, is nobody's: whoever acquires meanwhile, the client too, gets the
+// directory when that is over, with a token of his own.
+func TestL1AttackSealed(t *testing.T) {
+	m := mount(t, "--on-crash", "destroy")
+	openDir(t, m.Back("D"))
+	mustDo(t, os.WriteFile(m.Back("D", "old"), nil, 0o666))
+	a := agent(t)
+	token := a.mustCommand(m, "acquire D client=x ttl=1h").Token
+	if out := a.Get("sh", "cd "+m.At("D")+" && seq -f %05g 4000 | xargs touch"); !strings.HasPrefix(out, "0") {
+		t.Fatal(out)
+	}
+	a.mustCommand(m, "renew D client=x ttl=10ms")
+	eventually(t, "the deadline", func() bool { return a.Try("put", m.control("ctl"), "check D client=x\n", "wronly") != "ok" })
+	got := a.mustCommand(m, "acquire D client=x ttl=1h wait=forever")
+	if got.Token == token {
+		t.Errorf("token %d again", token)
+	}
+	wantTree(t, m.Back("D"), []string{"old="})
+	a.must("put", m.At("D", "new"), "1", "wronly,creat")
+	a.mustCommand(m, "check D client=x")
+	if s := m.Ctl("check"); s != "ok" {
+		t.Errorf("the tables: %s", s)
+	}
+}
+
+// TestL3AttackAlias: a file with a name outside is under the lease all the same:
+// what its client has open by either name is revoked with it.
+func TestL3AttackAlias(t *testing.T) {
+	m := mount(t)
+	for _, dir := range []string{"A", "D"} {
+		openDir(t, m.Back(dir))
+	}
+	mustDo(t, os.WriteFile(m.Back("A", "f"), []byte(strings.Repeat("old ", 1024)), 0o666))
+	mustDo(t, os.Link(m.Back("A", "f"), m.Back("D", "f")))
+	client, next := agent(t), agent(t)
+	client.must("stat", m.At("A", "f")) // this name first
+	client.must("stat", m.At("D", "f"))
+	client.mustCommand(m, "acquire D client=x ttl=1h")
+	client.must("open", "a", m.At("A", "f"), "rdwr")
+	client.must("open", "d", m.At("D", "f"), "wronly")
+	client.want("ENODEV", "mmap", "p", "a")
+	client.must("pwrite", "a", "1", "4", "0")
+	if s := m.Ctl("break D attack"); s != "ok" {
+		t.Fatal(s)
+	}
+	next.mustCommand(m, "acquire D client=y ttl=1h")
+	before := digest(t, m.Back("D"))
+	client.want("EBUSY", "pwrite", "a", "2", "4", "0")
+	client.want("EBUSY", "pwrite", "d", "2", "4", "0")
+	client.want("EBUSY", "ftruncate", "a", "0")
+	if after := digest(t, m.Back("D")); after != before {
+		t.Errorf("written after the break:\n%s", diff(before, after))
+	}
+}
+
+// TestL1AttackRenamed: a lease that expires while its directory is being renamed
+// ends all the same, and its content is in one place.
+func TestL1AttackRenamed(t *testing.T) {
+	m := mount(t, "--on-crash", "quarantine", "--depth", "2")
+	openDir(t, m.Back("b"))
+	for i := range 10 {
+		a := agent(t)
+		one, two := "b/one"+itoa(i), "b/two"+itoa(i)
+		a.must("mkdir", m.At(one))
+		a.mustCommand(m, "acquire %s client=x ttl=30ms", one)
+		a.must("open", "f", m.At(one, "f"), "wronly,creat")
+		status := "ok"
+		for status == "ok" {
+			a.Try("pwrite", "f", "x", "10", "0")
+			status = a.Try("rename", m.At(one), m.At(two))
+			one, two = two, one
+		}
+		m.awaitFree(one)
+		m.awaitFree(two)
+		a.want("EBUSY", "pwrite", "f", "y", "10", "0")
+		places := 0
+		for _, q := range m.quarantine() {
+			if string(q.Dir) == one || string(q.Dir) == two {
+				places++
+			}
+		}
+		for _, dir := range []string{one, two} {
+			if _, err := os.Stat(m.Back(dir)); err == nil {
+				places++
+			}
+		}
+		if places != 1 {
+			t.Errorf("round %d: the content is in %d places (rename: %s)", i, places, status)
+		}
+	}
+	if s := m.Ctl("check"); s != "ok" {
+		t.Errorf("the tables: %s", s)
+	}
+}
+
+// TestH3AttackBoot: a group, session or cgroup of an earlier boot owns nothing,
+// whoever is in one of that name now.
+func TestH3AttackBoot(t *testing.T) {
+	m := mountOver(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	a.mustCommand(m, "acquire D owner=session")
+	m.restart(m.reboot)
+	m.awaitFree("D")
+}
+
+// TestW4AttackOff: with locks switched off, what is in quarantine can be put
+// back or deleted nevertheless, or it is said that it was not.
+func TestW4AttackOff(t *testing.T) {
+	m := mountOver(t, "--on-crash", "quarantine")
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	a.must("put", m.At("D", "f"), "1", "wronly,creat")
+	a.Kill()
+	m.awaitFree("D")
+	id := m.quarantine()[0].ID
+	m.restart(nil, "--disable-locking")
+	if s := m.Ctl("restore D id=" + id); s != "ok" {
+		t.Errorf("restore = %s", s)
+	}
+	wantTree(t, m.At("D"), []string{"f=1"})
+	if s := m.Ctl("discard . id=" + id); s != "ENOENT" {
+		t.Errorf("discard = %s, want ENOENT: it is there no more", s)
+	}
+}
+
+// TestS9AttackCrowd: a user who has as many requests wait as he can keeps nobody
+// else from being answered.
+func TestS9AttackCrowd(t *testing.T) {
+	m := mount(t)
+	crowd, other := stranger(t), agent(t)
+	other.must("mkdir", m.At("D"))
+	openDir(t, m.Back("D"))
+	// Nobody has a file open or looked up: the kernel knows only directories.
+	if got := crowd.Get("crowd", m.control("events"), "1030"); got != "ENOLCK" {
+		t.Errorf("one too many = %s, want ENOLCK", got)
+	}
+	other.must("put", m.At("D", "f"), "1", "wronly,creat")
+	other.must("mkdir", m.At("D", "sub"))
+	stranger(t).wantCommand(m, "ENOLCK", "wait D wait=1ms")
+	stranger(t).wantCommand(m, "EBUSY", "acquire D")
+	crowd.Kill()
+	later := stranger(t)
+	eventually(t, "nobody waits any more", func() bool {
+		return later.Try("put", m.control("ctl"), "wait D wait=1ms\n", "wronly") == "ETIMEDOUT"
+	})
+}

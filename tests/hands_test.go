@@ -217,6 +217,22 @@ func (h *hands) do(w []string) (out string, err error) {
 				return strconv.FormatInt(monotonic(), 10), err
 			}
 		}
+	case "crowd": // crowd PATH N: so many reads that wait; prints how the first ended
+		done := make(chan error, number(w[2], 0))
+		for range number(w[2], 0) {
+			n, err := unix.Open(w[1], unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return "", err
+			}
+			go func() {
+				err := error(unix.EINTR) // the signals of Go's scheduler
+				for err == unix.EINTR {
+					_, err = unix.Read(n, make([]byte, 1024))
+				}
+				done <- err
+			}()
+		}
+		return errnoName(<-done), nil
 	case "probe": // probe NAME DIRECTORY
 		return runProbe(w[1], w[2])
 	case "client": // client COMMAND…: with the Go client, see client_test.go
