@@ -51,6 +51,8 @@ func (c *command) run(line string) fuse.Status {
 		return c.join()
 	case "watch":
 		return c.follow()
+	case "replace":
+		return c.replace()
 	case "restore":
 		return c.restore()
 	case "discard":

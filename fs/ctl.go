@@ -30,6 +30,11 @@ type ctl struct {
 	mu     sync.Mutex
 	answer []byte
 	watch  *watch // the read waits for it
+
+	// A write that was cut off when the daemon was replaced comes again. Of
+	// that one, so many bytes are carried out.
+	unique uint64
+	done   int
 }
 
 // A watch is a lock that a descriptor follows to its end.
@@ -52,12 +57,22 @@ func (f *ctl) write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) fuse.
 	if len(data) > maxCommands {
 		return fuse.Status(unix.E2BIG)
 	}
+	f.mu.Lock()
+	if f.unique == in.Unique {
+		data = data[min(f.done, len(data)):]
+	} else {
+		f.unique, f.done = in.Unique, 0
+	}
+	f.mu.Unlock()
 	for line := range bytes.Lines(data) {
 		if len(line) > maxCommand {
 			return fuse.Status(unix.E2BIG)
 		}
 		s := strings.TrimSuffix(string(line), "\n")
 		if strings.TrimSpace(s) == "" {
+			f.mu.Lock()
+			f.done += len(line)
+			f.mu.Unlock()
 			continue
 		}
 		c := &command{fs: f.fs, cancel: cancel, header: &in.InHeader}
@@ -71,6 +86,9 @@ func (f *ctl) write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) fuse.
 		}
 		f.mu.Lock()
 		f.answer, f.watch = encode(c.answer), c.watch
+		if status == fuse.OK {
+			f.done += len(line)
+		}
 		f.mu.Unlock()
 		if status != fuse.OK {
 			return status

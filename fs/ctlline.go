@@ -51,11 +51,12 @@ var ctlOptions = map[string]string{
 	"watch":   " !token ",
 	"restore": " !id ",
 	"discard": " id older ",
+	"replace": "",
 }
 
 var errNoCommand = errors.New("no such command")
 
-// parseCtl reads a line. A bare "check" has no directory.
+// parseCtl reads a line. A bare "check" has no directory, nor has "replace".
 func parseCtl(line string) (c ctlLine, err error) {
 	verb, rest, _ := strings.Cut(line, " ")
 	c.verb = verb
@@ -63,8 +64,11 @@ func parseCtl(line string) (c ctlLine, err error) {
 	if !ok && verb != "break" {
 		return c, fmt.Errorf("%q: %w", verb, errNoCommand)
 	}
-	if rest = strings.TrimLeft(rest, " "); verb == "check" && rest == "" {
+	if rest = strings.TrimLeft(rest, " "); (verb == "check" || verb == "replace") && rest == "" {
 		return c, nil
+	}
+	if verb == "replace" {
+		return c, errors.New("replace takes nothing")
 	}
 	if c.dir, rest, err = cutDir(rest); err != nil {
 		return c, err

@@ -50,6 +50,8 @@ type FS struct {
 	orphans orphanList
 	control controlDir
 
+	replacing replacing
+
 	// ns protects the names in the backing: whoever relies on them holds it
 	// shared, a rename exclusively.
 	ns sync.RWMutex

@@ -75,14 +75,10 @@ func Mount(o Options) (_ *Server, err error) {
 		return nil, err
 	}
 
-	raiseProcs()
-	raiseDescriptors()
-	// Nobody gets at the backing through /proc/PID/fd.
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+	if err := becomeDaemon(); err != nil {
 		return nil, err
 	}
-	unix.Umask(0) // modes come from the callers, with their umask applied
-	procs, err := procid.NewResolver(procid.Options{Compat: o.Compat, Threads: min(dirCacheLimit(), 1024)})
+	procs, err := newResolver(&o)
 	if err != nil {
 		return nil, err
 	}
@@ -90,29 +86,12 @@ func Mount(o Options) (_ *Server, err error) {
 	if !procs.KnowsExits() {
 		s.warn("it cannot be learnt how processes end: what an owner leaves that changed nothing passes to its parent even if it was killed")
 	}
-	here := world()
-	events := new(eventLog)
-	tableOptions := lockstate.Options{
-		LastToken: s.store.Tokens(), Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked, World: here, OnCrash: o.OnCrash,
-		Claims: claims, Notify: events.add,
-	}
-	if !o.NoLocking {
-		s.store.Notify(func(err error) {
-			if err != nil {
-				o.Log.Error("locks are not kept for a restart until the state can be written again", "err", err)
-			} else {
-				o.Log.Warn("locks are kept for a restart again")
-			}
-		})
-		tableOptions.Store = s.store
-	}
-	if s.fs, err = newFS(o, root, lockstate.New(tableOptions), procs); err != nil {
+	if err := s.newFS(o, root, procs); err != nil {
 		return nil, err
 	}
-	s.fs.events = events
 	if !o.NoLocking {
 		s.fs.tidyQuarantine()
-		s.warnings = append(s.warnings, s.fs.restore(s.store, here)...)
+		s.warnings = append(s.warnings, s.fs.restore(s.store, world())...)
 	}
 	left := s.fs.leftHot(s.store)
 	undo = append(undo, s.fs.hot.close)
@@ -136,10 +115,48 @@ func Mount(o Options) (_ *Server, err error) {
 		s.fs.adopt(left)
 	}
 	s.fs.hot.found()
-	s.fs.orphans.scan(s.fs)
+	s.fs.orphans.scan(s.fs, true)
 	s.fs.clearings.Go(s.fs.emptyTrash) // that an earlier daemon left
 	go s.serve()
 	return s, nil
+}
+
+// becomeDaemon makes this process fit to serve others.
+func becomeDaemon() error {
+	raiseProcs()
+	raiseDescriptors()
+	unix.Umask(0) // modes come from the callers, with their umask applied
+	// Nobody gets at the backing through /proc/PID/fd.
+	return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+}
+
+func newResolver(o *Options) (*procid.Resolver, error) {
+	return procid.NewResolver(procid.Options{Compat: o.Compat, Threads: min(dirCacheLimit(), 1024)})
+}
+
+// newFS makes the file system, with an empty table.
+func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) {
+	events := new(eventLog)
+	table := lockstate.Options{
+		LastToken: s.store.Tokens(), Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked, World: world(), OnCrash: o.OnCrash,
+		Claims: claims, Notify: events.add,
+	}
+	if !o.NoLocking {
+		s.store.Notify(func(err error) {
+			if err != nil {
+				o.Log.Error("locks are not kept for a restart until the state can be written again", "err", err)
+			} else {
+				o.Log.Warn("locks are kept for a restart again")
+			}
+		})
+		table.Store = s.store
+	}
+	if s.fs, err = newFS(o, root, lockstate.New(table), procs); err != nil {
+		return err
+	}
+	s.fs.events = events
+	s.fs.replacing.begin = s.replace
+	return nil
 }
 
 // lookUnder warns of ways under the mount (M5). A dead mount has kept new ones
@@ -246,25 +263,9 @@ func flockOwner(fd int) int {
 
 // mount attaches the file system to the mountpoint.
 func (s *Server) mount(o *Options) error {
-	opts := &fuse.MountOptions{
-		Name: "stagefs", FsName: o.Dir,
-		Options:                  []string{"default_permissions"},
-		MaxWrite:                 maxWrite,
-		MaxBackground:            64,
-		EnableAcl:                true,
-		EnableLocks:              !o.NoLocking,
-		ExplicitDataCacheControl: true,
-		EnableSymlinkCaching:     true,
-		// The umask is the caller's and comes with the request.
-		ExtraCapabilities: fuse.CAP_DONT_MASK | fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_READDIRPLUS_AUTO | fuse.CAP_HANDLE_KILLPRIV_V2,
-		Debug:             o.Debug,
-		Logger:            log.New(logWriter{o.Log}, "", 0),
-	}
+	opts := s.fs.mountOptions()
 	if unix.Geteuid() != 0 {
 		s.warn("not root: only your own processes can use the mount, unless /etc/fuse.conf has user_allow_other")
-	}
-	if o.NoPassthrough || o.Compat || !s.fs.privileged {
-		opts.DisabledCapabilities |= fuse.CAP_PASSTHROUGH
 	}
 	note, err := s.connect(o, opts, o.Transport)
 	if errors.Is(err, transport.ErrRefused) && o.Transport == transport.Auto {
@@ -281,6 +282,37 @@ func (s *Server) mount(o *Options) error {
 	return fmt.Errorf("%s: %w: %w", s.mountpoint, ErrNoFuse, err)
 }
 
+// mountOptions says what is wanted of the kernel.
+func (fs *FS) mountOptions() *fuse.MountOptions {
+	o := &fs.opts
+	opts := &fuse.MountOptions{
+		Name: "stagefs", FsName: o.Dir,
+		Options:                  []string{"default_permissions"},
+		MaxWrite:                 maxWrite,
+		MaxBackground:            64,
+		EnableAcl:                true,
+		EnableLocks:              !o.NoLocking,
+		ExplicitDataCacheControl: true,
+		EnableSymlinkCaching:     true,
+		// The umask is the caller's and comes with the request.
+		ExtraCapabilities: fuse.CAP_DONT_MASK | fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_READDIRPLUS_AUTO | fuse.CAP_HANDLE_KILLPRIV_V2,
+		Debug:             o.Debug,
+		Logger:            log.New(logWriter{o.Log}, "", 0),
+	}
+	if o.NoPassthrough || o.Compat || !fs.privileged {
+		opts.DisabledCapabilities |= fuse.CAP_PASSTHROUGH
+	}
+	return opts
+}
+
+// transportOptions says what is served.
+func (s *Server) transportOptions(opts *fuse.MountOptions) transport.Options {
+	return transport.Options{
+		FS: s.fs, Mount: opts, Attach: func(k transport.Kernel) { s.fs.kernel = k },
+		Files: s.fs.knownFiles, Lines: s.fs.inLine,
+	}
+}
+
 // connect attaches the file system through a transport. note says why it is not
 // a faster one.
 func (s *Server) connect(o *Options, opts *fuse.MountOptions, want string) (note string, err error) {
@@ -294,10 +326,9 @@ func (s *Server) connect(o *Options, opts *fuse.MountOptions, want string) (note
 		return "", err
 	}
 	s.fs.mountID = mountIDAt(s.mountpoint)
-	s.transport, note, err = transport.Start(fd, transport.Options{
-		FS: s.fs, Mount: opts, Want: want, Attach: func(k transport.Kernel) { s.fs.kernel = k },
-		Files: s.fs.knownFiles,
-	})
+	to := s.transportOptions(opts)
+	to.Want = want
+	s.transport, note, err = transport.Start(fd, to)
 	if err != nil {
 		unix.Close(fd)
 		detach(s.mountpoint, true)

@@ -37,6 +37,11 @@ type Options struct {
 	Transport     string        // how requests come: one of transport's names; "": transport.Auto
 	Debug         bool          // log each request
 	Log           *slog.Logger  // nil: no log
+
+	// Replace runs another program in this process, which goes on with what is
+	// in state by [Continue]. It returns only if that fails. nil: the daemon
+	// cannot be replaced.
+	Replace func(program, state *os.File) error
 }
 
 // DefaultLockNames are the names of lock files unless Options name others.

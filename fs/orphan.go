@@ -21,9 +21,13 @@ type orphanList struct {
 type orphanAt struct{ dir, name string }
 
 // scan looks for lock files in the backing until it has seen all or stop is
-// called.
-func (o *orphanList) scan(fs *FS) {
+// called. Where they are known, need is false.
+func (o *orphanList) scan(fs *FS, need bool) {
 	o.stop, o.done = make(chan struct{}), make(chan struct{})
+	if !need {
+		close(o.done)
+		return
+	}
 	go func() {
 		defer close(o.done)
 		o.walk(fs, ".")

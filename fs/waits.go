@@ -31,6 +31,7 @@ type waiting struct {
 // waitList holds the lines.
 type waitList struct {
 	mu    sync.Mutex
+	joins uint64 // so far
 	lines map[*lockstate.Dir][]*waiting
 }
 
@@ -41,8 +42,16 @@ func (w *waitList) join(x *waiting) {
 	if w.lines == nil {
 		w.lines = make(map[*lockstate.Dir][]*waiting)
 	}
+	w.joins++
 	w.lines[x.dir] = append(w.lines[x.dir], x)
 	w.callLocked(x.dir)
+}
+
+// inLine counts the requests that have begun to wait for a lock.
+func (fs *FS) inLine() uint64 {
+	fs.waits.mu.Lock()
+	defer fs.waits.mu.Unlock()
+	return fs.waits.joins + fs.advisory.Waits()
 }
 
 // leave takes x out of its line.

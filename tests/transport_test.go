@@ -23,15 +23,21 @@ var transports = []string{"uring", "threads", "fuse"}
 // part the test is skipped.
 func mountBy(t *testing.T, transport string) *Mount {
 	t.Helper()
-	if b, _ := os.ReadFile("/sys/module/fuse/parameters/enable_uring"); transport == "uring" && string(b) != "Y\n" {
-		t.Skip("needs Linux 6.14 with fuse.enable_uring=1")
-	}
+	needTransport(t, transport)
 	t.Setenv("STAGEFS_MOUNT_OPTS", "")
 	m := mount(t, "--transport="+transport)
 	if got := m.transport(); got != transport {
 		t.Errorf("version says that the transport is %q, want %q", got, transport)
 	}
 	return m
+}
+
+// needTransport skips the test where the machine has no part in a transport.
+func needTransport(t *testing.T, transport string) {
+	t.Helper()
+	if b, _ := os.ReadFile("/sys/module/fuse/parameters/enable_uring"); transport == "uring" && string(b) != "Y\n" {
+		t.Skip("needs Linux 6.14 with fuse.enable_uring=1")
+	}
 }
 
 // transport is what the control directory says.

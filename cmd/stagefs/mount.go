@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -42,6 +41,7 @@ func (c *command) mountCommand() *cli.Command {
 			&cli.BoolFlag{Name: "debug", Usage: "log every decision"},
 			&cli.BoolFlag{Name: "daemon", Aliases: []string{"d"}, Usage: "return once the mount answers, and serve on in the background"},
 			&cli.BoolFlag{Name: "supervise", Usage: "start another daemon at once if this one is killed"},
+			&cli.BoolFlag{Name: "replace", Usage: "have the daemon of the mount at DIR go on as this program; nobody who uses the mount notices"},
 			&cli.StringFlag{Name: "log", Usage: "append the log to `FILE` (default: standard error; with -d: nowhere)"},
 		},
 		Action: c.mountAction,
@@ -49,6 +49,15 @@ func (c *command) mountCommand() *cli.Command {
 }
 
 func (c *command) mountAction(ctx *cli.Context) error {
+	if ctx.Bool("replace") {
+		if n := ctx.NumFlags(); n > 1 {
+			return usagef("option --replace: the daemon keeps its options; leave the others out")
+		}
+		if err := exactArgs(ctx, 1, 1); err != nil {
+			return err
+		}
+		return c.replaceMount(ctx.Args().First())
+	}
 	if err := exactArgs(ctx, 1, 2); err != nil {
 		return err
 	}
@@ -74,11 +83,10 @@ func (c *command) mountAction(ctx *cli.Context) error {
 	if ctx.Bool("supervise") && !watched {
 		return c.supervise(starter, logFile)
 	}
-	level := slog.LevelInfo
-	if o.Debug {
-		level = slog.LevelDebug
-	}
-	o.Log = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: level}))
+	o.Log = newLog(log, o.Debug)
+	h := handover{Debug: o.Debug, Mountpoint: target(o)}
+	h.Cwd, _ = os.Getwd()
+	o.Replace = func(program, state *os.File) error { return h.replaceBy(program, state, logFile) }
 
 	return explainMount(o, c.serve(ctx.Context, o, func(s server) error {
 		for _, w := range s.Warnings() {

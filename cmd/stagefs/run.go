@@ -77,8 +77,11 @@ func (c *command) run(ctx context.Context) int {
 			app.Commands = []*cli.Command{cmd}
 		}
 	}
-	args, err := normalize(app, c.args)
-	if err == nil {
+	var args []string
+	var err error
+	if h, ok := takenOver(); ok {
+		err = c.takeOver(ctx, h)
+	} else if args, err = normalize(app, c.args); err == nil {
 		err = app.RunContext(ctx, append([]string{app.Name}, args...))
 	}
 	if err == nil {

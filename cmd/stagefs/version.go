@@ -8,6 +8,8 @@ import (
 	"runtime/debug"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/stagefs/stagefs/fs"
 )
 
 // versionNumber is that of this tree.
@@ -17,9 +19,16 @@ func (c *command) versionCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "version",
 		Usage: "print the version",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "handover", Usage: "print the formats in which a running daemon can hand over to this program"},
+		},
 		Action: func(ctx *cli.Context) error {
 			if err := exactArgs(ctx, 0, 0); err != nil {
 				return err
+			}
+			if ctx.Bool("handover") {
+				fmt.Fprintln(c.out, fs.HandoverFormat)
+				return nil
 			}
 			fmt.Fprintf(c.out, "stagefs %s\n", versionText())
 			return nil

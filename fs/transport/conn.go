@@ -3,6 +3,7 @@ package transport
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -14,10 +15,13 @@ import (
 
 // Opcodes and notifications that a transport has to know.
 const (
+	opForget      = 2
+	opWrite       = 16
 	opInit        = 26
 	opSetlkw      = 33
 	opInterrupt   = 36
 	opNotifyReply = 41
+	opBatchForget = 42
 
 	notifyInvalInode = 2
 	notifyIncEpoch   = 8
@@ -34,6 +38,7 @@ type conn struct {
 	proto *fuse.ProtocolServer
 	opts  *fuse.MountOptions
 	files func() []uint64
+	lines func() uint64 // see Options
 
 	fdMu sync.RWMutex
 	fd   int // -1: closed; closed when all threads are gone
@@ -43,6 +48,14 @@ type conn struct {
 	watch    watch
 	inflight inflight
 	kicks    atomic.Uint64 // numbers of own requests
+	order    atomic.Uint64 // of requests
+
+	init   []byte // see State
+	agreed uint64
+
+	growMu   sync.Mutex  // held while a thread is added
+	stopping atomic.Bool // set with growMu held; no request is begun any more
+	parking  parking
 }
 
 func newConn(fd int, opts *fuse.MountOptions) *conn { return &conn{opts: opts, fd: fd} }
@@ -77,7 +90,17 @@ func (c *conn) answerInit(req []byte) error {
 	if h := (*fuse.OutHeader)(unsafe.Pointer(&out[0])); h.Status != 0 {
 		return fmt.Errorf("FUSE_INIT: %v", syscall.Errno(-h.Status))
 	}
+	c.noteInit(req, (*fuse.InitOut)(unsafe.Pointer(&out[outHeaderSize])).Flags64())
 	return nil
+}
+
+// noteInit keeps what was agreed on.
+func (c *conn) noteInit(req []byte, agreed uint64) {
+	const initExt = 1 << 30 // FUSE_INIT_EXT: there is a second word of flags
+	c.init, c.agreed = slices.Clone(req), agreed
+	in := (*fuse.InitIn)(unsafe.Pointer(&c.init[0]))
+	in.Flags &= uint32(agreed) | initExt
+	in.Flags2 &= uint32(agreed >> 32)
 }
 
 // end is called when the kernel has let go: what is under way is cancelled.

@@ -25,20 +25,24 @@ func (u *uring) newPlace() (*place, error) {
 		return nil, fmt.Errorf("more than %d requests at a time", maxPlaces)
 	}
 	// Untouched pages take no memory.
-	mem, err := unix.Mmap(-1, 0, page+u.room, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	mem, err := u.nextMemory()
 	if err != nil {
 		u.places.Add(-1)
 		return nil, fmt.Errorf("buffers of a ring: %w", err)
 	}
+	return layOut(mem), nil
+}
+
+func layOut(mem []byte) *place {
 	p := &place{mem: mem, header: (*uringHeader)(unsafe.Pointer(&mem[0])), payload: mem[page:]}
 	p.iov[0].Base, p.iov[1].Base = &mem[0], &p.payload[0]
 	p.iov[0].SetLen(int(unsafe.Sizeof(uringHeader{})))
 	p.iov[1].SetLen(len(p.payload))
 	p.out = [2][]byte{p.header.inOut[:outHeaderSize], p.payload}
-	return p, nil
+	return p
 }
 
-func (p *place) free() { unix.Munmap(p.mem) }
+func (p *place) free() { unmap(p.mem) }
 
 func (p *place) request() *fuse.InHeader {
 	return (*fuse.InHeader)(unsafe.Pointer(&p.header.inOut))
@@ -142,7 +146,7 @@ func (e *entry) register() (done ringCQE, has bool, err error) {
 // run answers until the kernel lets go.
 func (e *entry) run() {
 	q, c := e.queue, e.uring.conn
-	e.at = c.inflight.add()
+	e.at = c.inflight.addAt(!q.online)
 	defer c.inflight.remove(e.at)
 	var done ringCQE
 	var has bool
@@ -175,28 +179,44 @@ func (e *entry) run() {
 		h := e.place.request()
 		op, unique, n := h.Opcode, h.Unique, 0
 		q.busy()
+		if c.stopping.Load() {
+			c.parkPlace(c.order.Add(1), q, e.place)
+			e.place = nil
+			return
+		}
+		e.at.order.Store(0)
 		switch op {
 		case opNotifyReply: // by move
 			n = e.place.fail(unique, 0)
 		case opSetlkw:
 			var left bool
 			if n, left = e.lock(); left {
+				e.kick = h.NodeId
 				if q.idle.Load() >= spareThreads {
 					e.place = nil
 					return
 				}
-				e.kick = h.NodeId
-				if done, has, err = e.register(); err != nil {
+				if done, has, err = e.another(); err == errStopping {
+					e.place = nil
+					return
+				}
+				if err != nil {
 					e.broken(err)
 					return
 				}
-				q.idle.Add(1)
 				e.move()
 				continue
 			}
 		default:
+			before := *h
 			in, out := e.place.split()
 			n = c.handle(e.at, unique, in, out)
+			if n > 0 && c.undone(e.at, e.place.header.inOut[:]) {
+				e.place.restore(&before)
+				c.parkPlace(e.at.order.Load(), q, e.place)
+				e.place = nil
+				return
+			}
 		}
 		e.place.answered(unique, n)
 		e.submit(uringCommitAndFetch, e.place.header.entry.commitID)
@@ -204,17 +224,36 @@ func (e *entry) run() {
 	}
 }
 
-// move makes a request on this core, so that what waits for an entry is handed
-// out: it asks for the cached content of some file, which is none. (A look at
-// the mount would do it too, but a daemon that is killed while it waits for its
-// own answer never ends.)
-func (e *entry) move() {
+// another gives the kernel another place, unless the transport stops.
+func (e *entry) another() (done ringCQE, has bool, err error) {
 	c := e.uring.conn
+	c.growMu.Lock()
+	defer c.growMu.Unlock()
+	if c.stopping.Load() {
+		return done, false, errStopping
+	}
+	done, has, err = e.register()
+	if err == nil {
+		e.queue.idle.Add(1)
+	}
+	return done, has, err
+}
+
+var errStopping = errors.New("the transport stops")
+
+// move makes a request on this core, so that what waits for an entry is handed
+// out.
+func (e *entry) move() { e.uring.conn.kick(e.kick) }
+
+// kick makes a request on the core that it runs on: it asks for the cached
+// content of some file, which is none. (A look at the mount would do it too, but
+// a daemon that is killed while it waits for its own answer never ends.)
+func (c *conn) kick(node uint64) {
 	m := struct {
 		unique, node, offset uint64
 		size, _              uint32
 	}{unique: 1<<62 | c.kicks.Add(2)}
-	for _, m.node = range append([]uint64{e.kick}, c.files()...) {
+	for _, m.node = range append([]uint64{node}, c.files()...) {
 		err := c.notify(notifyRetrieve, (*[unsafe.Sizeof(m)]byte)(unsafe.Pointer(&m))[:])
 		if err != unix.ENOENT && err != unix.EINVAL { // not known, or no regular file
 			return

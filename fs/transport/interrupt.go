@@ -7,11 +7,18 @@ import (
 	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 )
 
-// A slot tells which request a thread is at, by the number the kernel gave it;
-// 0: none.
-type slot struct{ unique atomic.Uint64 }
+// A slot tells what a thread is at.
+type slot struct {
+	unique  atomic.Uint64 // the number that the kernel gave the request; 0: none
+	order   atomic.Uint64 // of its arrival
+	told    atomic.Bool   // the kernel has said that the caller has a signal
+	tid     int           // of a thread that reads /dev/fuse; else 0
+	reading atomic.Bool   // it is about to
+	idle    bool          // no request ever comes there: the core is off
+}
 
 // inflight knows all slots.
 type inflight struct {
@@ -19,21 +26,63 @@ type inflight struct {
 	slots map[*slot]struct{}
 }
 
-func (f *inflight) add() *slot {
+func (f *inflight) add() *slot { return f.addAt(false) }
+
+func (f *inflight) addAt(idle bool) *slot {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.slots == nil {
 		f.slots = make(map[*slot]struct{})
 	}
-	s := new(slot)
+	s := &slot{idle: idle}
 	f.slots[s] = struct{}{}
 	return s
+}
+
+func (s *slot) setTid(tid int, f *inflight) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s.tid = tid
 }
 
 func (f *inflight) remove(s *slot) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.slots, s)
+}
+
+// quiet reports whether nobody is at a request, nor waits for one.
+func (f *inflight) quiet() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for s := range f.slots {
+		if !s.idle {
+			return false
+		}
+	}
+	return true
+}
+
+// call sends a signal to the threads that read.
+func (f *inflight) call() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for s := range f.slots {
+		if s.tid != 0 && s.reading.Load() {
+			unix.Tgkill(unix.Getpid(), s.tid, callSignal)
+		}
+	}
+}
+
+// tell notes that the caller of a request has a signal.
+func (f *inflight) tell(unique uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for s := range f.slots {
+		if s.unique.Load() == unique {
+			s.told.Store(true)
+		}
+	}
 }
 
 func (f *inflight) has(unique uint64) bool {
@@ -66,7 +115,10 @@ const strayTime = 100 * time.Millisecond
 // interrupt cancels a request. If that has not begun yet, a goroutine goes on
 // trying.
 func (c *conn) interrupt(unique uint64) {
-	if c.tryInterrupt(unique) {
+	if c.stopping.Load() {
+		c.parking.interrupt(unique)
+	}
+	if c.passOn(unique) {
 		return
 	}
 	c.threads.Add(1)
@@ -74,12 +126,19 @@ func (c *conn) interrupt(unique uint64) {
 		defer c.threads.Done()
 		stray := time.Now().Add(strayTime)
 		for c.inflight.has(unique) || time.Now().Before(stray) {
-			if c.tryInterrupt(unique) {
+			if c.passOn(unique) {
 				return
 			}
 			time.Sleep(200 * time.Microsecond)
 		}
 	}()
+}
+
+// passOn cancels a request whose caller has a signal, and reports whether it was
+// under way.
+func (c *conn) passOn(unique uint64) bool {
+	c.inflight.tell(unique)
+	return c.tryInterrupt(unique)
 }
 
 // tryInterrupt reports whether the request was under way.

@@ -15,9 +15,12 @@ const (
 	spareThreads = 2
 )
 
+// parked stands for the length of an answer: there is none yet.
+const parked = -1
+
 // lock carries out a request that may wait without end, on a goroutine. If that
-// takes longer than a moment, the thread has left the place to it, and needs
-// another one or ends.
+// takes longer than a moment, or the request was parked, the thread has left the
+// place to it, and needs another one or ends.
 func (e *entry) lock() (n int, left bool) {
 	u, p, unique := e.uring, e.place, e.place.request().Unique
 	if u.places.Load() >= maxPlaces/2 {
@@ -26,12 +29,21 @@ func (e *entry) lock() (n int, left bool) {
 	var over atomic.Bool // one of the two is done with the other
 	done := make(chan int, 1)
 	u.conn.threads.Add(1)
+	at := u.conn.inflight.add()
 	go func() {
 		defer u.conn.threads.Done()
-		at := u.conn.inflight.add()
 		defer u.conn.inflight.remove(at)
+		h := *p.request()
 		in, out := p.split()
-		n := u.conn.wait(at, p.request(), in, out)
+		n := u.conn.wait(at, &h, in, out)
+		if u.conn.undone(at, p.header.inOut[:]) {
+			p.restore(&h)
+			u.conn.parkPlace(at.order.Load(), e.queue, p)
+			if over.CompareAndSwap(false, true) {
+				done <- parked
+			}
+			return
+		}
 		if over.CompareAndSwap(false, true) {
 			done <- n
 			return
@@ -43,13 +55,14 @@ func (e *entry) lock() (n int, left bool) {
 	defer moment.Stop()
 	select {
 	case n = <-done:
-		return n, false
+		return n, n == parked
 	case <-moment.C:
 	}
 	if over.CompareAndSwap(false, true) {
 		return 0, true
 	}
-	return <-done, false
+	n = <-done
+	return n, n == parked
 }
 
 // giveBack lets a new thread deliver the answer that is in a place, and go on

@@ -34,7 +34,9 @@ func (c *conn) newLoops(keep int) *loops {
 
 // start adds a thread.
 func (l *loops) start() error {
-	if l.conn.ended.Load() {
+	l.conn.growMu.Lock()
+	defer l.conn.growMu.Unlock()
+	if l.conn.ended.Load() || l.conn.stopping.Load() {
 		return unix.ENODEV
 	}
 	// Untouched pages take no memory: a thread has room for the largest
@@ -45,10 +47,12 @@ func (l *loops) start() error {
 	}
 	l.idle.Add(1)
 	l.conn.threads.Add(1)
+	at := l.conn.inflight.add()
 	go func() {
 		defer l.conn.threads.Done()
+		defer l.conn.inflight.remove(at)
 		runtime.LockOSThread() // for good: the thread ends with the loop
-		l.run(buf)
+		l.run(at, buf)
 		unix.Munmap(buf)
 	}()
 	return nil
@@ -56,10 +60,9 @@ func (l *loops) start() error {
 
 // run reads and answers until the kernel lets go, or more threads wait than
 // need be.
-func (l *loops) run(buf []byte) {
+func (l *loops) run(at *slot, buf []byte) {
 	c := l.conn
-	at := c.inflight.add()
-	defer c.inflight.remove(at)
+	at.setTid(unix.Gettid(), &c.inflight)
 	// What is written to a file lies at the start of a page, and so does what
 	// is read from one: O_DIRECT wants it so.
 	const writeHeader, readHeader = int(unsafe.Sizeof(fuse.WriteIn{})), outHeaderSize
@@ -67,7 +70,12 @@ func (l *loops) run(buf []byte) {
 	ins, outs := [1][]byte{}, [1][]byte{out}
 	h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
 	for {
+		at.reading.Store(true)
+		if c.stopping.Load() {
+			return
+		}
 		n, err := unix.Read(c.fd, in)
+		at.reading.Store(false)
 		switch err {
 		case nil:
 		case unix.EINTR, unix.EAGAIN, unix.ENOENT: // the request was taken back
@@ -90,11 +98,15 @@ func (l *loops) run(buf []byte) {
 			c.interrupt((*fuse.InterruptIn)(unsafe.Pointer(h)).Unique)
 			continue
 		}
+		if c.stopping.Load() && c.takeOver(in[:n]) {
+			continue
+		}
 		if h.Opcode == opSetlkw {
 			l.apart(in[:n])
 			continue
 		}
 		l.busy()
+		at.order.Store(0)
 		ins[0] = in[:n]
 		l.answer(at, h.Unique, ins[:], outs[:])
 		if l.idle.Add(1) > l.keep {
@@ -107,11 +119,18 @@ func (l *loops) run(buf []byte) {
 // answer has a request carried out and writes the reply.
 func (l *loops) answer(at *slot, unique uint64, in, out [][]byte) {
 	n := l.conn.handle(at, unique, in, out)
-	if n == 0 {
-		return
+	switch {
+	case n == 0:
+	case l.conn.undone(at, out[0]):
+		l.conn.parkRaw(at.order.Load(), in[0])
+	default:
+		l.conn.write(out[0][:n])
 	}
-	if _, err := unix.Write(l.conn.fd, out[0][:n]); err != nil && err != unix.ENOENT && !l.conn.ended.Load() {
-		l.conn.opts.Logger.Printf("write /dev/fuse: %v", err)
+}
+
+func (c *conn) write(answer []byte) {
+	if _, err := unix.Write(c.fd, answer); err != nil && err != unix.ENOENT && !c.ended.Load() {
+		c.opts.Logger.Printf("write /dev/fuse: %v", err)
 	}
 }
 
@@ -119,9 +138,9 @@ func (l *loops) answer(at *slot, unique uint64, in, out [][]byte) {
 func (l *loops) apart(req []byte) {
 	req = append([]byte(nil), req...)
 	l.conn.threads.Add(1)
+	at := l.conn.inflight.add()
 	go func() {
 		defer l.conn.threads.Done()
-		at := l.conn.inflight.add()
 		defer l.conn.inflight.remove(at)
 		l.answer(at, (*fuse.InHeader)(unsafe.Pointer(&req[0])).Unique, [][]byte{req}, [][]byte{make([]byte, 64)})
 	}()
@@ -130,6 +149,10 @@ func (l *loops) apart(req []byte) {
 // handle has a request carried out and returns the length of the reply; 0:
 // there is none.
 func (c *conn) handle(at *slot, unique uint64, in, out [][]byte) int {
+	if at.order.Load() == 0 {
+		at.order.Store(c.order.Add(1))
+	}
+	at.told.Store(false)
 	at.unique.Store(unique)
 	if c.ended.Load() {
 		c.interrupt(unique)

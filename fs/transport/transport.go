@@ -14,6 +14,12 @@ type Transport interface {
 	Kernel
 	// Serve returns when the kernel has let go and everything is over.
 	Serve()
+	// Stop ends all threads. What was taken from the kernel and is not
+	// answered is in the State; node is a regular file that the kernel knows
+	// for sure.
+	Stop(node uint64) (*State, error)
+	// Resume goes on after a Stop.
+	Resume(*State)
 }
 
 // Kernel is the way to the kernel besides answering its requests.
@@ -54,6 +60,7 @@ type Options struct {
 	Want   string          // the name of a transport, or Auto
 	Attach func(Kernel)    // is called before the first request
 	Files  func() []uint64 // some regular files that the kernel may know
+	Lines  func() uint64   // how many requests have begun to stand in line for a lock
 }
 
 // Start agrees with the kernel on the protocol over fd, a descriptor of
@@ -76,6 +83,12 @@ type goFuse struct{ *fuse.Server }
 
 func (goFuse) Name() string { return Fuse }
 
+func (goFuse) Stop(uint64) (*State, error) {
+	return nil, fmt.Errorf("transport %s cannot be handed over: it %w", Fuse, ErrUnavailable)
+}
+
+func (goFuse) Resume(*State) {}
+
 func (goFuse) ForgetNames() fuse.Status { return fuse.ENOSYS }
 
 // own is served by threads of this package.
@@ -83,6 +96,8 @@ type own struct {
 	*conn
 	loops *loops
 	uring *uring // nil: only the loops
+
+	parked []*Parked // by another process; for Serve
 }
 
 func (o *own) Name() string {
@@ -95,7 +110,7 @@ func (o *own) Name() string {
 func startOwn(fd int, opts Options) (Transport, string, error) {
 	o, want := *opts.Mount, opts.Want
 	c := newConn(fd, &o)
-	c.files = opts.Files
+	c.files, c.lines = opts.Files, opts.Lines
 	c.watch.init()
 	init, req, err := c.readInit()
 	if err != nil {
@@ -166,11 +181,8 @@ func (o *own) Serve() {
 		defer c.threads.Done()
 		c.watch.run()
 	}()
-	for range o.loops.keep {
-		if err := o.loops.start(); err != nil {
-			c.opts.Logger.Printf("%v", err)
-		}
-	}
+	o.run(o.parked)
+	o.parked = nil
 	c.threads.Wait()
 	c.close()
 }

@@ -57,28 +57,20 @@ type queue struct {
 type uring struct {
 	conn   *conn
 	queues []*queue
-	places atomic.Int32 // so far
-	room   int          // for a payload
+	places atomic.Int32  // so far
+	given  atomic.Uint64 // addresses that were given to places
+	fixed  atomic.Bool   // some place is where it may not be in another process
+	room   int           // for a payload
 }
 
 // prepare makes a thread for each queue, before the kernel is told anything.
 func (u *uring) prepare(start <-chan bool) ([]*entry, error) {
-	possible, err := countCPUs("possible")
-	if err != nil {
-		return nil, err
-	}
-	online, err := readCPUs("online")
-	if err != nil {
+	if err := u.list(); err != nil {
 		return nil, err
 	}
 	var entries []*entry
 	var wrong error
-	for id := range possible {
-		q := &queue{conn: u.conn, id: id, online: online[id]}
-		q.watch = &u.conn.watch
-		q.crew.grow = func() error { return u.growQueue(q, fuse.FUSE_ROOT_ID) }
-		u.queues = append(u.queues, q)
-		u.conn.watch.crews = append(u.conn.watch.crews, &q.crew)
+	for _, q := range u.queues {
 		e, err := u.spawn(q, nil, start)
 		if err != nil {
 			wrong = err
@@ -87,6 +79,26 @@ func (u *uring) prepare(start <-chan bool) ([]*entry, error) {
 		entries = append(entries, e)
 	}
 	return entries, wrong
+}
+
+// list makes the queues, without threads.
+func (u *uring) list() error {
+	possible, err := countCPUs("possible")
+	if err != nil {
+		return err
+	}
+	online, err := readCPUs("online")
+	if err != nil {
+		return err
+	}
+	for id := range possible {
+		q := &queue{conn: u.conn, id: id, online: online[id]}
+		q.watch = &u.conn.watch
+		q.crew.grow = func() error { return u.growQueue(q, fuse.FUSE_ROOT_ID) }
+		u.queues = append(u.queues, q)
+		u.conn.watch.crews = append(u.conn.watch.crews, &q.crew)
+	}
+	return nil
 }
 
 // spawn makes a thread with a ring, which begins as soon as start says so. It
@@ -116,7 +128,9 @@ func (u *uring) spawn(q *queue, p *place, start <-chan bool) (*entry, error) {
 
 // growQueue adds a thread to a queue. node is a file that the kernel may know.
 func (u *uring) growQueue(q *queue, node uint64) error {
-	if u.conn.ended.Load() {
+	u.conn.growMu.Lock()
+	defer u.conn.growMu.Unlock()
+	if u.conn.ended.Load() || u.conn.stopping.Load() {
 		return unix.ENODEV
 	}
 	start := make(chan bool, 1)

@@ -43,7 +43,7 @@ _stagefs() {
 	'' | help)
 		mapfile -t COMPREPLY < <(compgen -W "$commands --help --version" -- "$cur")
 		return ;;
-	mount) options='--lock-name --shared-name --candidate --depth --owner --unlocked --enforce --disable-locking --on-crash --state-dir --strict --grace --no-passthrough --transport --compat --debug --daemon --supervise --log' ;;
+	mount) options='--lock-name --shared-name --candidate --depth --owner --unlocked --enforce --disable-locking --on-crash --state-dir --strict --grace --no-passthrough --transport --compat --debug --daemon --supervise --replace --log' ;;
 	umount) options='--lazy' ;;
 	run)
 		options='--nonblock --wait --conflict-exit-code --shared --why --create-once --destroy-on-failure --on-crash --owner --client --client-file --ttl --kill-after'
@@ -75,6 +75,7 @@ _stagefs() {
 	break) options='--why' ;;
 	quarantine) options='--json --restore --delete --delete-older' ;;
 	doctor) options='--json --state-dir' ;;
+	version) options='--handover' ;;
 	esac
 	if [[ $cur == -* ]]; then
 		mapfile -t COMPREPLY < <(compgen -W "$options --help" -- "$cur")

@@ -1,0 +1,179 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// envHandover tells a program that it goes on in place of the daemon that this
+// process was before; its value is a handover in JSON.
+const envHandover = "STAGEFS_HANDOVER"
+
+// A handover is what a daemon leaves to the program that replaces it.
+type handover struct {
+	State int    // descriptor of what fs.Continue reads
+	Log   int    // and of the log; 0: standard error
+	Debug bool   // log every decision
+	Cwd   string // where the command line was typed
+
+	Mountpoint string // for messages
+}
+
+// replaceMount has the daemon of a mount replaced by this program.
+func (c *command) replaceMount(given string) error {
+	path, _, err := findExact(given)
+	if err != nil {
+		return err
+	}
+	ctl, err := os.OpenFile(filepath.Join(path, fs.ControlDir, "ctl"), os.O_RDWR, 0)
+	if err != nil {
+		return controlError(path, err)
+	}
+	defer ctl.Close()
+	if _, err := ctl.WriteString("replace\n"); err != nil {
+		return replaceError(path, ctl, err)
+	}
+	version, err := readControl(path, "version")
+	if err != nil {
+		return err
+	}
+	line, _, _ := strings.Cut(string(version), "\n")
+	c.say("%s is served by %s now", quote(path), line)
+	return nil
+}
+
+// replaceError says why the daemon goes on.
+func replaceError(path string, ctl io.Reader, err error) error {
+	var a lockstate.Answer
+	data, _ := io.ReadAll(io.LimitReader(ctl, 64<<10))
+	_ = json.Unmarshal(data, &a)
+	text := a.Message
+	status := exitHeld
+	switch {
+	case text == "":
+		text = err.Error()
+	case strings.Contains(text, "no such command"):
+		text = "its daemon is too old to be replaced; unmount and mount again"
+		status = exitUnavailable
+	}
+	switch {
+	case errors.Is(err, unix.EPERM):
+		status = exitNoPerm
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP):
+		status = exitUnavailable
+	}
+	return exitf(status, "%s: %s; the daemon serves on", quote(path), harmless(text))
+}
+
+// replaceBy runs another program in this process. It returns only if that
+// fails.
+func (h handover) replaceBy(program, state, log *os.File) error {
+	h.State = int(state.Fd())
+	inherited := []int{h.State}
+	if log != nil {
+		h.Log = int(log.Fd())
+		inherited = append(inherited, h.Log)
+	}
+	text, err := json.Marshal(h)
+	if err != nil {
+		return err
+	}
+	for _, fd := range inherited {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil {
+			return err
+		}
+		defer unix.CloseOnExec(fd)
+	}
+	// A signal in between would end the program before it can take it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var block, old unix.Sigset_t
+	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
+		block.Val[0] |= 1 << (s - 1)
+	}
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &block, &old); err != nil {
+		return err
+	}
+	err = syscall.Exec(fmt.Sprintf("/proc/self/fd/%d", program.Fd()), os.Args, append(os.Environ(), envHandover+"="+string(text)))
+	unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil)
+	return fmt.Errorf("exec: %w", err)
+}
+
+// takenOver returns what the daemon before has left to this program, if there
+// was one.
+func takenOver() (h handover, ok bool) {
+	text := os.Getenv(envHandover)
+	os.Unsetenv(envHandover)
+	if text == "" || json.Unmarshal([]byte(text), &h) != nil || h.State <= 2 {
+		return h, false
+	}
+	unix.CloseOnExec(h.State)
+	if h.Log != 0 {
+		unix.CloseOnExec(h.Log)
+	}
+	return h, true
+}
+
+// takeOver serves on in place of the daemon that this process was before. If
+// that cannot be done, it mounts anew, as after a crash (S1).
+func (c *command) takeOver(ctx context.Context, h handover) error {
+	os.WriteFile("/proc/self/comm", []byte("stagefs"), 0) // it is named after a descriptor
+	log, logFile := c.err, (*os.File)(nil)
+	if h.Log != 0 {
+		logFile = os.NewFile(uintptr(h.Log), "log")
+		log = logFile
+	}
+	o := fs.Options{Mountpoint: h.Mountpoint, Version: versionText(), Log: newLog(log, h.Debug)}
+	o.Replace = func(program, state *os.File) error { return h.replaceBy(program, state, logFile) }
+	c.mount = func(o fs.Options) (server, error) {
+		s, err := fs.Continue(os.NewFile(uintptr(h.State), "state"), o)
+		if err != nil {
+			return nil, h.startAnew(o.Log, err)
+		}
+		return s, nil
+	}
+	return c.serve(ctx, o, func(s server) error {
+		for _, w := range s.Warnings() {
+			c.say("warning: %s", harmless(w))
+		}
+		return nil
+	})
+}
+
+// startAnew runs this program with its command line, without what it was to go
+// on from: that ends the old mount, and a new one takes its place.
+func (h handover) startAnew(log *slog.Logger, why error) error {
+	log.Error("cannot go on where the daemon before was; mounting anew", "err", why)
+	if err := unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return errors.Join(why, os.NewSyscallError("close_range", err))
+	}
+	if err := os.Chdir(h.Cwd); err != nil {
+		log.Error("cannot go back to where the command line was typed", "err", err)
+	}
+	err := syscall.Exec("/proc/self/exe", os.Args, append(os.Environ(), envSupervised+"=1"))
+	return errors.Join(why, fmt.Errorf("exec: %w", err))
+}
+
+func newLog(w io.Writer, debug bool) *slog.Logger {
+	level := slog.LevelInfo
+	if debug {
+		level = slog.LevelDebug
+	}
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
+}

@@ -1,0 +1,178 @@
+package fs
+
+import (
+	"encoding/gob"
+	"fmt"
+	"io"
+	"reflect"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/fs/transport"
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/advisory"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// A daemon is replaced in place: it stops (transport.Stop), writes down all that
+// it knows, and runs another program by exec(2), in the same process. That keeps
+// the connection to the kernel, every descriptor, the claim on the directory and
+// the pid, so that nobody who uses the mount notices more than a short wait. See
+// replace.go, and takeup.go for the other side.
+
+// HandoverFormat is the number of the format in which a daemon writes down what
+// it knows. A program can only go on from the same one.
+const HandoverFormat = 1
+
+// carried is what a daemon knows.
+type carried struct {
+	Format     int
+	Options    carriedOptions
+	Mountpoint string
+	Transport  transport.State
+	MountID    int
+	Root       int // descriptor
+	Replacing  uint64
+	Started    time.Time
+	Passing    bool
+	PassDev    uint32
+
+	Procs   []procid.Carried
+	Watched []procid.ID
+
+	NextNode, NextHandle uint64
+	Nodes                []byte // see carrynode.go
+	Files                []carriedFile
+	Handles              []carriedHandle
+	Candidates           []carriedCandidate
+
+	Rows     []lockstate.CarriedRow
+	Keys     []carriedFDKey
+	Stats    lockstate.Stats
+	Advisory map[advisory.Key][]advisory.Lock
+
+	Orphans   []carriedOrphan
+	Scanned   bool // all orphans are known
+	Denials   []lockstate.Denial
+	Denied    map[string]uint64
+	Control   carriedControlDir
+	Events    []lockstate.Event
+	NextEvent uint64
+}
+
+// carriedOptions are [Options] without what does not outlive a process.
+type carriedOptions struct {
+	Dir, Mountpoint                    string
+	LockNames, SharedNames, Candidates []string
+	Depth                              int
+	Owner                              string
+	DenyUnlocked, NoLocking            bool
+	NoPassthrough, Observe             bool
+	StateDir                           string
+	Strict, Compat                     bool
+	OnCrash                            string
+	Grace                              time.Duration
+	Version, Transport                 string
+	Debug                              bool
+}
+
+// copyFields sets the fields of *to that from has, by name.
+func copyFields(to, from any) {
+	dst, src := reflect.ValueOf(to).Elem(), reflect.ValueOf(from)
+	for i := range dst.NumField() {
+		if f := src.FieldByName(dst.Type().Field(i).Name); f.IsValid() {
+			dst.Field(i).Set(f)
+		}
+	}
+}
+
+// A carriedProc is a process that may be dead by now.
+type carriedProc struct {
+	ID    procid.ID
+	UID   uint32
+	Chain []procid.ID
+}
+
+func carryProc(p *procid.Process) *carriedProc {
+	if p == nil {
+		return nil
+	}
+	return &carriedProc{p.ID(), p.UID(), p.Ancestors()}
+}
+
+type carriedFDKey struct {
+	Token, Node uint64
+	Flock       bool
+	ID          uint64
+}
+
+type carriedOrphan struct{ Dir, Name string }
+
+// carry writes down what there is, and returns the descriptors that the next
+// program needs. The transport has stopped; the caller holds FS.reapMu and FS.ns.
+func (s *Server) carry(t *transport.State) (c *carried, fds []int, err error) {
+	fs := s.fs
+	c = &carried{
+		Format: HandoverFormat, Mountpoint: s.mountpoint, MountID: fs.mountID, Transport: *t, Root: fs.back.root, Started: fs.started,
+		Passing: fs.pass.on.Load(), PassDev: fs.pass.dev,
+		Procs: fs.procs.Carry(), Stats: fs.table.Stats(), Advisory: fs.advisory.Carry(),
+	}
+	copyFields(&c.Options, fs.opts)
+	fds = append(fds, t.FD, c.Root)
+	for _, p := range c.Procs {
+		fds = append(fds, p.FD)
+	}
+	fs.watchMu.Lock()
+	for id := range fs.watched {
+		c.Watched = append(c.Watched, id)
+	}
+	fs.watchMu.Unlock()
+	var ok bool
+	if c.Rows, ok = fs.table.CarryRows(); !ok {
+		return nil, nil, fmt.Errorf("what a crashed owner left is being cleared away; try again: %w", unix.EAGAIN)
+	}
+	for _, l := range fs.table.Locks() {
+		for _, k := range l.Keys {
+			key := k.(fdKey)
+			c.Keys = append(c.Keys, carriedFDKey{l.Token, key.node, key.flock, key.id})
+		}
+	}
+	cands := fs.collectCandidates()
+	c.carryNodes(fs, cands, &fds)
+	c.carryHandles(fs, cands, &fds)
+	c.carryCandidates(fs, cands, &fds)
+	c.carryOrphans(fs)
+	c.Denials, c.Denied = fs.denials.carry()
+	c.Control = fs.control.carry()
+	c.Events, c.NextEvent = fs.events.carry()
+	return c, fds, nil
+}
+
+func (c *carried) carryOrphans(fs *FS) {
+	o := &fs.orphans
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for at := range o.paths {
+		c.Orphans = append(c.Orphans, carriedOrphan{at.dir, at.name})
+	}
+	select {
+	case <-o.done:
+		c.Scanned = true
+	default:
+	}
+}
+
+// write and readCarried are each other's opposite.
+func (c *carried) write(w io.Writer) error { return gob.NewEncoder(w).Encode(c) }
+
+func readCarried(r io.Reader) (*carried, error) {
+	c := new(carried)
+	if err := gob.NewDecoder(r).Decode(c); err != nil {
+		return nil, fmt.Errorf("what the daemon before has written down: %w", err)
+	}
+	if c.Format != HandoverFormat {
+		return nil, fmt.Errorf("what the daemon before has written down has format %d, not %d", c.Format, HandoverFormat)
+	}
+	return c, nil
+}

@@ -1,0 +1,298 @@
+package fs
+
+import (
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// A carriedFile is an inode that is open.
+type carriedFile struct {
+	Node      uint64
+	FD        int
+	Kept      bool
+	Backing   int32
+	Lingering []int // indices of handles
+}
+
+// A carriedHandle is a handle, open or lingering.
+type carriedHandle struct {
+	ID        uint64 // 0: lingering only
+	Node      uint64
+	FD        int
+	Flags     uint32
+	Mode      ioMode
+	Lock      *lockstate.CarriedHandle
+	Fresh     bool
+	Flushed   bool
+	Released  int64
+	Candidate bool
+	Opener    *carriedProc
+	Private   int // index of a candidate; -1: none
+}
+
+func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
+	t := &fs.handles
+	index := make(map[*handle]int)
+	keep := func(h *handle, id uint64) {
+		index[h] = len(c.Handles)
+		x := carriedHandle{
+			ID: id, Node: h.node.id, FD: h.fd, Flags: h.flags, Mode: h.mode, Fresh: h.fresh, Flushed: h.flushed.Load(),
+			Released: h.released.Load(), Candidate: h.candidate.Load(), Opener: carryProc(h.opener), Private: cands.index(h.cand),
+		}
+		if h.lock != nil {
+			l := h.lock.Carry()
+			x.Lock = &l
+		}
+		if h.fd >= 0 {
+			*fds = append(*fds, h.fd)
+		}
+		c.Handles = append(c.Handles, x)
+	}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	c.NextHandle = t.next
+	for id, h := range t.byID {
+		keep(h, id)
+	}
+	for _, h := range t.locked {
+		if _, ok := index[h]; !ok {
+			keep(h, 0)
+		}
+	}
+	files := &fs.nodes.files
+	files.mu.RLock()
+	defer files.mu.RUnlock()
+	for n, f := range files.byNode {
+		f.mu.Lock()
+		x := carriedFile{Node: n.id, FD: f.fd, Kept: f.kept, Backing: f.backing}
+		for _, h := range f.lingering {
+			x.Lingering = append(x.Lingering, index[h])
+		}
+		f.mu.Unlock()
+		if f.fd >= 0 {
+			*fds = append(*fds, f.fd)
+		}
+		c.Files = append(c.Files, x)
+	}
+}
+
+// takeUpHandles opens again what was open.
+func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
+	all := make([]*handle, len(c.Handles))
+	t := &fs.handles
+	for i, x := range c.Handles {
+		n := fs.nodes.get(x.Node)
+		if n == nil || x.Private >= len(cands) {
+			return fmt.Errorf("%w: a handle of node %d", errNodes, x.Node)
+		}
+		h := &handle{id: x.ID, fd: x.FD, node: n, flags: x.Flags, mode: x.Mode, fresh: x.Fresh, opener: fs.procAgain(x.Opener)}
+		h.flushed.Store(x.Flushed)
+		h.released.Store(x.Released)
+		h.candidate.Store(x.Candidate)
+		if x.Private >= 0 {
+			h.cand = cands[x.Private]
+		}
+		if x.Lock != nil {
+			h.lock = fs.takeUpLock(n, *x.Lock)
+		}
+		all[i] = h
+		t.mu.Lock()
+		if h.id != 0 {
+			t.byID[h.id] = h
+		}
+		if h.lock != nil {
+			t.locked[h.lock] = h
+		}
+		t.mu.Unlock()
+		if h.id == 0 || !h.isFile() {
+			continue
+		}
+		f := n.lockFile()
+		f.count(h, h.mode, 1)
+		if h.fd >= 0 {
+			fs.spare.take()
+			if h.flags&unix.O_ACCMODE != unix.O_RDONLY {
+				f.writing++
+			}
+		}
+		n.unlockFile(f)
+	}
+	t.next = c.NextHandle
+	for _, x := range c.Files {
+		n := fs.nodes.get(x.Node)
+		if n == nil {
+			return fmt.Errorf("%w: an open file of node %d", errNodes, x.Node)
+		}
+		f := n.lockFile()
+		f.fd, f.kept, f.backing = x.FD, x.Kept, x.Backing
+		if f.fd >= 0 {
+			fs.spare.take()
+		}
+		for _, i := range x.Lingering {
+			f.lingering = append(f.lingering, all[i])
+		}
+		fs.heatLocked(n, f)
+		fs.keepLookingLocked(n, f)
+		n.unlockFile(f)
+	}
+	return nil
+}
+
+// takeUpLock makes an entry for a handle of n in the lock table again.
+func (fs *FS) takeUpLock(n *node, c lockstate.CarriedHandle) *lockstate.Handle {
+	dirs, _ := n.covering()
+	l := fs.table.TakeUpHandle(c, fs.procAgain(&carriedProc{c.Owner, c.UID, c.Chain}), dirs)
+	n.addWriter(l)
+	return l
+}
+
+// procAgain returns a process that the daemon before knew.
+func (fs *FS) procAgain(c *carriedProc) *procid.Process {
+	if c == nil || c.ID == (procid.ID{}) {
+		return nil
+	}
+	if p := fs.procs.Process(c.ID); p != nil {
+		return p
+	}
+	if p := fs.alive(c.ID); p != nil {
+		return p
+	}
+	lineage := make([]procid.Ancestor, len(c.Chain))
+	for i, id := range c.Chain {
+		lineage[i].ID = id
+	}
+	return procid.Recorded(c.ID, c.UID, lineage)
+}
+
+// A carriedCandidate is a candidate, registered or still open.
+type carriedCandidate struct {
+	Parent     uint64
+	Name       string
+	Owner      *carriedProc
+	Key        [3]uint64 // as identity
+	LockFile   bool
+	Won        bool
+	Registered bool
+	Opens, FD  int
+	Node       uint64 // 0: an ordinary file
+	Lock       *lockstate.CarriedHandle
+	Data       []byte
+	Mode       uint32
+	UID, GID   uint32
+	ATime      time.Time
+	MTime      time.Time
+}
+
+// A candidateList numbers the candidates.
+type candidateList struct {
+	all        []*candidate
+	at         map[*candidate]int
+	registered map[*candidate]bool
+}
+
+func (l *candidateList) add(c *candidate) {
+	if c == nil {
+		return
+	}
+	if _, ok := l.at[c]; !ok {
+		l.at[c] = len(l.all)
+		l.all = append(l.all, c)
+	}
+}
+
+func (l *candidateList) index(c *candidate) int {
+	if c == nil {
+		return -1
+	}
+	return l.at[c]
+}
+
+func (fs *FS) collectCandidates() *candidateList {
+	l := &candidateList{at: make(map[*candidate]int), registered: make(map[*candidate]bool)}
+	fs.cands.mu.Lock()
+	for _, here := range fs.cands.all {
+		for _, c := range here {
+			l.add(c)
+			l.registered[c] = true
+		}
+	}
+	fs.cands.mu.Unlock()
+	fs.nodes.mu.RLock()
+	fs.nodes.byID.all(func(n *node) { l.add(n.candidate()) })
+	fs.nodes.mu.RUnlock()
+	fs.handles.mu.RLock()
+	for _, h := range fs.handles.byID {
+		l.add(h.cand)
+	}
+	fs.handles.mu.RUnlock()
+	return l
+}
+
+func (c *carried) carryCandidates(fs *FS, cands *candidateList, fds *[]int) {
+	for _, o := range cands.all {
+		o.mu.Lock()
+		x := carriedCandidate{
+			Name: o.name, Owner: carryProc(o.owner), LockFile: o.lockFile, Won: o.won.Load(),
+			Key: [3]uint64{uint64(o.key.dev), o.key.ino, uint64(o.key.birth)}, Registered: cands.registered[o],
+			Opens: o.opens, FD: o.fd, Data: o.data, Mode: o.mode, UID: o.uid, GID: o.gid, ATime: o.atime, MTime: o.mtime,
+		}
+		if fs.nodes.get(o.parent.id) == o.parent {
+			x.Parent = o.parent.id
+		}
+		if o.node != nil && fs.nodes.get(o.node.id) == o.node {
+			x.Node = o.node.id
+		}
+		if o.lock != nil {
+			l := o.lock.Carry()
+			x.Lock = &l
+		}
+		o.mu.Unlock()
+		if x.FD >= 0 {
+			*fds = append(*fds, x.FD)
+		}
+		c.Candidates = append(c.Candidates, x)
+	}
+}
+
+// newCandidates makes the candidates again, before there are nodes.
+func (fs *FS) newCandidates(all []carriedCandidate) []*candidate {
+	cands := make([]*candidate, len(all))
+	for i, x := range all {
+		c := &candidate{
+			fs: fs, name: x.Name, owner: fs.procAgain(x.Owner), lockFile: x.LockFile, opens: x.Opens, fd: x.FD,
+			key:  identity{dev: uint32(x.Key[0]), ino: x.Key[1], birth: int64(x.Key[2])},
+			data: x.Data, mode: x.Mode, uid: x.UID, gid: x.GID, atime: x.ATime, mtime: x.MTime,
+		}
+		c.won.Store(x.Won)
+		cands[i] = c
+	}
+	return cands
+}
+
+// takeUpCandidates gives them their places.
+func (fs *FS) takeUpCandidates(all []carriedCandidate, cands []*candidate) error {
+	for i, x := range all {
+		c := cands[i]
+		if x.Parent == 0 { // it is gone, and nothing is found there any more
+			c.parent = &node{tab: fs.nodes, kind: unix.S_IFDIR >> 12, dir: fs.table.Gone("")}
+			c.parent.more.Store(&nodeMore{fd: -1})
+		} else {
+			c.parent = fs.nodes.get(x.Parent)
+		}
+		if c.parent == nil || x.Node != 0 && c.node == nil || x.Lock != nil && c.node == nil {
+			return fmt.Errorf("%w: a candidate in node %d", errNodes, x.Parent)
+		}
+		if x.Lock != nil {
+			c.lock = fs.takeUpLock(c.node, *x.Lock)
+		}
+		if x.Registered && !fs.cands.add(c) {
+			return fmt.Errorf("%w: two candidates of one name", errNodes)
+		}
+	}
+	return nil
+}

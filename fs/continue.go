@@ -1,0 +1,138 @@
+package fs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/stagefs/stagefs/fs/transport"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// Continue goes on in place of the daemon that this process was before. Of o,
+// only what does not outlive a program counts: Log, Replace and Version. If it
+// fails, the mount has to be made anew: nothing of the old one can be used.
+func Continue(state io.Reader, o Options) (*Server, error) {
+	c, err := readCarried(state)
+	if err != nil {
+		return nil, err
+	}
+	log, replace, version := o.Log, o.Replace, o.Version
+	copyFields(&o, c.Options)
+	o.Log, o.Replace, o.Version = log, replace, version
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	o.setDefaults()
+	s := &Server{done: make(chan struct{}), mountpoint: c.Mountpoint}
+	if err := s.openStore(&o, c.Root); err != nil {
+		return nil, err
+	}
+	if err := becomeDaemon(); err != nil {
+		return nil, err
+	}
+	procs, err := newResolver(&o)
+	if err != nil {
+		return nil, err
+	}
+	procs.TakeUp(c.Procs)
+	if err := s.newFS(o, c.Root, procs); err != nil {
+		return nil, err
+	}
+	s.fs.leftHot(s.store) // all of it is known, and recorded anew
+	if err := s.takeUp(c); err != nil {
+		return nil, err
+	}
+	if s.fs.privileged {
+		raisePriority()
+	}
+	s.fs.log.Info("goes on", "handles", len(c.Handles), "locks", len(c.Rows), "transport", s.transport.Name())
+	go s.serve()
+	return s, nil
+}
+
+// takeUp makes everything again that the daemon before had.
+func (s *Server) takeUp(c *carried) error {
+	fs := s.fs
+	fs.reapMu.Lock()
+	defer fs.reapMu.Unlock()
+	fs.ns.Lock()
+	defer fs.ns.Unlock()
+	fs.started, fs.mountID = c.Started, c.MountID
+	fs.pass.on.Store(c.Passing)
+	fs.pass.dev = c.PassDev
+	fs.linger.start(fs)
+	cands := fs.newCandidates(c.Candidates)
+	if err := fs.takeUpNodes(c.Nodes, c.NextNode, cands); err != nil {
+		return err
+	}
+	if err := fs.takeUpRows(c); err != nil {
+		return err
+	}
+	if err := errors.Join(fs.takeUpCandidates(c.Candidates, cands), fs.takeUpHandles(c, cands)); err != nil {
+		return err
+	}
+	fs.hot.found()
+	fs.advisory.TakeUp(c.Advisory)
+	fs.denials.takeUp(c.Denials, c.Denied)
+	fs.events.takeUp(c.Events, c.NextEvent)
+	fs.control.takeUp(c.Control)
+	fs.orphans.takeUp(fs, c.Orphans, c.Scanned)
+	fs.replacing.unique = c.Replacing
+	for _, id := range c.Watched {
+		// Whoever has died meanwhile is told of at once, and waits for
+		// reapMu.
+		p := fs.procAgain(&carriedProc{ID: id})
+		if err := fs.watch(p); err != nil {
+			fs.log.Warn("the end of a process may be noticed late", "pid", id.Pid, "err", err)
+		}
+	}
+	var err error
+	if s.transport, err = transport.Continue(&c.Transport, s.transportOptions(fs.mountOptions())); err != nil {
+		return err
+	}
+	if err := fs.expiry.start(fs); err != nil {
+		return err
+	}
+	fs.clearings.Go(fs.emptyTrash)
+	return setInherited(carriedFDs(c), false)
+}
+
+// takeUpRows puts the locks back.
+func (fs *FS) takeUpRows(c *carried) error {
+	keys := make(map[uint64][]any)
+	for _, k := range c.Keys {
+		keys[k.Token] = append(keys[k.Token], fdKey{k.Node, k.Flock, k.ID})
+	}
+	for _, row := range c.Rows {
+		rec := row.Record
+		owner := fs.procs.Process(rec.Owner)
+		if owner == nil {
+			owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage)
+		}
+		if err := fs.table.TakeUpRow(row, split(string(rec.Path)), owner, keys[rec.Token]); err != nil {
+			return fmt.Errorf("lock of %s: %w", plain(string(rec.Path)), err)
+		}
+	}
+	fs.table.TakeUpStats(c.Stats)
+	fs.table.Flush()
+	return nil
+}
+
+// carriedFDs returns the descriptors that were inherited for c.
+func carriedFDs(c *carried) []int {
+	fds := []int{c.Transport.FD, c.Root}
+	for _, p := range c.Procs {
+		fds = append(fds, p.FD)
+	}
+	for _, f := range c.Files {
+		fds = append(fds, f.FD)
+	}
+	for _, h := range c.Handles {
+		fds = append(fds, h.FD)
+	}
+	for _, o := range c.Candidates {
+		fds = append(fds, o.FD)
+	}
+	return fds
+}

@@ -1,0 +1,49 @@
+package fs
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/fs/transport"
+)
+
+// exec writes down what there is and runs the program. It returns only if that
+// fails, and everything is as before.
+func (s *Server) exec(q *replacement, t *transport.State) error {
+	fs := s.fs
+	// No exit, no lease's end and no rename from here on.
+	fs.reapMu.Lock()
+	defer fs.reapMu.Unlock()
+	fs.ns.Lock()
+	defer fs.ns.Unlock()
+	if fs.table.Frozen() {
+		return fmt.Errorf("%w: it is about to end: %w", ErrReplacing, unix.ESHUTDOWN)
+	}
+	c, fds, err := s.carry(t)
+	if err != nil {
+		return err
+	}
+	c.Replacing = q.unique
+	fs.table.Flush()
+	fd, err := unix.MemfdCreate("stagefs-state", unix.MFD_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("memfd_create", err)
+	}
+	state := os.NewFile(uintptr(fd), "state")
+	defer state.Close()
+	if err := c.write(state); err != nil {
+		return err
+	}
+	if _, err := state.Seek(0, 0); err != nil {
+		return err
+	}
+	fds = append(fds, fd)
+	defer setInherited(fds, false)
+	if err := setInherited(fds, true); err != nil {
+		return err
+	}
+	fs.log.Info("replaced", "handles", len(c.Handles), "locks", len(c.Rows), "parked", len(c.Transport.Parked))
+	return fs.opts.Replace(q.program, state)
+}

@@ -1,0 +1,163 @@
+package transport
+
+import (
+	"slices"
+	"sync"
+	"unsafe"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// A Parked is a request that was taken from the kernel and is not answered:
+// nothing was done about it yet, or it waited and has changed nothing. Whoever
+// serves the connection next carries it out.
+type Parked struct {
+	Order uint64 // of arrival
+	// Interrupted: the kernel has said that the caller has a signal.
+	Interrupted bool
+
+	Raw []byte // as it was read; or, if it came through a ring:
+
+	Queue           int
+	Addr            uint64 // of the place
+	Header, Payload []byte // what is there
+
+	place *place
+	queue *queue
+}
+
+// parking is where requests are parked while a transport stops.
+type parking struct {
+	mu          sync.Mutex
+	all         []*Parked
+	interrupted map[uint64]struct{} // by the kernel meanwhile
+}
+
+func (p *parking) add(r *Parked) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all = append(p.all, r)
+}
+
+func (p *parking) interrupt(unique uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.interrupted == nil {
+		p.interrupted = make(map[uint64]struct{})
+	}
+	p.interrupted[unique] = struct{}{}
+}
+
+// take returns what is parked, in order of arrival.
+func (p *parking) take() []*Parked {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := p.all
+	for _, r := range all {
+		if _, ok := p.interrupted[r.header().Unique]; ok {
+			r.Interrupted = true
+		}
+	}
+	p.all, p.interrupted = nil, nil
+	slices.SortFunc(all, func(a, b *Parked) int { return int(int64(a.Order - b.Order)) })
+	return all
+}
+
+func (r *Parked) header() *fuse.InHeader {
+	if r.place != nil {
+		return r.place.request()
+	}
+	return (*fuse.InHeader)(unsafe.Pointer(&r.Raw[0]))
+}
+
+// undone reports whether a request that was carried out waited, and was only
+// cancelled because the transport stops. out is its answer.
+func (c *conn) undone(at *slot, out []byte) bool {
+	h := (*fuse.OutHeader)(unsafe.Pointer(&out[0]))
+	return c.stopping.Load() && h.Status == -int32(unix.EINTR) && !at.told.Load()
+}
+
+// parkRaw keeps a request that was read from /dev/fuse.
+func (c *conn) parkRaw(order uint64, req []byte) {
+	c.parking.add(&Parked{Order: order, Raw: slices.Clone(req)})
+}
+
+// parkPlace keeps a request that is in a place of a ring.
+func (c *conn) parkPlace(order uint64, q *queue, p *place) {
+	c.parking.add(&Parked{Order: order, Queue: q.id, place: p, queue: q})
+}
+
+// takeOver decides about what a thread has read after the transport was told to
+// stop, and reports whether that was all that is to be done about it.
+func (c *conn) takeOver(req []byte) bool {
+	switch (*fuse.InHeader)(unsafe.Pointer(&req[0])).Opcode {
+	case opForget, opBatchForget: // nobody waits for an answer
+		return false
+	case opNotifyReply:
+		return true
+	}
+	c.parkRaw(c.order.Add(1), req)
+	return true
+}
+
+// replay carries out what was parked. Those who stand in line somewhere get
+// there in the order in which they arrived.
+func (o *own) replay(all []*Parked) {
+	c := o.conn
+	for _, r := range all {
+		op := r.header().Opcode
+		before := c.lined()
+		done := make(chan struct{})
+		at := c.inflight.add()
+		c.threads.Add(1)
+		go func() {
+			defer c.threads.Done()
+			defer c.inflight.remove(at)
+			defer close(done)
+			o.again(at, r)
+		}()
+		switch op {
+		case opSetlkw, opWrite:
+			c.awaitLined(before, done)
+		case opNotifyReply:
+			<-done
+		}
+	}
+}
+
+// again carries out one request that was parked.
+func (o *own) again(at *slot, r *Parked) {
+	c, h := o.conn, *r.header()
+	at.order.Store(r.Order)
+	if r.Interrupted {
+		c.interrupt(h.Unique)
+	}
+	if r.place == nil {
+		out := make([]byte, int(c.outSize()))
+		n := c.wait(at, &h, [][]byte{r.Raw}, [][]byte{out})
+		switch {
+		case n == 0:
+		case c.undone(at, out):
+			c.parkRaw(r.Order, r.Raw)
+		default:
+			c.write(out[:n])
+		}
+		return
+	}
+	p := r.place
+	n := 0
+	if h.Opcode == opNotifyReply {
+		n = p.fail(h.Unique, 0)
+	} else {
+		in, out := p.split()
+		n = c.wait(at, &h, in, out)
+		if n > 0 && c.undone(at, p.header.inOut[:]) {
+			p.restore(&h)
+			c.parkPlace(r.Order, r.queue, p)
+			return
+		}
+	}
+	p.answered(h.Unique, n)
+	o.uring.giveBack(r.queue, p)
+}

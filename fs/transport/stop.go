@@ -1,0 +1,241 @@
+package transport
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// A transport can be stopped: its threads end, what waits is cancelled and
+// parked, and the kernel keeps what it has not handed out. Nothing is lost: the
+// same transport goes on, or another process does that has the descriptor and
+// the State.
+//
+// A thread that reads /dev/fuse is called back by a signal. A ring's thread is
+// sent an empty request, which it keeps like any other: the kernel must not find
+// a place that nobody looks at, or a request would be lost there.
+
+// ErrEnded says that the kernel has let go of the connection.
+var ErrEnded = errors.New("the connection to the kernel has ended")
+
+// A State is what another process needs to go on with a connection.
+type State struct {
+	FD       int    // of /dev/fuse
+	Name     string // the transport's
+	Init     []byte // the kernel's first request, with what was agreed on
+	Agreed   uint64 // flags of the answer
+	MaxWrite int
+	Places   uint64 // how many addresses were given to places
+	Kicks    uint64 // how many own requests were made
+	Order    uint64
+	Parked   []*Parked
+}
+
+// Stop implements [Transport].
+func (o *own) Stop(node uint64) (*State, error) {
+	c := o.conn
+	if o.uring != nil && o.uring.fixed.Load() {
+		return nil, fmt.Errorf("buffers of the rings cannot be moved: %w", ErrUnavailable)
+	}
+	if err := callable(); err != nil {
+		return nil, err
+	}
+	c.threads.Add(1) // Serve goes on
+	c.growMu.Lock()
+	c.stopping.Store(true)
+	c.growMu.Unlock()
+	var kickers sync.WaitGroup
+	over := make(chan struct{})
+	if o.uring != nil {
+		for _, q := range o.uring.queues {
+			if q.online {
+				kickers.Go(func() { q.empty(node, over) })
+			}
+		}
+	}
+	for !c.inflight.quiet() && !c.ended.Load() {
+		for _, unique := range c.inflight.all() {
+			c.tryInterrupt(unique)
+		}
+		c.inflight.call()
+		time.Sleep(100 * time.Microsecond)
+	}
+	close(over)
+	kickers.Wait()
+	if c.ended.Load() {
+		c.threads.Done()
+		return nil, ErrEnded
+	}
+	s := &State{
+		FD: c.fd, Name: o.Name(), Init: c.init, Agreed: c.agreed, MaxWrite: c.opts.MaxWrite,
+		Kicks: c.kicks.Load(), Order: c.order.Load(), Parked: c.parking.take(),
+	}
+	if o.uring != nil {
+		s.Places = o.uring.given.Load()
+	}
+	for _, r := range s.Parked {
+		if r.place != nil {
+			r.place.save(r)
+		}
+	}
+	return s, nil
+}
+
+// Resume implements [Transport].
+func (o *own) Resume(s *State) {
+	c := o.conn
+	o.loops.idle.Store(0)
+	c.growMu.Lock()
+	c.stopping.Store(false)
+	c.growMu.Unlock()
+	o.run(s.Parked)
+	c.threads.Done()
+}
+
+// run replays what was parked, and takes requests.
+func (o *own) run(parked []*Parked) {
+	o.replay(parked)
+	if o.uring != nil {
+		for _, q := range o.uring.queues {
+			if q.online && q.idle.Load() <= 0 {
+				if err := o.uring.growQueue(q, fuse.FUSE_ROOT_ID); err != nil {
+					o.conn.opts.Logger.Printf("%v", err)
+				}
+			}
+		}
+	}
+	for range o.loops.keep {
+		if err := o.loops.start(); err != nil {
+			o.conn.opts.Logger.Printf("%v", err)
+		}
+	}
+}
+
+// lineTime bounds how long a replayed request is waited for until it stands in
+// line.
+const lineTime = 20 * time.Millisecond
+
+func (c *conn) awaitLined(before uint64, done <-chan struct{}) {
+	for end := time.Now().Add(lineTime); c.lined() == before && time.Now().Before(end); {
+		select {
+		case <-done:
+			return
+		default:
+			time.Sleep(20 * time.Microsecond)
+		}
+	}
+}
+
+// empty sends requests through a queue until no thread waits there.
+func (q *queue) empty(node uint64, over <-chan struct{}) {
+	runtime.LockOSThread() // for good: the thread is tied to a core
+	var set unix.CPUSet
+	set.Set(q.id)
+	unix.SchedSetaffinity(0, &set)
+	for {
+		if q.idle.Load() > 0 {
+			q.conn.kick(node)
+		}
+		select {
+		case <-over:
+			return
+		case <-time.After(200 * time.Microsecond):
+		}
+	}
+}
+
+// callSignal is sent to a thread that reads /dev/fuse. Nobody else has a use
+// for it.
+const callSignal = syscall.Signal(62)
+
+var callOnce struct {
+	sync.Once
+	err error
+}
+
+// callable makes callSignal end a read(2): Go's own handler, but without
+// SA_RESTART.
+func callable() error {
+	callOnce.Do(func() {
+		signal.Notify(make(chan os.Signal, 1), callSignal)
+		var act [4]uint64 // struct sigaction of the kernel: the flags come second
+		const saRestart = 0x10000000
+		_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(callSignal), 0, uintptr(unsafe.Pointer(&act)), 8, 0, 0)
+		if errno == 0 {
+			act[1] &^= saRestart
+			_, _, errno = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(callSignal), uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0)
+		}
+		if errno != 0 {
+			callOnce.err = os.NewSyscallError("rt_sigaction", errno)
+		}
+	})
+	return callOnce.err
+}
+
+// Continue goes on with a connection that another process has stopped.
+func Continue(s *State, opts Options) (Transport, error) {
+	o := *opts.Mount
+	o.MaxWrite = s.MaxWrite
+	c := newConn(s.FD, &o)
+	c.files, c.lines = opts.Files, opts.Lines
+	c.watch.init()
+	c.init, c.agreed = s.Init, s.Agreed
+	c.kicks.Store(s.Kicks)
+	c.order.Store(s.Order)
+	t := &own{conn: c}
+	if s.Name == Uring {
+		o.ExtraCapabilities |= fuse.CAP_OVER_IO_URING
+		t.uring = &uring{conn: c, room: max(o.MaxWrite, minRead)}
+		t.uring.given.Store(s.Places)
+		if err := t.uring.list(); err != nil {
+			return nil, err
+		}
+		if err := t.uring.moveIn(s.Parked); err != nil {
+			return nil, err
+		}
+	}
+	c.proto = fuse.NewProtocolServer(opts.FS, &o)
+	opts.Attach(t)
+	if err := c.agreeAgain(); err != nil {
+		return nil, err
+	}
+	if t.uring != nil {
+		t.loops = c.newLoops(2)
+	} else {
+		t.loops = c.newLoops(max(2, runtime.NumCPU()))
+	}
+	t.parked = s.Parked
+	return t, nil
+}
+
+// agreeAgain tells the protocol what was agreed on. The kernel is not told.
+func (c *conn) agreeAgain() error {
+	out := make([]byte, 4096)
+	n, status := c.proto.HandleRequest([][]byte{c.init}, [][]byte{out})
+	if status != fuse.OK || n < outHeaderSize+int(unsafe.Sizeof(fuse.InitOut{})) {
+		return fmt.Errorf("FUSE_INIT: %v", status)
+	}
+	if got := (*fuse.InitOut)(unsafe.Pointer(&out[outHeaderSize])).Flags64(); got != c.agreed {
+		return fmt.Errorf("FUSE_INIT: flags %#x, but %#x were agreed on", got, c.agreed)
+	}
+	return nil
+}
+
+// outSize is enough for any answer.
+func (c *conn) outSize() int { return max(c.opts.MaxWrite, minRead) + page }
+
+func (c *conn) lined() uint64 {
+	if c.lines == nil {
+		return 0
+	}
+	return c.lines()
+}

@@ -1,0 +1,137 @@
+package lockstate
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// What of a table goes on in another process. Nothing may be in flight, nor
+// begin, from the first of these calls on.
+
+// A CarriedRow is a lock with all that a record leaves out. Its keys are the
+// caller's.
+type CarriedRow struct {
+	Record  Record
+	LostKey bool
+	Settled bool
+	Fresh   bool
+	Unknown bool
+	Known   []FileID
+}
+
+// CarryRows returns all locks, in the order of their tokens. ok is false while
+// one is half-way: about to begin, or its content being cleared away.
+func (t *Table) CarryRows() (rows []CarriedRow, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, token := range slices.Sorted(maps.Keys(t.tokens)) {
+		r := t.tokens[token]
+		if r.pending || r.sealed {
+			return nil, false
+		}
+		rec := r.record(t.world, t.now())
+		rec.Members, rec.Next = slices.Collect(maps.Keys(r.members)), ""
+		if r.lease != nil {
+			rec.Lease.Joined = slices.Collect(maps.Keys(r.lease.joined))
+		}
+		rec.Foreign = nil
+		rows = append(rows, CarriedRow{
+			Record: rec, LostKey: r.lostKey, Settled: r.settled == nil,
+			Fresh: r.content.fresh, Unknown: r.content.unknown, Known: slices.Collect(maps.Keys(r.content.known)),
+		})
+	}
+	return rows, true
+}
+
+// TakeUpRow puts a lock back that another process had, with the keys that keep
+// it.
+func (t *Table) TakeUpRow(c CarriedRow, path []string, owner *procid.Process, keys []any) error {
+	files := make([]string, 0, len(c.Record.Files))
+	for _, f := range c.Record.Files {
+		files = append(files, string(f))
+	}
+	if _, err := t.Restore(c.Record, path, owner, files); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.tokens[c.Record.Token]
+	r.lostKey = c.LostKey
+	for _, k := range keys {
+		if r.keys == nil {
+			r.keys = make(map[any]struct{})
+		}
+		r.keys[k] = struct{}{}
+		t.keys[k] = r
+	}
+	if c.Settled && r.settled != nil {
+		close(r.settled)
+		r.settled = nil
+	}
+	r.content = content{fresh: c.Fresh, unknown: c.Unknown}
+	for _, id := range c.Known {
+		r.content.note(id)
+	}
+	t.noteLocked(r)
+	return nil
+}
+
+// Flush makes what was taken up outlive the daemon.
+func (t *Table) Flush() { t.flush() }
+
+// TakeUpStats goes on counting where another table stopped.
+func (t *Table) TakeUpStats(s Stats) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	maps.Copy(t.stats.Acquired, s.Acquired)
+	maps.Copy(t.stats.Ended, s.Ended)
+	maps.Copy(t.stats.Cleared, s.Cleared)
+	t.stats.HandedOver, t.stats.Refused = s.HandedOver, s.Refused
+}
+
+// A CarriedHandle is an open handle.
+type CarriedHandle struct {
+	Owner     procid.ID // zero: nobody (H4)
+	UID       uint32
+	Chain     []procid.ID
+	Name      string
+	Under     uint64
+	Leases    []uint64 // see Handle
+	Revocable bool
+	Revoked   bool
+}
+
+// Carry returns what another process needs to go on with the handle.
+func (h *Handle) Carry() CarriedHandle {
+	h.t.mu.Lock()
+	defer h.t.mu.Unlock()
+	return CarriedHandle{
+		Owner: h.proc.ID(), UID: h.proc.UID(), Chain: h.proc.Ancestors(), Name: h.name,
+		Under: h.under, Leases: slices.Clone(h.leases), Revocable: h.revocable, Revoked: h.revoked.Load(),
+	}
+}
+
+// TakeUpHandle puts a handle back. dirs are where its file has a name.
+func (t *Table) TakeUpHandle(c CarriedHandle, p *procid.Process, dirs []*Dir) *Handle {
+	h := &Handle{t: t, proc: p, name: c.Name, under: c.Under, revocable: c.Revocable}
+	if p == nil {
+		h.proc = new(procid.Process)
+	}
+	h.revoked.Store(c.Revoked)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !c.Revoked {
+		for _, d := range dirs {
+			h.enterLocked(d)
+		}
+	}
+	for _, token := range c.Leases {
+		t.revokeByLocked(h, token)
+	}
+	return h
+}
+
+// Gone returns a directory that was removed, with a reference.
+func (t *Table) Gone(name string) *Dir { return &Dir{name: name, refs: 1, gone: true} }
