@@ -4,6 +4,7 @@
 DIR ?=
 ARGS ?=
 DURATION ?= 10m
+RACE ?=
 PREFIX ?= /usr/local
 BIN := bin/stagefs
 QUICK ?=
@@ -71,9 +72,11 @@ blackbox: build
 	STAGEFS_BIN=$(CURDIR)/$(BIN) STAGEFS_MOUNT_OPTS=--compat go test -count=1 -timeout 10m ./tests \
 		-run 'TestR4|TestR5|TestH1|TestH2|TestH4|TestA8Clients'
 
-# The stagers and rivals of the tests, for as long as one likes.
+# The stagers and rivals of the tests, for as long as one likes, and the soak under
+# faults beside them; RACE=1 has the race detector watch the daemon.
 soak: setup build
-	STAGEFS_BIN=$(CURDIR)/$(BIN) go test ./tests -count=1 -v -run 'TestSoak|TestM2Stress' -soak=$(DURATION) -timeout 0
+	@if test -n "$(RACE)"; then CGO_ENABLED=1 go build -race -trimpath -tags urfave_cli_no_docs -buildvcs=$(VCS) -o $(BIN).race ./cmd/stagefs; fi
+	STAGEFS_BIN=$(CURDIR)/$(BIN)$(if $(RACE),.race) go test ./tests -count=1 -v -run 'TestSoak|TestM2Stress' -soak=$(DURATION) -timeout 0
 
 # Figures as text on standard output, samples and plot in tests/bench/figures; QUICK=1
 # for a look in less than four minutes, MEMORY=1 also walks a million files, BENCH='--rows "rename|stat"' for more.

@@ -78,6 +78,9 @@ type build struct {
 // rivals attack them all and stagers are killed at random.
 func TestSoak(t *testing.T) {
 	need(t, "root", "fuse", "/usr/bin/python3", "bash", "make", "git", "rsync", "tar", "zip", "unzip", "flock", "dotlockfile", "lockfile")
+	if *soakFlag > 0 {
+		t.Parallel() // beside the soak under faults
+	}
 	began := time.Now()
 	d, whole := soakTime(t)
 	s := &soak{
