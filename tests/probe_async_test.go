@@ -20,15 +20,12 @@ func asyncProbes() []probeCase {
 
 // An iocb is struct iocb of linux/aio_abi.h, and an ioEvent what it ends with.
 type iocb struct {
-	data      uint64
-	key, rw   uint32
-	op, prio  uint16
+	_         [2]uint64
+	op, _     uint16
 	fd        uint32
 	buf, size uint64
 	offset    int64
-	reserved  uint64
-	flags     uint32
-	resfd     uint32
+	_         [2]uint64
 }
 
 type ioEvent struct {
@@ -83,11 +80,10 @@ func probeAIO(p *probe) {
 
 // A ring is an io_uring with eight entries.
 type ring struct {
-	fd             int
-	sqes           []byte
-	sq, cq         []byte
-	sqOff, cqOff   [10]uint32
-	sqTail, cqHead *uint32
+	fd           int
+	sqes         []byte
+	sq, cq       []byte
+	sqOff, cqOff [10]uint32
 }
 
 // openRing sets up an io_uring: struct io_uring_params of linux/io_uring.h.
