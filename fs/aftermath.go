@@ -207,16 +207,11 @@ func (c *clearing) abandon() {
 // the node of the directory that it was in. The caller holds FS.ns alone.
 func (c *clearing) move(dir, name string, to int, as string, found *lockstate.FileID) (parent *node, err error) {
 	fs := c.fs
-	fd, err := fs.openPath(dir)
+	fd, parent, err := fs.openKnown(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	var st unix.Statx_t
-	if err := statAt(fd, "", &st); err != nil {
-		return nil, err
-	}
-	parent = fs.nodes.find(identityOf(&st))
 	// Who is inside has lost the place: it is nobody's to write any more.
 	v, err := fs.take(fd, name, false)
 	if err != nil {

@@ -210,16 +210,11 @@ func (fs *FS) discardEntry(name string, place func() (dir string, ok bool)) (*no
 	if !ok {
 		return nil, nil
 	}
-	fd, err := fs.openPath(dir)
+	fd, parent, err := fs.openKnown(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	var st unix.Statx_t
-	if err := statAt(fd, "", &st); err != nil {
-		return nil, err
-	}
-	parent := fs.nodes.find(identityOf(&st))
 	v, err := fs.take(fd, name, true)
 	if err == unix.ENOENT {
 		return parent, nil
@@ -234,6 +229,20 @@ func (fs *FS) discardEntry(name string, place func() (dir string, ok bool)) (*no
 	}
 	fs.lost(v, link{parent, name})
 	return parent, nil
+}
+
+// openKnown opens a directory of the backing and returns its node as well, if it
+// has one. The caller holds FS.ns.
+func (fs *FS) openKnown(dir string) (fd int, n *node, err error) {
+	if fd, err = fs.openPath(dir); err != nil {
+		return -1, nil, err
+	}
+	var st unix.Statx_t
+	if err = statAt(fd, "", &st); err != nil {
+		unix.Close(fd)
+		return -1, nil, err
+	}
+	return fd, fs.nodes.find(identityOf(&st)), nil
 }
 
 // What a lock directory holds at the most, as that of a MkdirLockFile does: a

@@ -96,8 +96,8 @@ func (c *command) restore() fuse.Status {
 		}
 		defer unix.Close(from)
 		parent, name := cutLast(c.dir)
-		to, err := fs.openPath(parent)
-		if err != nil {
+		var to int
+		if to, touched, err = fs.openKnown(parent); err != nil {
 			return err
 		}
 		defer unix.Close(to)
@@ -110,10 +110,6 @@ func (c *command) restore() fuse.Status {
 			return err
 		}
 		defer op.End()
-		var st unix.Statx_t
-		if statAt(to, "", &st) == nil {
-			touched = fs.nodes.find(identityOf(&st))
-		}
 		if inTheWay, err := conflict(from, contentName, to, name); err != nil {
 			return err
 		} else if inTheWay != "" {

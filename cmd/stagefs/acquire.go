@@ -78,9 +78,9 @@ func (c *command) acquireAs(ctx *cli.Context, id string) error {
 		return err
 	}
 	defer cancel()
-	d, err := client.Find(dir)
+	d, err := findDir(dir)
 	if err != nil {
-		return lockError(dir, exitHeld, err)
+		return err
 	}
 	status, err := d.Acquire(until, opts)
 	if errors.Is(err, client.ErrNoLock) {

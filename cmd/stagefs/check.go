@@ -19,17 +19,13 @@ func (c *command) checkCommand() *cli.Command {
 			&cli.BoolFlag{Name: "json", Usage: "print the lock as a JSON object"},
 		),
 		Action: func(ctx *cli.Context) error {
-			if err := exactArgs(ctx, 1, 1); err != nil {
-				return err
-			}
-			id, err := clientID(ctx)
+			dir, id, err := dirAndClient(ctx)
 			if err != nil {
 				return err
 			}
-			dir := ctx.Args().First()
-			d, err := client.Find(dir)
+			d, err := findDir(dir)
 			if err != nil {
-				return lockError(dir, exitHeld, err)
+				return err
 			}
 			status, err := d.Check(ctx.Context, id)
 			switch {

@@ -25,10 +25,7 @@ func (c *command) releaseCommand() *cli.Command {
 			&cli.BoolFlag{Name: "failed", Usage: "treat the content as after a crash"},
 		),
 		Action: func(ctx *cli.Context) error {
-			if err := exactArgs(ctx, 1, 1); err != nil {
-				return err
-			}
-			id, err := clientID(ctx)
+			dir, id, err := dirAndClient(ctx)
 			if err != nil {
 				return err
 			}
@@ -44,7 +41,7 @@ func (c *command) releaseCommand() *cli.Command {
 			case ctx.Bool("failed"):
 				options += " failed"
 			}
-			return c.control(ctx.Args().First(), "release", strings.TrimSpace(options))
+			return c.control(dir, "release", strings.TrimSpace(options))
 		},
 	}
 }

@@ -116,6 +116,24 @@ func durationOf(ctx *cli.Context, flag string) (time.Duration, error) {
 	return d, nil
 }
 
+// dirAndClient returns the one directory that the command is about, and whom it
+// speaks for.
+func dirAndClient(ctx *cli.Context) (dir, id string, err error) {
+	if err = exactArgs(ctx, 1, 1); err == nil {
+		id, err = clientID(ctx)
+	}
+	return ctx.Args().First(), id, err
+}
+
+// findDir finds the mount that a directory is in.
+func findDir(dir string) (*client.Dir, error) {
+	d, err := client.Find(dir)
+	if err != nil {
+		return nil, lockError(dir, exitHeld, err)
+	}
+	return d, nil
+}
+
 // clientID is whom the command speaks for, empty for this process.
 func clientID(ctx *cli.Context) (string, error) {
 	if ctx.IsSet("client") && ctx.IsSet("client-file") {

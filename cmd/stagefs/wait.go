@@ -6,8 +6,6 @@ import (
 	"context"
 
 	"github.com/urfave/cli/v2"
-
-	"github.com/stagefs/stagefs/lockstate/client"
 )
 
 func (c *command) waitCommand() *cli.Command {
@@ -33,9 +31,9 @@ func (c *command) waitCommand() *cli.Command {
 				defer cancel()
 			}
 			dir := ctx.Args().First()
-			d, err := client.Find(dir)
+			d, err := findDir(dir)
 			if err != nil {
-				return lockError(dir, exitHeld, err)
+				return err
 			}
 			return lockError(dir, exitHeld, d.Wait(until))
 		},
