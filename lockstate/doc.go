@@ -43,7 +43,8 @@
 //	I6  a grant waits only for operations at or beneath its directory, or that
 //	    rename or remove what it is in
 //	I7  the row beneath another one on the same directory has a lower token
-//	I8  each lease that is in force has a deadline, and the next one is known
+//	I8  each lease in force has a deadline, and the next one is known; but for
+//	    one that is sealed: what was made under it is being cleared away
 //	I9  a lease is one client's, and that one has no second one on the directory
 //
 // # Lock order
