@@ -38,7 +38,7 @@ func controlError(mountpoint string, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED):
+	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.ECANCELED):
 		return exitf(exitUnavailable, "the daemon of %s is gone; clear the mount with: stagefs umount %s", quote(mountpoint), quote(mountpoint))
 	case errors.Is(err, os.ErrNotExist):
 		return exitf(exitUnavailable, "%s has no control directory; is it a stagefs mount?", quote(mountpoint))

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Errors of an acquisition.
@@ -116,3 +118,9 @@ func (e *LostError) Error() string {
 
 // Is makes errors.Is(err, ErrLost) true.
 func (e *LostError) Is(target error) bool { return target == ErrLost }
+
+// daemonGone reports whether an error is the kernel's answer for a daemon that
+// is dead: ECANCELED is what a request gets that it had just taken.
+func daemonGone(err error) bool {
+	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.ECANCELED)
+}

@@ -230,7 +230,7 @@ func (l *Lock) command(ctx context.Context, verb, options string) (*reply, error
 	if errors.Is(err, unix.ENOENT) && l.relocateLocked() {
 		r, err = l.line.command(ctx, verb+" "+word(l.rel)+options, nil)
 	}
-	if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EBADF) {
+	if daemonGone(err) || errors.Is(err, unix.EBADF) {
 		// The daemon may have been started again since.
 		if c, dialErr := l.sys.dial(l.root); dialErr == nil {
 			l.line.close()

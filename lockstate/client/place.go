@@ -101,7 +101,7 @@ func notStagefs(dir, root string) error {
 
 // notAnswering is a failure to reach the control directory.
 func notAnswering(dir, root string, err error) error {
-	if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
+	if daemonGone(err) {
 		return fmt.Errorf("%s: the daemon of %s is dead; clear the mount with: stagefs umount %s: %w", dir, root, root, unix.ENOTCONN)
 	}
 	return fmt.Errorf("%s: %w", dir, err)
@@ -109,7 +109,7 @@ func notAnswering(dir, root string, err error) error {
 
 // dead makes sure that the error of a path whose daemon is dead says so.
 func dead(dir string, err error) error {
-	if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
+	if daemonGone(err) {
 		return fmt.Errorf("%s: the daemon of its mount is dead; clear the mount with: stagefs umount: %w", dir, unix.ENOTCONN)
 	}
 	return err

@@ -69,7 +69,7 @@ func (r *reply) refusal(dir string, err error) error {
 		return fmt.Errorf("%s: %w (%w)", dir, ErrNoLock, err)
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("%s: %w (%w)", dir, ErrNotHolder, err)
-	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED):
+	case daemonGone(err):
 		return notAnswering(dir, dir, err)
 	}
 	if r.Message != "" {
