@@ -25,10 +25,10 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	}
 	o.setDefaults()
 	s := &Server{done: make(chan struct{}), mountpoint: c.Mountpoint}
-	if err := s.openStore(&o, c.Root); err != nil {
+	if err := becomeDaemon(); err != nil {
 		return nil, err
 	}
-	if err := becomeDaemon(); err != nil {
+	if err := s.openStore(&o, c.Root); err != nil {
 		return nil, err
 	}
 	procs, err := newResolver(&o)

@@ -151,9 +151,10 @@ func (fs *FS) checkProgram(f *os.File) error {
 
 // replace carries out a replacement. If it fails, this daemon goes on.
 func (s *Server) replace(q *replacement) {
-	t, err := s.transport.Stop(q.node)
+	t, err := s.transport.Stop(q.node, func() { s.fs.pauseLines(true) })
 	if err == nil {
 		err = s.exec(q, t)
+		s.fs.pauseLines(false)
 	}
 	s.fs.log.Error("the daemon was not replaced", "err", err)
 	q.program.Close()

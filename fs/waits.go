@@ -32,7 +32,10 @@ type waiting struct {
 type waitList struct {
 	mu    sync.Mutex
 	joins uint64 // so far
-	lines map[*lockstate.Dir][]*waiting
+	// paused: nobody gets his turn any more, as all are about to leave, and to
+	// come again in the same order.
+	paused bool
+	lines  map[*lockstate.Dir][]*waiting
 }
 
 // join puts x at the end of its line.
@@ -45,6 +48,21 @@ func (w *waitList) join(x *waiting) {
 	w.joins++
 	w.lines[x.dir] = append(w.lines[x.dir], x)
 	w.callLocked(x.dir)
+}
+
+// pauseLines begins or ends a time in which nobody gets anything by waiting.
+func (fs *FS) pauseLines(paused bool) {
+	fs.waits.mu.Lock()
+	fs.waits.paused = paused
+	for dir := range fs.waits.lines {
+		fs.waits.callLocked(dir)
+	}
+	fs.waits.mu.Unlock()
+	if paused {
+		fs.advisory.Pause()
+	} else {
+		fs.advisory.Resume()
+	}
 }
 
 // inLine counts the requests that have begun to wait for a lock.
@@ -68,6 +86,9 @@ func (w *waitList) leave(x *waiting) {
 
 // callLocked gives their turn to those at the front of a line.
 func (w *waitList) callLocked(dir *lockstate.Dir) {
+	if w.paused {
+		return
+	}
 	for i, x := range w.lines[dir] {
 		if i > 0 && x.write {
 			return

@@ -194,6 +194,39 @@ func waitsInFuse(pid int) bool {
 		nr == itoa(unix.SYS_FLOCK) || nr == itoa(unix.SYS_FCNTL)
 }
 
+// TestS1ReplaceLine: a reader who waits behind a writer does not get past it
+// because the daemon is replaced (A8).
+func TestS1ReplaceLine(t *testing.T) {
+	replaceWays(t, func(t *testing.T, opts []string) {
+		m := mountOver(t, opts...)
+		mustDo(t, os.Mkdir(m.At("D"), 0o777))
+		if s := m.Ctl("release D"); s != "ok" {
+			t.Fatal(s)
+		}
+		order := filepath.Join(tempDir(t), "order")
+		mustDo(t, os.WriteFile(order, nil, 0o666))
+		lock := func(how, end string) {
+			startCmd(t, exec.Command("flock", how, m.At("D", "devserver"), "sh", "-c", `echo "$1" >>"$0"; `+end, order, how))
+		}
+		said := func() string { b, _ := os.ReadFile(order); return strings.Join(strings.Fields(string(b)), " ") }
+		release := filepath.Join(tempDir(t), "release")
+		lock("-s", "while ! [ -e "+release+" ]; do sleep 0.01; done")
+		eventually(t, "a reader has it", func() bool { return said() == "-s" })
+		lock("-x", ":")
+		eventually(t, "a writer waits", func() bool { return len(m.Listing().Waiters) == 1 })
+		lock("-s", ":")
+		eventually(t, "a reader waits behind it", func() bool { return len(m.Listing().Waiters) == 2 })
+		for range 10 {
+			m.replace()
+		}
+		if got := said(); got != "-s" {
+			t.Fatalf("order %q", got)
+		}
+		mustDo(t, os.WriteFile(release, nil, 0o644))
+		eventually(t, "all are through", func() bool { return said() == "-s -x -s" })
+	})
+}
+
 // TestS1ReplaceKilled: a waiter that is killed while the daemon is being
 // replaced, or after it, ends; an owner that is killed has its locks released.
 func TestS1ReplaceKilled(t *testing.T) {

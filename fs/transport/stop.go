@@ -41,7 +41,7 @@ type State struct {
 }
 
 // Stop implements [Transport].
-func (o *own) Stop(node uint64) (*State, error) {
+func (o *own) Stop(node uint64, begun func()) (*State, error) {
 	c := o.conn
 	if o.uring != nil && o.uring.fixed.Load() {
 		return nil, fmt.Errorf("buffers of the rings cannot be moved: %w", ErrUnavailable)
@@ -53,6 +53,7 @@ func (o *own) Stop(node uint64) (*State, error) {
 	c.growMu.Lock()
 	c.stopping.Store(true)
 	c.growMu.Unlock()
+	begun()
 	var kickers sync.WaitGroup
 	over := make(chan struct{})
 	if o.uring != nil {

@@ -16,8 +16,8 @@ type Transport interface {
 	Serve()
 	// Stop ends all threads. What was taken from the kernel and is not
 	// answered is in the State; node is a regular file that the kernel knows
-	// for sure.
-	Stop(node uint64) (*State, error)
+	// for sure. begun is called before anything is cancelled.
+	Stop(node uint64, begun func()) (*State, error)
 	// Resume goes on after a Stop.
 	Resume(*State)
 }
@@ -83,7 +83,7 @@ type goFuse struct{ *fuse.Server }
 
 func (goFuse) Name() string { return Fuse }
 
-func (goFuse) Stop(uint64) (*State, error) {
+func (goFuse) Stop(uint64, func()) (*State, error) {
 	return nil, fmt.Errorf("transport %s cannot be handed over: it %w", Fuse, ErrUnavailable)
 }
 

@@ -50,3 +50,22 @@ func (t *Table) Waits() uint64 {
 	defer t.mu.Unlock()
 	return t.seq
 }
+
+// Pause has nobody who waits get a lock until Resume: all waits are about to be
+// cancelled, and to be begun again in the same order. What one of them leaves
+// behind is not for the next one.
+func (t *Table) Pause() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.paused = true
+}
+
+// Resume ends a Pause.
+func (t *Table) Resume() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.paused = false
+	if len(t.woken) > 0 {
+		t.settleLocked(t.woken[0].file)
+	}
+}

@@ -23,6 +23,8 @@ type Table struct {
 	byPid   map[uint32][]*request
 
 	woken []*request // in order of arrival
+
+	paused bool // see Pause
 }
 
 // A file is what is locked and waited for on one file. Table.mu guards it.

@@ -23,6 +23,10 @@ func (t *Table) Start(key Key, want Lock) *Waiter {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.paused {
+		w.done <- ErrCancelled
+		return w
+	}
 	f := t.fileLocked(key)
 	t.seq++
 	r := &request{Lock: want, file: f, seq: t.seq}
@@ -148,7 +152,7 @@ func (t *Table) wakeLocked(r *request) {
 // settleLocked tries those who were woken, in order of arrival, and forgets f
 // if nothing is left of it.
 func (t *Table) settleLocked(f *file) {
-	for len(t.woken) > 0 {
+	for len(t.woken) > 0 && !t.paused {
 		r := t.woken[0]
 		t.woken = t.woken[1:]
 		blocker, err := t.takeLocked(r)
@@ -162,7 +166,9 @@ func (t *Table) settleLocked(f *file) {
 			t.finishLocked(r, nil)
 		}
 	}
-	t.woken = nil
+	if !t.paused {
+		t.woken = nil
+	}
 	if len(f.flocks)+len(f.owners)+len(f.waiters) == 0 {
 		delete(t.files, f.key)
 	}
