@@ -353,9 +353,7 @@ func TestS1ReplaceCannot(t *testing.T) {
 	token := m.Locks()["D"].Token
 	// It runs as what asks for the replacement, and says that it can go on.
 	// Instead of the daemon, it closes what was left to it first.
-	bad := buildBad(t)
-	r := run(t, bad, m.control("ctl"), stagefsBin())
-	t.Logf("asked: %v", r)
+	run(t, buildBad(t), m.control("ctl"), stagefsBin())
 	eventually(t, "the mount answers", func() bool { return m.daemon() != 0 })
 	if row := m.Locks()["D"]; row.Token != token || row.Pid != a.Pid {
 		t.Errorf("%+v, want token %d of pid %d", row, token, a.Pid)
@@ -365,6 +363,51 @@ func TestS1ReplaceCannot(t *testing.T) {
 	}
 	a.must("put", m.At("D", "file"), "x", "creat")
 	stranger(t).want("EBUSY", "creat", m.At("D", "y"), "wronly,creat")
+}
+
+// TestS1ReplaceNotRun: if the program cannot be run after all, the daemon goes on
+// with all that it has, and with those who wait.
+func TestS1ReplaceNotRun(t *testing.T) {
+	need(t, "root", "fuse")
+	bad := buildBad(t)
+	mustDo(t, os.WriteFile(filepath.Join(filepath.Dir(bad), "vanish"), nil, 0o644))
+	replaceWays(t, func(t *testing.T, opts []string) {
+		m := mountOver(t, opts...)
+		mustDo(t, os.Mkdir(m.At("D"), 0o777))
+		mustDo(t, os.Chmod(m.At("D"), 0o777))
+		if s := m.Ctl("release D"); s != "ok" {
+			t.Fatal(s)
+		}
+		pid := m.daemon()
+		events := m.events(t)
+		a, b := agent(t), agent(t)
+		a.must("open", "l", m.At("D", "devserver"), "rdwr,creat")
+		a.must("flock", "l")
+		events.want("acquired D")
+		a.must("open", "f", m.At("D", "file"), "rdwr,creat")
+		b.must("open", "l", m.At("D", "devserver"), "rdwr,creat")
+		waits := b.Start("sh", "flock "+m.At("D", "devserver")+" echo done")
+		events.want("waiting D")
+		for range 3 {
+			mustDo(t, os.Chmod(bad, 0o755))
+			r := run(t, bad, m.control("ctl"), stagefsBin())
+			if !strings.Contains(r.Out, "permission denied") {
+				t.Errorf("replace: %v", r)
+			}
+			events.want("waiting D") // it stands in line again
+		}
+		if now := m.daemon(); now != pid || m.goneOn() > 0 || strings.Contains(m.Log(), "mounting anew") {
+			t.Errorf("served by %d, want %d:\n%s", now, pid, shorten(m.Log()))
+		}
+		a.must("write", "f", "after")
+		stranger(t).want("EBUSY", "creat", m.At("D", "x"), "wronly,creat")
+		a.must("close", "f")
+		a.must("close", "l")
+		if got := waits(); got != "ok" {
+			t.Errorf("who waited: %s", got)
+		}
+		m.replace()
+	})
 }
 
 // buildBad makes a program that empties what it is to go on from, and then is
@@ -382,6 +425,9 @@ import (
 
 func main() {
 	if len(os.Args) > 2 && os.Args[1] == "version" {
+		if _, err := os.Stat("` + dir + `/vanish"); err == nil {
+			os.Chmod("` + dir + `/bad", 0o644)
+		}
 		fmt.Println(1)
 		return
 	}
