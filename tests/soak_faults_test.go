@@ -362,6 +362,10 @@ func (s *faultSoak) watchStale() {
 			}
 		}
 		for _, row := range l.Locks {
+			if row.Pid == os.Getpid() {
+				// All rivals would be holders then (H2).
+				s.violate("a lock has passed to the parent of all, and no worker exits with status 0 (R5): %+v", row)
+			}
 			if row.Client == "" {
 				note("lock "+fmt.Sprint(row.Token), fmt.Sprintf("%+v", row), row.Pid, row.Start)
 			}

@@ -450,6 +450,9 @@ func (w *worker) rival() {
 		switch {
 		case err == nil:
 			rel, _ := filepath.Rel(w.Mount, file)
+			if i == len(attacks)-1 {
+				rel = w.slot
+			}
 			w.say("X %s %d", rel, i)
 		case errors.Is(err, unix.EBUSY):
 			refused++
