@@ -230,7 +230,7 @@ func claim(root int, dir string) error {
 }
 
 // endTime is how long a daemon may take to end after its mount is gone.
-const endTime = 3 * time.Second
+const endTime = 10 * time.Second
 
 // isMounted reports whether a static directory is served somewhere, by a daemon
 // that lives or not.
@@ -273,6 +273,8 @@ func (s *Server) mount(o *Options) error {
 		_, err = s.connect(o, opts, transport.Threads)
 	}
 	switch {
+	case errors.Is(err, transport.ErrGone):
+		return fmt.Errorf("%s: %w", s.mountpoint, ErrUnmounted)
 	case err == nil && note != "":
 		o.Log.Info("a faster transport can't be had", "in use", s.transport.Name(), "why", note)
 		return nil

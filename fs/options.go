@@ -66,6 +66,7 @@ var (
 	ErrMountpointBusy = errors.New("is a mountpoint already")
 	ErrInside         = errors.New("is inside the static directory: mount elsewhere, or over the directory itself")
 	ErrStaleMount     = errors.New("is a dead mount")
+	ErrUnmounted      = errors.New("was unmounted before it was served")
 	ErrNoFuse         = errors.New("FUSE is not available")
 	ErrStrict         = errors.New("there are ways under the mount")
 	ErrNoMount        = errors.New("no stagefs mount")

@@ -11,5 +11,5 @@ func TestCheck(t *testing.T) {
 	a.must("mkdir", m.At("E"))
 	a.must("put", m.control("ctl"), "check\n", "wronly")
 	b.want("EPERM", "put", m.control("ctl"), "check\n", "wronly")
-	a.want("EINVAL", "put", m.control("ctl"), "check all\n", "wronly")
+	a.want("EINVAL", "put", m.control("ctl"), "check E all\n", "wronly")
 }

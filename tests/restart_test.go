@@ -145,6 +145,7 @@ func TestS1SuperviseDaemon(t *testing.T) {
 func TestM1AtOnce(t *testing.T) {
 	m := mountOver(t)
 	for range 20 {
+		// The one before may not serve yet: then it says so, and ends.
 		mustDo(t, syscall.Unmount(m.Path, 0))
 		old := m.gone
 		m.start(nil)

@@ -162,7 +162,7 @@ while IFS=$'\t' read -r n d s f new; do
 		'chmod 600 "$f"' 'chmod 700 "$s"' 'chown 1:1 "$f"' 'chgrp 1 "$s"' 'setfattr -n user.rival -v x "$f"' 'setfacl -m u:1:r "$f"'
 		'fallocate -l 99999 "$f"' 'fallocate -l 9 "$new"' 'mkfifo "$new"' 'mknod "$new" p' 'mktemp -p "$s"' 'x=$(mktemp -d -p "$s") && rmdir "$x"'
 		'rsync "$own" "$f"' 'rsync -r "$OWN/" "$s/"' 'rsync -rI --inplace "$own" "$f"' 'tar -C "$OWN" -cf - . | tar -C "$s" -xf - --no-same-owner'
-		'split -b 1 "$own" "$new."' 'sort -o "$f" "$own"' 'gzip -k "$f"' 'shred -n 1 "$f"' 'git init -q "$new"' 'find "$s" -maxdepth 0 -exec touch {} +'
+		'split -b 1 "$own" "$new."' 'sort -o "$f" "$own"' 'gzip -c <"$f" >"$f.gz"' 'shred -n 1 "$f"' 'git init -q "$new"' 'find "$s" -maxdepth 0 -exec touch {} +'
 		'printf "%s\n" "$f" | xargs rm' '(cd "$s" && cp "$own" .)' 'set -C; echo x >"$d/devserver" && rm "$d/devserver"' 'rm "$d/devserver.lock"'
 		'ln -s x "$d/devserver.lock" && rm "$d/devserver.lock"' 'mkdir "$d/devserver.lock" && rmdir "$d/devserver.lock"'
 	)

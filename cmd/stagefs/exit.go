@@ -76,6 +76,7 @@ func explain(err error) (status int, text string) {
 		{stagefs.ErrNotDirectory, exitNoInput, "name the directory itself"},
 		{stagefs.ErrOnFuse, exitNoInput, "the static directory must be on a local filesystem, not on FUSE"},
 		{stagefs.ErrReadOnly, exitNoInput, "remount the filesystem read-write (mount -o remount,rw), or serve another directory"},
+		{stagefs.ErrUnmounted, exitHeld, "mount it again"},
 		{stagefs.ErrStaleMount, exitCantCreate, "a dead mount is in the way; clear it with: stagefs umount MOUNTPOINT"},
 		{stagefs.ErrMountpointBusy, exitCantCreate, "something is mounted there; unmount it, or choose another mountpoint"},
 		{stagefs.ErrInside, exitUsage, "see: stagefs mount --help"},

@@ -49,6 +49,10 @@ const (
 // ErrUnavailable says that the transport that was asked for can't be had.
 var ErrUnavailable = errors.New("is not available")
 
+// ErrGone says that the kernel has let go of the connection already: somebody
+// has unmounted it.
+var ErrGone = errors.New("was unmounted before it was served")
+
 // ErrRefused says that the kernel refused what it had offered. The connection
 // is of no use any more; another one has to be made, for a lesser transport.
 var ErrRefused = errors.New("was refused by the kernel")
@@ -158,12 +162,18 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 			}
 		}
 		if err != nil {
+			if errors.Is(err, syscall.ENOTCONN) {
+				return nil, "", ErrGone
+			}
 			return nil, "", fmt.Errorf("transport %s %w: %w", Uring, ErrRefused, err)
 		}
 		t.loops = c.newLoops(2)
 		for _, q := range u.queues {
 			if q.online {
-				if err := u.growQueue(q, 0); err != nil {
+				switch err := u.growQueue(q, 0); {
+				case errors.Is(err, syscall.ENOTCONN):
+					return nil, "", ErrGone
+				case err != nil:
 					return nil, "", err
 				}
 			}
