@@ -26,7 +26,15 @@
 // writable mapping outlives its RELEASE; so does its entry in the lock table
 // (linger.go, adopt.go).
 //
+// A daemon can be replaced by another program in the same process (carry.go):
+// everything that a client has goes on. Whatever state is added here has to be
+// carried over too, or refuse the replacement. HandoverFormat changes when the
+// meaning of what is written down does.
+//
 // # What is not guaranteed
+//
+// The time of a command that waits so long begins anew when the daemon is
+// replaced.
 //
 // Whoever reaches the backing past the mount is not seen: descriptors and
 // working directories from before the mount, other mount namespaces, root.

@@ -28,6 +28,17 @@
 // gets lost in it; there are as many in the end as requests were under way at a
 // time.
 //
+// # Stops
+//
+// [Transport.Stop] takes nothing any more, cancels what waits, and keeps the
+// bytes of each request that was taken and not answered. It is carried out and
+// answered by whoever goes on, this process or the next program in it
+// ([Continue]): the kernel knows a request by its number, and a place of a ring
+// by its queue and address, and does not mind who answers. So nothing has to be
+// sent again. A ring itself dies with exec(2); a request in one of its places
+// does not, and is answered through a new ring. What must not be is a place that
+// waits for a request: one that came in that moment would be lost.
+//
 // # Ends
 //
 // When the kernel lets go of the connection (an unmount, an abort), each thread
