@@ -65,6 +65,9 @@ func replaceError(path string, ctl io.Reader, err error) error {
 	_ = json.Unmarshal(data, &a)
 	text := a.Message
 	status := exitHeld
+	if errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.ENOTCONN) {
+		return exitf(exitUnavailable, "%s: the daemon ended, or its new program could not go on and mounted anew; its log says more", quote(path))
+	}
 	switch {
 	case text == "":
 		text = err.Error()
