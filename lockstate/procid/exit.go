@@ -3,6 +3,7 @@
 package procid
 
 import (
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +26,11 @@ func (e Exit) Success() bool { return e.Known && e.Code == 0 && e.Signal == 0 }
 // which the status can be read lies a few instructions' work of the dying
 // process, which may be preempted there.
 const exitPatience = 5 * time.Millisecond
+
+// surePatience bounds it where the status is sure to come: on a machine with
+// too much to do, who is preempted there may be so for long, and a kill must
+// not pass for a success.
+const surePatience = time.Second
 
 // fromWait reads a status as wait(2) gives it.
 func fromWait(ws int) Exit {
@@ -71,6 +77,9 @@ func (k kernel) tryExitStatus(id ID, fd int) (e Exit, patience time.Duration) {
 		in, err := info(fd, pidfdInfoExit)
 		if err == nil && in.mask&pidfdInfoExit != 0 {
 			return fromWait(int(in.exitCode)), 0
+		}
+		if err == nil && k.exits && os.Geteuid() == 0 {
+			return Exit{}, surePatience // root sees a zombie's status, and a reaped one's here
 		}
 		// Before Linux 6.15 there is nothing to know about the reaped.
 		gone = gone && err == unix.ESRCH
