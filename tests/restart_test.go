@@ -77,6 +77,7 @@ func TestS1Supervise(t *testing.T) {
 	n := max(*kills/20, 1)
 	var outages []time.Duration
 	for range n {
+		time.Sleep(600 * time.Millisecond) // one that dies sooner has failed to start, and is given a pause
 		old := m.daemon()
 		killed := time.Now()
 		mustDo(t, syscall.Kill(old, syscall.SIGKILL))

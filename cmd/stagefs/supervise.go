@@ -24,12 +24,14 @@ func supervised() bool {
 
 const (
 	// A daemon that serves this long has not failed to start.
-	startTime = 2 * time.Second
-	// maxFailures is how many starts may fail in a row.
+	startTime = 500 * time.Millisecond
+	// maxFailures is how many starts may fail in a row. One that is killed is
+	// started again without end: everybody waits for the mount.
 	maxFailures = 8
 	// A failed start is tried again after failurePause, then after twice
-	// that, and so on.
+	// that, and so on, but at the latest after longestPause.
 	failurePause = 50 * time.Millisecond
+	longestPause = 2 * time.Second
 )
 
 // supervise runs this same command line as a daemon, and again whenever that
@@ -77,14 +79,14 @@ func (c *command) supervise(starter, log *os.File) error {
 		if time.Since(started) > startTime {
 			failures = 0
 		}
-		if failures++; failures > maxFailures {
+		if failures++; failures > maxFailures && !crashed(err) {
 			c.say("the daemon of %s ended %d times in a row; the last time: %v", quote(c.args[len(c.args)-1]), failures, err)
 			return supervisedEnd(err)
 		}
 		c.say("the daemon ended: %v; starting another one", err)
 		// The first one is started at once: everybody waits for it.
 		if failures > 1 {
-			pause := time.NewTimer(failurePause << (failures - 2))
+			pause := time.NewTimer(min(failurePause<<min(failures-2, 16), longestPause))
 			select {
 			case <-pause.C:
 			case <-signals:
