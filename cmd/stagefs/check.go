@@ -10,6 +10,8 @@ import (
 	"github.com/stagefs/stagefs/lockstate/client"
 )
 
+// checkCommand tells by its status whether the caller, or its client, holds a
+// directory.
 func (c *command) checkCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "check",

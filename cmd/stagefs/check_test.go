@@ -4,6 +4,7 @@ package main
 
 import "testing"
 
+// What is wrong with a command line is said, and how to mend it.
 func TestCheckUsage(t *testing.T) {
 	m := newFakeMount(t, nil)
 	m.check(t, []string{"check"}, 64, "", "missing argument")

@@ -14,6 +14,8 @@ const fourEvents = `{"time":"2026-01-02T03:04:05Z","event":"acquired","dir":"boa
 {"time":"2026-01-02T03:04:08Z","event":"lost-events","dir":"","count":12}
 `
 
+// Events of the directory, beneath it and above it are printed, and nothing that a
+// name holds reaches the terminal.
 func TestEvents(t *testing.T) {
 	m := newFakeMount(t, map[string]string{"events": fourEvents})
 	for _, tt := range []struct {

@@ -10,6 +10,7 @@ import (
 	"github.com/stagefs/stagefs/lockstate/client"
 )
 
+// renewCommand gives a lease its whole time again (L1).
 func (c *command) renewCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "renew",

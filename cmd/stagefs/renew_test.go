@@ -4,6 +4,7 @@ package main
 
 import "testing"
 
+// Only a lease can be renewed: the client must be named.
 func TestRenewUsage(t *testing.T) {
 	m := newFakeMount(t, nil)
 	m.check(t, []string{"renew", "--client=c"}, 64, "", "missing argument")

@@ -8,6 +8,7 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
+// waitCommand waits until a directory could be taken, and does not take it.
 func (c *command) waitCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "wait",

@@ -4,6 +4,7 @@ package main
 
 import "testing"
 
+// flock(1) forms of the time to wait are understood.
 func TestWaitUsage(t *testing.T) {
 	m := newFakeMount(t, nil)
 	m.check(t, []string{"wait"}, 64, "", "missing argument")

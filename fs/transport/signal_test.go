@@ -2,6 +2,7 @@ package transport
 
 import "testing"
 
+// A signal counts that would end the wait of this thread, and no other.
 func TestPendingSignal(t *testing.T) {
 	status := func(threads, own, shared, blocked string) string {
 		return "Name:\tx\nThreads:\t" + threads + "\nSigQ:\t1/9\nSigPnd:\t" + own + "\nShdPnd:\t" + shared + "\nSigBlk:\t" + blocked + "\n"

@@ -11,6 +11,7 @@ import (
 	"time"
 )
 
+// The context ends when the lock is lost; the function's own error comes back.
 func TestTryWithLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, s := newFake()
