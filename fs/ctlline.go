@@ -3,6 +3,7 @@ package fs
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -209,14 +210,7 @@ func (c *ctlLine) set(key, value string, valued bool) (err error) {
 	return err
 }
 
-func oneOf(s string, all ...string) bool {
-	for _, a := range all {
-		if s == a {
-			return true
-		}
-	}
-	return false
-}
+func oneOf(s string, all ...string) bool { return slices.Contains(all, s) }
 
 // badClient says what is wrong with a client ID.
 func badClient(id string) error {

@@ -49,18 +49,7 @@ func (s *soak) verifyNothingStale() {
 			break
 		}
 	}
-	for _, row := range l.Locks {
-		s.violate("stale lock: %+v", row)
-	}
-	for _, w := range l.Waiters {
-		s.violate("stale waiter: %+v", w)
-	}
-	for _, b := range l.Blockers {
-		s.violate("stale blocker: %+v", b)
-	}
-	for _, o := range l.Orphans {
-		s.violate("orphan: %+v", o)
-	}
+	l.violations(s.violate)
 	for _, path := range litterIn(s.m.Dir) {
 		s.violate("left in the backing: %s", path)
 	}
@@ -151,5 +140,21 @@ func (s *soak) verifyDescriptors(before, fdsBefore map[string]int) {
 	s.t.Logf("the daemon: %s", figures)
 	if !ok {
 		s.violate("the daemon does not get back to its start: %s", figures)
+	}
+}
+
+// violations tells of all that stands in a listing where nothing should.
+func (l listing) violations(violate func(format string, args ...any)) {
+	for _, row := range l.Locks {
+		violate("stale lock: %+v", row)
+	}
+	for _, w := range l.Waiters {
+		violate("stale waiter: %+v", w)
+	}
+	for _, b := range l.Blockers {
+		violate("stale blocker: %+v", b)
+	}
+	for _, o := range l.Orphans {
+		violate("orphan: %+v", o)
 	}
 }

@@ -620,18 +620,7 @@ func (s *faultSoak) nothingStale() {
 			break
 		}
 	}
-	for _, row := range l.Locks {
-		s.violate("stale lock: %+v", row)
-	}
-	for _, w := range l.Waiters {
-		s.violate("stale waiter: %+v", w)
-	}
-	for _, b := range l.Blockers {
-		s.violate("stale blocker: %+v", b)
-	}
-	for _, o := range l.Orphans {
-		s.violate("orphan: %+v", o)
-	}
+	l.violations(s.violate)
 }
 
 func (s *faultSoak) report(took time.Duration) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -90,14 +91,7 @@ func takeOptions(ctx *cli.Context, id string) (client.Options, context.Context, 
 	return o, until, cancel, nil
 }
 
-func oneOf(s string, known ...string) bool {
-	for _, k := range known {
-		if s == k {
-			return true
-		}
-	}
-	return false
-}
+func oneOf(s string, known ...string) bool { return slices.Contains(known, s) }
 
 // durationOf reads a flag that is a number of seconds, as for flock(1), or has
 // a unit.
