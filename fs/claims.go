@@ -84,10 +84,11 @@ func scopeOf(p *procid.Process, kind lockstate.ScopeKind) (lockstate.Scope, erro
 		}
 		return s, nil
 	}
-	// Out of the daemon's sight, as in another pid namespace: "0".
+	// Begun outside of the daemon's pid namespace, which shows it as "0".
 	leader, err := strconv.Atoi(s.ID)
 	if err != nil || leader <= 0 {
-		return s, lockstate.ErrNobody
+		return s, &scopeError{fmt.Sprintf("the %s of the process began outside of the daemon's pid namespace; "+
+			"start the process with setsid(1)", kind)}
 	}
 	if st, ok := statOf(leader); ok {
 		s.Born = st.start
@@ -96,7 +97,13 @@ func scopeOf(p *procid.Process, kind lockstate.ScopeKind) (lockstate.Scope, erro
 }
 
 // errNoCgroup: a lock for the cgroup would be everybody's.
-var errNoCgroup = fmt.Errorf("the process is in no cgroup of its own: %w", unix.EOPNOTSUPP)
+var errNoCgroup = &scopeError{"the process is in no cgroup of its own"}
+
+// A scopeError says why a lock can't be had for a wider scope than the process.
+type scopeError struct{ why string }
+
+func (e *scopeError) Error() string { return e.why }
+func (e *scopeError) Unwrap() error { return unix.EOPNOTSUPP }
 
 // inScope reports whether a process is in a scope.
 func inScope(pid int, st procStat, s lockstate.Scope) bool {

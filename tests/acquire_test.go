@@ -286,7 +286,7 @@ func TestH3Run(t *testing.T) {
 	s.goOn()
 	s.Wait()
 	m.awaitFree("D")
-	if r := m.stagefs("run", "--owner=group", m.At("D"), "touch", m.At("D/g")); r.Status != 0 {
+	if r := m.runner("--owner=group", m.At("D"), "touch", m.At("D/g")).Wait(); r.Status != 0 {
 		t.Errorf("run --owner=group: %v", r)
 	}
 	m.awaitFree("D")

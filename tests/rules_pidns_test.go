@@ -60,3 +60,24 @@ func TestH4(t *testing.T) {
 		t.Errorf("content at the end: %q", got)
 	}
 }
+
+// TestH3Unseen: who asks for a lock of his session, and the daemon can't see
+// that session, is told so; where the mount has that by default, the process
+// alone holds.
+func TestH3Unseen(t *testing.T) {
+	need(t, "root", "fuse")
+	base := tempDir(t)
+	openDir(t, filepath.Join(base, "static"))
+	inside := exec.Command("/bin/sh", "-c", `
+		mount -t proc proc /proc && "$BIN" mount --owner=session --state-dir "$BASE/state" "$BASE/static" 2>"$BASE/log" &
+		until [ -e "$BASE/static/.stagefs" ]; do sleep 0.02; done
+		cd "$BASE/static"
+		sh -c 'mkdir D; : >D/devserver; grep -c "^D .* explicit " .stagefs/locks; mkdir S; "$BIN" acquire --owner=session S; echo $?; setsid -w "$BIN" run --owner=session S true; echo $?'
+		cd /; "$BIN" umount "$BASE/static"; wait`)
+	inside.Env = append(os.Environ(), "BIN="+stagefsBin(), "BASE="+base)
+	inside.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS, Unshareflags: syscall.CLONE_NEWNS}
+	r := startCmd(t, inside).Wait()
+	if got, want := r.Out, "1\n71\n0\n"; got != want || !strings.Contains(r.Err, "setsid") {
+		t.Errorf("prints %q, want %q and a word of setsid: %v", got, want, r)
+	}
+}
