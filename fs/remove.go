@@ -96,8 +96,7 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 		if flags == unix.AT_REMOVEDIR {
 			child = fs.table.Dir(parent.dir, name)
 			defer fs.table.Forget(child)
-			c.Trees = []*lockstate.Dir{child}
-			c.Free = len(fs.table.On(child)) > 0 // its own lock covers its name (C1, W4)
+			c.Trees, c.Named = []*lockstate.Dir{child}, child
 		}
 		admitted, err := fs.admitRemoval(r, c)
 		if err != nil {

@@ -163,8 +163,7 @@ func (fs *FS) admitRename(m *renaming) (finish func(bool) bool, err error) {
 // the other way.
 func (fs *FS) admitMoves(m *renaming, quiet bool) (ops []*lockstate.Op, err error) {
 	dirs := []*lockstate.Dir{m.from.parent.dir, m.to.parent.dir}
-	there := lockstate.Change{Dirs: dirs, Quiet: quiet, Into: m.to.parent.dir}
-	there.Free = m.srcDir != nil && len(fs.table.On(m.srcDir)) > 0 // its own lock covers its name (C1, W4)
+	there := lockstate.Change{Dirs: dirs, Quiet: quiet, Into: m.to.parent.dir, Named: m.srcDir}
 	if err := fs.entering(m, &there, m.src, m.srcDir, m.from); err != nil {
 		return nil, err
 	}

@@ -36,6 +36,9 @@ type Change struct {
 	// Free allows the change where nobody holds a lock, although writing
 	// needs one (W4): the steps of an acquisition.
 	Free bool
+	// Named is one of Trees, nil for none: a lock on it covers its name, and
+	// so allows its holder the change where nobody holds a lock (C1, W4).
+	Named *Dir
 
 	asked asking
 }
@@ -134,7 +137,7 @@ func (t *Table) judgeLocked(c *Change) error {
 	for _, d := range c.Dirs {
 		r := d.governing()
 		if r == nil {
-			if t.deny && !c.Free {
+			if t.deny && !c.Free && !c.Named.locked() {
 				return &HeldError{Err: ErrUnlocked}
 			}
 			continue

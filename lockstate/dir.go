@@ -1,6 +1,7 @@
 package lockstate
 
 import (
+	"slices"
 	"strings"
 )
 
@@ -54,6 +55,11 @@ func (d *Dir) top() *row {
 		return nil
 	}
 	return d.rows[len(d.rows)-1]
+}
+
+// locked reports whether somebody has got d itself. No directory is not.
+func (d *Dir) locked() bool {
+	return d != nil && slices.ContainsFunc(d.rows, func(r *row) bool { return !r.pending })
 }
 
 // governing returns the row in force on the nearest directory at or above d.

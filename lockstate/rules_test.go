@@ -581,9 +581,27 @@ func TestDenyUnlocked(t *testing.T) {
 	if err != nil {
 		t.Errorf("Begin of a step of an acquisition = %v, want nil", err)
 	}
-	f.take(f.parent, "d", explicit)
+	l := f.take(f.parent, "d", explicit)
 	f.mayChange(f.parent, "d/x")
 	f.mayNotChange(f.stranger, "d/x", 1)
+
+	// C1: its own lock covers its name, as long as there is one.
+	name := lockstate.Change{Dirs: []*lockstate.Dir{f.Root()}, Trees: d, Named: d[0]}
+	for _, tt := range []struct {
+		p    *procid.Process
+		want error
+	}{{f.child, nil}, {f.stranger, lockstate.ErrHeld}} {
+		name.Process = tt.p
+		op, err := f.Begin(name)
+		op.End()
+		if !errors.Is(err, tt.want) {
+			t.Errorf("Begin of a rename by %v = %v, want %v", tt.p.ID(), err, tt.want)
+		}
+	}
+	f.end(l.Token)
+	if _, err := f.Begin(name); !errors.Is(err, lockstate.ErrUnlocked) {
+		t.Errorf("Begin of a rename without a lock = %v, want %v", err, lockstate.ErrUnlocked)
+	}
 }
 
 // R3: a removal ends the locks beneath; a rename carries them along.
