@@ -97,7 +97,7 @@ func (fs *FS) restoreLock(rec lockstate.Record, world string, dead map[procid.ID
 		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage) // whether it lives is of no account
 	case owner == nil:
 		if !how.Known {
-			how = procid.Exit{Missed: true} // it may have succeeded, or not (R5, R7)
+			how = procid.Exit{Missed: true} // nobody watched: it may have succeeded, or not (R5, R7)
 		}
 		dead[rec.Owner] = how
 		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage)

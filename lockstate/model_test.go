@@ -602,7 +602,7 @@ func (m *model) Exit(t *rapid.T) {
 	}
 	m.live = slices.DeleteFunc(m.live, func(e *procid.Process) bool { return e == p })
 	m.dead = append(m.dead, p)
-	how := rapid.SampledFrom([]procid.Exit{{Known: true}, {}, {Known: true, Code: 1}, {Known: true, Signal: 9}}).Draw(t, "status")
+	how := rapid.SampledFrom([]procid.Exit{{Known: true}, {}, {Missed: true}, {Known: true, Code: 1}, {Known: true, Signal: 9}}).Draw(t, "status")
 
 	var wantDead []uint64
 	var wantHeirs []procid.ID
@@ -610,7 +610,7 @@ func (m *model) Exit(t *rapid.T) {
 		if r.Owner != p.ID() {
 			continue
 		}
-		passes := (!how.Known || how.Code == 0 && how.Signal == 0) && !r.pending && !r.Changed &&
+		passes := !how.Missed && (!how.Known || how.Code == 0 && how.Signal == 0) && !r.pending && !r.Changed &&
 			len(r.heirs) > 0 && !r.heirs[0].Reaper &&
 			slices.ContainsFunc(m.live, func(e *procid.Process) bool { return e.ID() == r.heirs[0].ID })
 		if !passes {

@@ -208,9 +208,11 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 	return dead, heirs
 }
 
-// inheritable reports whether r may pass to its owner's parent (R5). An exit
-// of which the kernel told nothing passes for a success: the parent is there
-// to be seen as the owner, whereas a lock that ended could not be missed.
+// inheritable reports whether r may pass to its owner's parent (R5). Where the
+// kernel tells nothing of exits, each passes for a success: the parent is there
+// to be seen as the owner, whereas a lock that ended could not be missed. Where
+// it does, one that was not heard of is none: what is the parent's by mistake
+// is all its children's.
 func (r *row) inheritable(how procid.Exit) bool {
 	if how.Missed || how.Known && !how.Success() {
 		return false

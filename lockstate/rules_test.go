@@ -397,6 +397,7 @@ func TestHandOver(t *testing.T) {
 	}{
 		{"success", succeeded, nil, true},
 		{"unknown status", procid.Exit{}, nil, true},
+		{"unheard status", procid.Exit{Missed: true}, nil, false},
 		{"failure", procid.Exit{Known: true, Code: 1}, nil, false},
 		{"signal", procid.Exit{Known: true, Signal: 9}, nil, false},
 		{"changed", succeeded, func(f *fixture) { f.mayChange(f.child, "d") }, false},

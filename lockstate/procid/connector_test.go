@@ -105,8 +105,8 @@ func TestWatchLostEvents(t *testing.T) {
 	h.stdin.Close()
 	h.Wait()
 	listen()
-	if got := (<-ended).exit; got != (procid.Exit{}) {
-		t.Errorf("watch called with %v though the event was lost, want unknown", got)
+	if got := (<-ended).exit; got != (procid.Exit{Missed: true}) {
+		t.Errorf("watch called with %v though the event was lost, want unknown and missed", got)
 	}
 
 	h = start(t, "exit 3")

@@ -14,7 +14,7 @@ type Exit struct {
 	Known  bool // false: the kernel does not tell, or not any more; Code and Signal are 0 then
 	Code   int  // exit status, 0 to 255
 	Signal int  // the signal that killed it, or 0
-	Missed bool // it ended while nobody watched: neither a success nor a crash
+	Missed bool // the kernel does tell, but nobody heard it: neither a success nor a crash
 }
 
 // Success reports whether the process is known to have exited with status 0:
@@ -32,6 +32,10 @@ const exitPatience = 5 * time.Millisecond
 // not pass for a success.
 const surePatience = time.Second
 
+// reapPatience bounds it where the kernel does not show us a zombie of another
+// user. Most parents wait for their children.
+const reapPatience = 100 * time.Millisecond
+
 // fromWait reads a status as wait(2) gives it.
 func fromWait(ws int) Exit {
 	w := unix.WaitStatus(ws)
@@ -46,18 +50,30 @@ func fromWait(ws int) Exit {
 func (r *Resolver) exitStatus(id ID, fd int, g *group) Exit {
 	pause := 200 * time.Microsecond
 	for began := time.Now(); ; {
+		// Looked up before the try: the one that begins when the time is over
+		// is still made, however long this process did not run.
+		waited := time.Since(began)
 		e, patience := r.kernel.tryExitStatus(id, fd)
 		if !e.Known && g != nil {
 			if told, p := r.heard(g); told.Known || p > patience {
 				e, patience = told, p
 			}
 		}
-		if time.Since(began) >= patience {
+		switch {
+		case e.Known:
 			return e
+		case waited >= patience:
+			return r.unheard()
 		}
 		time.Sleep(pause)
 		pause = min(2*pause, exitPatience)
 	}
+}
+
+// unheard is the end of a process of which nothing was learnt. Only where there
+// is nothing to learn may it pass for a success.
+func (r *Resolver) unheard() Exit {
+	return Exit{Missed: r.kernel.exits || r.hears()}
 }
 
 // tryExitStatus asks both places once. It may be worth asking again for patience
@@ -67,6 +83,9 @@ func (r *Resolver) exitStatus(id ID, fd int, g *group) Exit {
 // left its status behind when the second one is asked. In the other order one
 // that is reaped in between would be missed.
 func (k kernel) tryExitStatus(id ID, fd int) (e Exit, patience time.Duration) {
+	if k.blind {
+		return Exit{}, exitPatience
+	}
 	st, err := readStat(id.Pid)
 	gone := err != nil || st.start != id.Start
 	if !gone && (st.state == 'Z' || st.state == 'X') && (st.code != 0 || mayKnow(id.Pid)) {
@@ -78,8 +97,12 @@ func (k kernel) tryExitStatus(id ID, fd int) (e Exit, patience time.Duration) {
 		if err == nil && in.mask&pidfdInfoExit != 0 {
 			return fromWait(int(in.exitCode)), 0
 		}
-		if err == nil && k.exits && os.Geteuid() == 0 {
+		switch {
+		case err != nil || !k.exits:
+		case os.Geteuid() == 0:
 			return Exit{}, surePatience // root sees a zombie's status, and a reaped one's here
+		default:
+			return Exit{}, reapPatience // here, once it is reaped
 		}
 		// Before Linux 6.15 there is nothing to know about the reaped.
 		gone = gone && err == unix.ESRCH

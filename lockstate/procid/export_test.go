@@ -12,6 +12,9 @@ func (r *Resolver) Deafen() (listen func()) {
 	return r.connector.mu.Unlock
 }
 
+// Blind has the kernel not show how processes end.
+func (r *Resolver) Blind() { r.kernel.blind = true }
+
 // ParseStat is parseStat for the tests outside of the package.
 func ParseStat(b []byte) (state byte, ppid int, start uint64, code int, err error) {
 	st, err := parseStat(b)

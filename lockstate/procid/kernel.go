@@ -14,6 +14,7 @@ type kernel struct {
 	threads bool // PIDFD_THREAD, Linux 6.9
 	info    bool // PIDFD_GET_INFO, Linux 6.13
 	exits   bool // PIDFD_INFO_EXIT, Linux 6.15: it works also after the end
+	blind   bool // of ends, for the tests
 }
 
 // probe finds out what the kernel offers by trying it on this process. It fails

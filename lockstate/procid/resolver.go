@@ -145,9 +145,9 @@ func (r *Resolver) Alive(id ID) bool {
 	return !readable(fd)
 }
 
-// ExitOf returns how a dead process ended. The answer is unknown for one that
-// lives, and mostly for one that was reaped while it was neither cached nor
-// watched.
+// ExitOf returns how a dead process ended. The answer is unknown, and no success
+// where the kernel tells how processes end, for one that lives, and mostly for
+// one that was reaped while it was neither cached nor watched.
 func (r *Resolver) ExitOf(id ID) Exit {
 	r.mu.Lock()
 	if g := r.groups[id]; g != nil {
@@ -155,18 +155,18 @@ func (r *Resolver) ExitOf(id ID) Exit {
 		r.mu.Unlock()
 		defer r.unpin(g)
 		if !readable(g.fd) {
-			return Exit{}
+			return r.unheard()
 		}
 		return r.exitStatus(id, g.fd, g)
 	}
 	r.mu.Unlock()
 	fd, err := openExact(id)
 	if err != nil {
-		return Exit{}
+		return r.unheard()
 	}
 	defer unix.Close(fd)
 	if !readable(fd) {
-		return Exit{}
+		return r.unheard()
 	}
 	return r.exitStatus(id, fd, nil)
 }

@@ -66,6 +66,14 @@ func (r *Resolver) listen() error {
 	return c.failed
 }
 
+// hears reports whether the connector is open.
+func (r *Resolver) hears() bool {
+	c := &r.connector
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fd >= 0
+}
+
 // markMissed notes which processes ended too early to be heard of.
 func (r *Resolver) markMissed() {
 	r.mu.Lock()

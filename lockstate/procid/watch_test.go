@@ -141,7 +141,8 @@ func TestWatchTheDead(t *testing.T) {
 			t.Errorf("watch of a zombie called with %v, want %v", got, want)
 		}
 		h.Wait()
-		if got, want := <-watch(t, r, id), (ending{id, procid.Exit{}}); got != want {
+		unheard := procid.Exit{Missed: r.KnowsExits()}
+		if got, want := <-watch(t, r, id), (ending{id, unheard}); got != want {
 			t.Errorf("watch of one that is gone called with %v, want %v", got, want)
 		}
 
@@ -162,10 +163,38 @@ func TestWatchTheDead(t *testing.T) {
 		// The pid lives, as another process.
 		self := procid.Self()
 		self.Start--
-		if got := <-watch(t, r, self); got != (ending{self, procid.Exit{}}) {
+		if got := <-watch(t, r, self); got != (ending{self, unheard}) {
 			t.Errorf("watch of a former process called with %v, want %v and unknown", got, self)
 		}
 	})
+}
+
+// R5: where the kernel tells how processes end, an end of which nothing was
+// heard is no success, whyever that is.
+func TestWatchUnheard(t *testing.T) {
+	for _, reap := range []bool{true, false} {
+		r := newResolver(t, false)
+		if !r.KnowsExits() {
+			t.Skip("the kernel does not tell")
+		}
+		r.Blind()
+		h := start(t, "exit 0")
+		h.numbers(t)
+		id := lookup(t, r, h.pid()).ID()
+		ended := watch(t, r, id)
+		h.stdin.Close()
+		if reap {
+			h.Wait()
+		} else {
+			zombie(t, h.pid())
+		}
+		if got := (<-ended).exit; got != (procid.Exit{Missed: true}) {
+			t.Errorf("watch called with %v, reaped: %v, want unknown and missed", got, reap)
+		}
+		if got := r.ExitOf(id); got != (procid.Exit{Missed: true}) {
+			t.Errorf("ExitOf() = %v, reaped: %v, want unknown and missed", got, reap)
+		}
+	}
 }
 
 func TestWatchTwice(t *testing.T) {
