@@ -98,18 +98,23 @@ func (fs *FS) rename(m *renaming) error {
 // moving writes down where locks are about to go, so that the next daemon finds
 // them if this one dies meanwhile (S1). What stays is written down again.
 func (fs *FS) moving(m *renaming, stays bool) {
-	announce := func(d *lockstate.Dir, to link) {
+	announce := func(d *lockstate.Dir, v *victim, to link) {
 		switch {
 		case d == nil:
 		case stays:
-			fs.table.Moving(d, nil, "")
+			fs.table.Stays(d)
+		case to.parent == nil:
+			fs.table.Moving(d, fileID(&v.st), nil, "")
 		default:
-			fs.table.Moving(d, to.parent.dir, to.name)
+			fs.table.Moving(d, fileID(&v.st), to.parent.dir, to.name)
 		}
 	}
-	announce(m.srcDir, m.to)
-	if m.flags&unix.RENAME_EXCHANGE != 0 {
-		announce(m.dstDir, m.from)
+	announce(m.srcDir, m.src, m.to)
+	switch {
+	case m.flags&unix.RENAME_EXCHANGE != 0:
+		announce(m.dstDir, m.dst, m.from)
+	case m.dstDir != m.srcDir:
+		announce(m.dstDir, m.dst, link{})
 	}
 }
 

@@ -113,12 +113,13 @@ func (fs *FS) restoreLock(rec lockstate.Record, world string, dead map[procid.ID
 // recordedPlace returns where the directory of a record is, and which of its
 // lock files are there.
 func (fs *FS) recordedPlace(rec lockstate.Record) (path string, files []string, err error) {
-	var fd int
 	path = string(rec.Path)
-	if fd, err = fs.openPath(path); err != nil && rec.Next != "" {
-		path = string(rec.Next)
-		fd, err = fs.openPath(path)
+	if rec.Move != nil {
+		if path, err = fs.movedPlace(path, rec.Move); err != nil {
+			return "", nil, err
+		}
 	}
+	fd, err := fs.openPath(path)
 	if err != nil {
 		return "", nil, err
 	}
@@ -130,6 +131,32 @@ func (fs *FS) recordedPlace(rec lockstate.Record) (path string, files []string, 
 		}
 	}
 	return path, files, nil
+}
+
+// movedPlace returns where a directory is that was recorded with a path while a
+// rename was under way. Both places may exist, before and after.
+func (fs *FS) movedPlace(path string, m *lockstate.Move) (string, error) {
+	is := func(dir string) bool {
+		fd, err := fs.openPath(dir)
+		if err != nil {
+			return false
+		}
+		defer unix.Close(fd)
+		var st unix.Statx_t
+		if statAt(fd, "", &st) != nil {
+			return false
+		}
+		// Without the device: another boot may give it another number.
+		id := fileID(&st)
+		return id.Ino == m.ID.Ino && id.Birth == m.ID.Birth
+	}
+	switch {
+	case is(m.From(path)):
+		return path, nil
+	case m.To != "" && is(string(m.To)):
+		return m.After(), nil
+	}
+	return "", unix.ENOENT
 }
 
 // stillOpen reports whether any process has the file open by whose descriptor a

@@ -32,7 +32,7 @@ func (t *Table) CarryRows() (rows []CarriedRow, ok bool) {
 			return nil, false
 		}
 		rec := r.record(t.world, t.now())
-		rec.Members, rec.Next = slices.Collect(maps.Keys(r.members)), ""
+		rec.Members, rec.Move = slices.Collect(maps.Keys(r.members)), nil
 		if r.lease != nil {
 			rec.Lease.Joined = slices.Collect(maps.Keys(r.lease.joined))
 		}

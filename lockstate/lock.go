@@ -102,10 +102,10 @@ type row struct {
 	// lostKey: the lock on a descriptor that kept it was one of a daemon that
 	// died. It counts until the owner ends it, or dies.
 	lostKey bool
-	next    string // see Record.Next
-	noted   int    // how many members are written down
-	sealed  bool   // holds for nobody any more
-	crashed bool   // it was sealed when the last daemon died
+	move    *Move // under way; never changed, but replaced
+	noted   int   // how many members are written down
+	sealed  bool  // holds for nobody any more
+	crashed bool  // it was sealed when the last daemon died
 	content content
 	scope   Scope
 	lease   *lease // nil: processes own it

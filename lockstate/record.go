@@ -19,8 +19,8 @@ type Record struct {
 	// World is where the processes' ids mean anything: the boot and the pid
 	// namespace.
 	World string `json:"world"`
-	Path  Bytes  `json:"path"`           // of the directory, relative to the root
-	Next  Bytes  `json:"next,omitempty"` // its path if a rename that was under way has been carried out
+	Path  Bytes  `json:"path"` // of the directory, relative to the root
+	Move  *Move  `json:"move,omitempty"`
 
 	Kind      Kind              `json:"kind"`
 	Protocol  string            `json:"protocol"`
@@ -91,7 +91,7 @@ const maxRecorded = 512
 // record returns r as it outlives the daemon. The caller holds Table.mu.
 func (r *row) record(world string, now time.Time) Record {
 	rec := Record{
-		Token: r.token, World: world, Path: Bytes(r.dir.path()), Next: Bytes(r.next),
+		Token: r.token, World: world, Path: Bytes(r.dir.path()), Move: r.move,
 		Kind: r.kind, Protocol: r.protocol, Owner: r.owner.ID(), UID: r.owner.UID(), Lineage: r.heirs,
 		Since: r.since, File: Bytes(r.file), Keys: len(r.keys) > 0 || r.lostKey, Command: r.command,
 		Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed, Revocable: r.revocable,
@@ -218,39 +218,6 @@ func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files 
 }
 
 var errBadToken = errors.New("its token was used already, or never given out")
-
-// Moving tells that d is about to be called name in parent: locks at and below
-// it are found again by the next daemon whether the rename is carried out or
-// not. [Table.Move], or Moving with a nil parent, ends that.
-func (t *Table) Moving(d, parent *Dir, name string) {
-	t.mu.Lock()
-	if d.rowsBelow == 0 {
-		t.mu.Unlock()
-		return
-	}
-	defer t.unlockFlush()
-	old := d.path()
-	d.walkRows(func(r *row) bool {
-		r.next = ""
-		if parent != nil {
-			r.next = name + r.dir.path()[len(old):]
-			if p := parent.path(); p != "." {
-				r.next = p + "/" + r.next
-			}
-		}
-		t.noteLocked(r)
-		return true
-	})
-}
-
-// movedLocked writes down where the locks at and below d are now.
-func (t *Table) movedLocked(d *Dir) {
-	d.walkRows(func(r *row) bool {
-		r.next = ""
-		t.noteLocked(r)
-		return true
-	})
-}
 
 // Reboot makes the record of a lease one of this boot, whose clock shows
 // boottime. The wall clock is all that tells how long the machine was off; if

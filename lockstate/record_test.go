@@ -69,18 +69,20 @@ func TestRecords(t *testing.T) {
 
 	to := tab.At("c")
 	top := tab.At("a\xff\n\"")
-	tab.Moving(top, to, "moved")
-	if rec := reopened(t, store)[0]; rec.Path != "a\xff\n\"/b" || rec.Next != "c/moved/b" {
-		t.Errorf("while it moves: path %q, next %q", rec.Path, rec.Next)
+	id := lockstate.FileID{Dev: 1, Ino: 2, Birth: 3}
+	tab.Moving(top, id, to, "moved")
+	rec = reopened(t, store)[0]
+	if m := rec.Move; rec.Path != "a\xff\n\"/b" || m == nil || m.ID != id || m.From(string(rec.Path)) != "a\xff\n\"" || m.After() != "c/moved/b" {
+		t.Errorf("while it moves: path %q, move %+v", rec.Path, rec.Move)
 	}
-	tab.Moving(top, nil, "")
-	if rec := reopened(t, store)[0]; rec.Next != "" {
-		t.Errorf("it stayed: next %q", rec.Next)
+	tab.Stays(top)
+	if rec := reopened(t, store)[0]; rec.Move != nil {
+		t.Errorf("it stayed: move %+v", rec.Move)
 	}
-	tab.Moving(top, to, "moved")
+	tab.Moving(top, id, to, "moved")
 	tab.Move(top, to, "moved")
-	if rec := reopened(t, store)[0]; rec.Path != "c/moved/b" || rec.Next != "" {
-		t.Errorf("moved: path %q, next %q", rec.Path, rec.Next)
+	if rec := reopened(t, store)[0]; rec.Path != "c/moved/b" || rec.Move != nil {
+		t.Errorf("moved: path %q, move %+v", rec.Path, rec.Move)
 	}
 
 	if l, _ := tab.ReleaseFile(d, "L\xfe"); l.Token != 0 {

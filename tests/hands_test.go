@@ -23,6 +23,7 @@ type hands struct {
 	maps map[string][]byte
 
 	client clientHands
+	killed chan error // see killAfter
 }
 
 // do runs one command; the names of all of them are its cases.
@@ -233,6 +234,10 @@ func (h *hands) do(w []string) (out string, err error) {
 			}()
 		}
 		return errnoName(<-done), nil
+	case "killafter": // killafter PID SYSCALL
+		return "", h.killAfter(int(number(w[1], 0)), uint64(number(w[2], 0)))
+	case "killed": // waits for that
+		return "", <-h.killed
 	case "probe": // probe NAME DIRECTORY
 		return runProbe(w[1], w[2])
 	case "client": // client COMMAND…: with the Go client, see client_test.go
