@@ -185,10 +185,10 @@ func (e *entry) run() {
 			return
 		}
 		e.at.order.Store(0)
-		switch op {
-		case opNotifyReply: // by move
+		switch {
+		case op == opNotifyReply: // by move
 			n = e.place.fail(unique, 0)
-		case opSetlkw:
+		case mayWait(op, e.place.header.opIn[:]):
 			var left bool
 			if n, left = e.lock(); left {
 				e.kick = h.NodeId

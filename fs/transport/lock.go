@@ -1,9 +1,12 @@
 package transport
 
 import (
+	"encoding/binary"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 )
 
@@ -14,6 +17,14 @@ const (
 	// spareThreads is how many idle threads of a queue are enough.
 	spareThreads = 2
 )
+
+// mayWait tells a request that may wait without end. args is what follows its
+// header. To give up a lock comes as one too, from flock(2), and waits for
+// nobody.
+func mayWait(op uint32, args []byte) bool {
+	const kind = unsafe.Offsetof(fuse.LkIn{}.Lk) + unsafe.Offsetof(fuse.FileLock{}.Typ) - unsafe.Sizeof(fuse.InHeader{})
+	return op == opSetlkw && (len(args) < int(kind)+4 || binary.NativeEndian.Uint32(args[kind:]) != unix.F_UNLCK)
+}
 
 // parked stands for the length of an answer: there is none yet.
 const parked = -1

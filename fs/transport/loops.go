@@ -101,7 +101,7 @@ func (l *loops) run(at *slot, buf []byte) {
 		if c.stopping.Load() && c.takeOver(in[:n]) {
 			continue
 		}
-		if h.Opcode == opSetlkw {
+		if mayWait(h.Opcode, in[inHeaderSize:n]) {
 			l.apart(in[:n])
 			continue
 		}
