@@ -17,10 +17,11 @@
 // A ratio is the time on a subject over the time on the bare directory of the
 // same round; what is told is the median over the rounds, with the smallest and
 // the largest. Each round starts every subject anew on fresh directories of the
-// same filesystem. What is dirty is synced before a step, and never inside of
-// the time taken. The clients are the same processes for all subjects: tools
-// are run by exec from a process that waits for its sign, so that no fork is
-// measured, and the loops of single system calls make them raw.
+// same filesystem. What is dirty is synced before a step, never inside of the
+// time taken, and memory is made ready (settle.go). The clients are the same
+// processes for all subjects: tools are run by exec from a process that waits
+// for its sign, so that no fork is measured, and the loops of single system
+// calls make them raw.
 //
 // # What is checked
 //

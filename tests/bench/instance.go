@@ -53,6 +53,9 @@ func places() []string {
 func (s subject) serve(ctx context.Context, root, dir string) (*instance, error) {
 	in := &instance{subject: s, dir: dir, back: filepath.Join(dir, "back")}
 	in.mnt = in.back
+	if err := spread(dir); err != nil {
+		return nil, err
+	}
 	for _, state := range []string{stateFree, stateHeld, stateParent, stateCrowd} {
 		for _, p := range places() {
 			if err := os.MkdirAll(filepath.Join(in.back, state, p), 0o755); err != nil {

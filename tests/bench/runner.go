@@ -7,13 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // A runner measures, and gathers what it finds.
@@ -137,7 +134,7 @@ func (r *runner) work(ctx context.Context, round, turn int, w work, bouts []*bou
 			if broken[b] || !s.states && b.state != stateFree || (s.long || s.narrow) && b.narrow {
 				continue
 			}
-			if err := settle(r.kit.root); err != nil {
+			if err := settle(r.kit.root, s.memory(r.kit.size)); err != nil {
 				return err
 			}
 			found, err := s.run(ctx, b)
@@ -160,14 +157,4 @@ func (r *runner) work(ctx context.Context, round, turn int, w work, bouts []*bou
 		}
 	}
 	return nil
-}
-
-// settle writes out what earlier steps left dirty, so that no step pays for another.
-func settle(root string) error {
-	d, err := os.Open(root)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return unix.Syncfs(int(d.Fd()))
 }
