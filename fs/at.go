@@ -193,15 +193,15 @@ func (c *dirCache) put(n *node, fd int) *dirFD {
 	return d
 }
 
-// drop forgets n's descriptor.
-func (c *dirCache) drop(n *node) {
+// drop forgets n's descriptor and, if nobody uses it, adds it to those that the
+// caller is to close.
+func (c *dirCache) drop(n *node, doomed []int) []int {
 	c.mu.Lock()
-	d := n.more.Load().cached
-	unused := d != nil && c.evict(d)
-	c.mu.Unlock()
-	if unused {
-		unix.Close(d.fd)
+	defer c.mu.Unlock()
+	if d := n.more.Load().cached; d != nil && c.evict(d) {
+		doomed = append(doomed, d.fd)
 	}
+	return doomed
 }
 
 // evict takes d out and reports whether its descriptor is to be closed now.

@@ -77,14 +77,16 @@ func (t *dirStreams) put(s *dirStream) {
 	t.idle = append(t.idle, s)
 }
 
-// drop closes the streams of a node that is forgotten.
-func (t *dirStreams) drop(n *node) {
+// drop forgets the streams of a node, and adds their descriptors to those that
+// the caller is to close.
+func (t *dirStreams) drop(n *node, doomed []int) []int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.idle = slices.DeleteFunc(t.idle, func(s *dirStream) bool {
 		if s.node == n {
-			unix.Close(s.fd)
+			doomed = append(doomed, s.fd)
 		}
 		return s.node == n
 	})
+	return doomed
 }

@@ -127,28 +127,29 @@ func dirCacheLimit() int {
 }
 
 // dropNode gives back what a forgotten node kept. It is called with the node
-// table's mutex held.
-func (fs *FS) dropNode(n *node) {
+// table's mutex held, and adds the descriptors to doomed.
+func (fs *FS) dropNode(n *node, doomed []int) []int {
 	if n.dir != nil {
-		fs.back.dirs.drop(n)
-		fs.streams.drop(n)
+		doomed = fs.back.dirs.drop(n, doomed)
+		doomed = fs.streams.drop(n, doomed)
 		fs.table.Forget(n.dir)
 	}
 	if m := n.more.Load(); m != nil && m.fd >= 0 {
-		unix.Close(m.fd)
+		doomed = append(doomed, m.fd)
 		m.fd = -1
 	}
+	return doomed
 }
 
 func (fs *FS) close() {
 	fs.nodes.mu.Lock()
-	defer fs.nodes.mu.Unlock()
+	defer fs.nodes.unlock()
 	fs.nodes.byID.all(func(n *node) {
 		if n.id >= firstNode {
-			fs.dropNode(n)
+			fs.nodes.doomed = fs.dropNode(n, fs.nodes.doomed)
 		}
 	})
-	fs.streams.drop(fs.root)
+	fs.nodes.doomed = fs.streams.drop(fs.root, fs.nodes.doomed)
 	fs.nodes.heap.close()
 	unix.Close(fs.back.proc)
 }

@@ -16,7 +16,7 @@ func TestLinkSet(t *testing.T) {
 		root := &node{}
 		fs := &FS{opts: Options{LockNames: []string{"devserver*"}, SharedNames: []string{"stamp*"}}, root: root}
 		tab := newNodeTable(lockstate.New(lockstate.Options{}))
-		tab.shared, tab.isLockName, tab.drop = fs.isSharedName, fs.isLockName, func(*node) {}
+		tab.shared, tab.isLockName, tab.drop = fs.isSharedName, fs.isLockName, func(_ *node, doomed []int) []int { return doomed }
 		parents := []*node{root}
 		for i := range 4 {
 			p := &node{tab: tab, id: uint64(i + 2), dir: tab.table.Dir(tab.table.Root(), fmt.Sprint(i))}

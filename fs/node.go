@@ -238,7 +238,7 @@ func (n *node) relink(old, now link) {
 		n.unlinkLocked(old.parent, old.name)
 	}
 	writers := n.writersLocked()
-	n.tab.mu.Unlock()
+	n.tab.unlock()
 	n.tellHandles(writers)
 }
 
@@ -342,5 +342,5 @@ func (n *node) unpin() {
 	n.needLocked().pins--
 	n.tidyLocked()
 	n.tab.releaseLocked(n)
-	n.tab.mu.Unlock()
+	n.tab.unlock()
 }

@@ -13,7 +13,7 @@ import (
 // identity.
 type nodeTable struct {
 	table *lockstate.Table
-	drop  func(*node) // called with mu held when a node is forgotten
+	drop  func(*node, []int) []int // see FS.dropNode
 	// shared reports whether locks do not cover a file under a name (W5).
 	shared func(parent *node, name string) bool
 	// isLockName reports whether a name is a lock file's.
@@ -32,6 +32,10 @@ type nodeTable struct {
 	byKey nodeIndex
 	next  uint64
 	heap  heapTuner
+	// doomed are descriptors that are closed when mu is given back: with the
+	// last one of a removed file the backing gives its blocks back, and may
+	// take longer for that than all the rest takes together.
+	doomed []int
 }
 
 // firstNode is the first number of an ordinary node: those below are the root
@@ -77,6 +81,16 @@ func (t *nodeTable) find(key identity) *node {
 	n := t.byKey.get(key)
 	t.mu.RUnlock()
 	return n
+}
+
+// unlock gives mu back after nodes were released perhaps.
+func (t *nodeTable) unlock() {
+	doomed := t.doomed
+	t.doomed = nil
+	t.mu.Unlock()
+	for _, fd := range doomed {
+		unix.Close(fd)
+	}
 }
 
 // removalsOf returns a number that changes when a name in parent goes. Whoever
@@ -177,7 +191,7 @@ func (t *nodeTable) again(n *node) {
 // forget takes back lookups that the kernel was told of.
 func (t *nodeTable) forget(id, lookups uint64) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlock()
 	n := t.byID.get(id)
 	if n == nil || id < firstNode {
 		return
@@ -209,7 +223,7 @@ func (t *nodeTable) releaseLocked(n *node) {
 	if m != nil {
 		m.links = nil
 	}
-	t.drop(n)
+	t.doomed = t.drop(n, t.doomed)
 	t.heap.sized(t.byID.n)
 	for _, l := range links {
 		l.parent.more.Load().kids--
@@ -221,7 +235,7 @@ func (t *nodeTable) releaseLocked(n *node) {
 // another node from now on, and n reaches nothing any more.
 func (t *nodeTable) disown(n *node) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlock()
 	t.byKey.remove(n)
 	for _, l := range n.namesLocked() {
 		n.unlinkLocked(l.parent, l.name)
@@ -238,7 +252,7 @@ func (t *nodeTable) len() int {
 // fd, an O_PATH descriptor of it, or -1.
 func (t *nodeTable) settle(n *node, st *unix.Statx_t, links []link, fd int) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlock()
 	n.setKey(identityOf(st))
 	n.setNlinkLocked(st.Nlink)
 	if t.byKey.get(n.key()) == nil {
@@ -250,7 +264,7 @@ func (t *nodeTable) settle(n *node, st *unix.Statx_t, links []link, fd int) {
 		fd = -1
 	}
 	if fd >= 0 {
-		unix.Close(fd)
+		t.doomed = append(t.doomed, fd)
 	}
 	for _, l := range links {
 		n.linkLocked(l.parent, l.name)

@@ -161,11 +161,15 @@ func (fs *FS) detachNodes(dir int, name, as string) (open string, err error) {
 	if err != nil || open != "" {
 		return open, err
 	}
+	var doomed []int
 	for _, n := range nodes {
 		fs.nodes.disown(n)
 		if n.isDir() {
-			fs.back.dirs.drop(n)
+			doomed = fs.back.dirs.drop(n, doomed)
 		}
+	}
+	for _, fd := range doomed {
+		unix.Close(fd)
 	}
 	return "", nil
 }
