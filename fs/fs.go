@@ -62,6 +62,7 @@ type FS struct {
 
 	hot     hotDirs
 	capsOff capsOff
+	labels  labels
 
 	hiddenMu  sync.Mutex     // protects which hidden directories there are
 	trashMu   sync.Mutex     // one goroutine empties the trash
@@ -91,6 +92,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 		return nil, err
 	}
 	fs.caps.obeyQuotas()
+	fs.labels.init()
 	fs.started = time.Now()
 	fs.back.root = root
 	fs.back.xattrs.old.Store(o.Compat)

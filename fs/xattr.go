@@ -32,7 +32,7 @@ func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, de
 		return uint32(copy(dest, v)), fuse.OK
 	}
 	if tellsPlain(attr) && fs.plain(n.plain.load()) {
-		return 0, fuse.ENODATA
+		return 0, statusOf(fs.labels.missing(attr))
 	}
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
@@ -42,9 +42,15 @@ func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, de
 	}
 	defer p.done()
 	if tellsPlain(attr) && !fs.hasXattrs(n, p) {
-		return 0, fuse.ENODATA
+		return 0, statusOf(fs.labels.missing(attr))
 	}
 	size, err := fs.back.getxattr(p, attr, dest)
+	switch err {
+	case nil:
+		fs.labels.seen(attr)
+	case unix.ENODATA:
+		err = fs.labels.missing(attr)
+	}
 	if err == nil && size > len(dest) {
 		return uint32(size), fuse.ERANGE
 	}
@@ -179,6 +185,7 @@ func (fs *FS) changeXAttr(cancel <-chan struct{}, h *fuse.InHeader, name, attr s
 		}
 		defer p.done()
 		defer n.plain.changed()
+		fs.labels.seen(attr)
 		return f(p)
 	})
 }

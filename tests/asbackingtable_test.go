@@ -51,6 +51,15 @@ func asBacking() []scriptCase {
 			mkdir {}/open/dir2 0777
 			setfacl {}/open/before
 			getxattr {}/open/before system.posix_acl_access`},
+		{name: "SELinux labels that come and go", lines: `
+			creat {}/open/file wronly,creat,excl 0666
+			setxattr {}/open/file security.selinux system_u:object_r:etc_t:s0
+			getxattr {}/open/file security.selinux
+			creat {}/open/other wronly,creat,excl 0666
+			getxattr {}/open/other security.selinux
+			removexattr {}/open/file security.selinux
+			getxattr {}/open/file security.selinux
+			removexattr {}/open/other security.selinux`},
 		{name: "xattrs that come and go", lines: `
 			creat {}/open/file wronly,creat,excl 0666
 			getxattr {}/open/file security.test
