@@ -105,6 +105,12 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 				return nil, ErrCancelled
 			}
 		}
+		if g.made {
+			// Before its lock file is: a daemon that dies in between must not
+			// leave one without a lock (R4). Commit has nothing left to write
+			// then.
+			t.flush()
+		}
 		return g, nil
 	}
 }
