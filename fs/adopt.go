@@ -65,22 +65,14 @@ func openForWriting(dir int, name string) bool {
 	return readLease(fd) == unix.EAGAIN
 }
 
-func (fs *FS) adoptFile(path string) error {
-	n := fs.root
-	var st unix.Statx_t
-	for _, name := range split(path) {
-		d, err := fs.back.dir(n)
-		if err != nil {
-			return err
-		}
-		child, err := fs.nodes.lookAt(d.fd, n, name, &st)
-		d.release()
-		if err != nil {
-			return err
-		}
-		defer fs.nodes.forget(child.id, 1) // the kernel was not told
-		n = child
+func (fs *FS) adoptFile(path string) (err error) {
+	if e := fs.nodeAt(path, func(n *node) { err = fs.adoptNode(n) }); e != nil {
+		return e
 	}
+	return err
+}
+
+func (fs *FS) adoptNode(n *node) error {
 	dirs, name := n.covering()
 	lock, err := fs.table.OpenHandle(lockstate.Change{Dirs: dirs, Quiet: true, Force: true}, name)
 	if err != nil {

@@ -28,6 +28,7 @@ type candidate struct {
 	// lockFile: it stands for the lock file itself, opened by somebody who
 	// waits for the directory (A10).
 	lockFile bool
+	record   uint64 // see candidates.record; 0: none
 
 	won atomic.Bool // it is an ordinary file now, or was from the start
 
@@ -52,9 +53,13 @@ const (
 // candidates are all that live, by place: everybody may have one of the same
 // name.
 type candidates struct {
+	store lockstate.Store // nil: they are not recorded
+	world string
+
 	mu   sync.Mutex
 	all  map[link][]*candidate
 	each map[procid.ID]int
+	next uint64 // record
 }
 
 func (cs *candidates) init() {
@@ -105,6 +110,7 @@ func (cs *candidates) drop(c *candidate) {
 		delete(cs.each, id)
 	}
 	cs.mu.Unlock()
+	cs.unrecord(c.record)
 	c.parent.unpin()
 	if c.node != nil {
 		c.node.unpin()
@@ -164,22 +170,37 @@ func (cs *candidates) owned(r *request) bool {
 	return c != nil && c.node == nil
 }
 
-// noteCandidate registers a file that the caller made under a candidate's name
-// in a directory that it may write to. Only a name that carries the caller's
-// own pid or host is believed: the file will be removed when the caller dies.
-func (fs *FS) noteCandidate(r *request, h *handle, key identity) {
+// announceCandidate records a file that the caller is about to make under a
+// candidate's name in a directory that it may write to. Only a name that carries
+// the caller's own pid or host is believed: the file will be removed when the
+// caller dies. It returns 0 for any other.
+func (fs *FS) announceCandidate(r *request) (record uint64) {
 	p := r.process()
 	if p == nil || !ownCandidateName(r.name, p.ID().Pid) {
-		return
+		return 0
 	}
-	c := &candidate{fs: fs, parent: r.parent, name: r.name, owner: p, key: key, fd: -1}
+	record = fs.cands.record(fs.table.Path(r.parent.dir), r.name, p.ID())
+	fs.cands.keep()
+	return record
+}
+
+// noteCandidate registers the file, once made.
+func (fs *FS) noteCandidate(r *request, h *handle, key identity, record uint64) {
+	c := &candidate{fs: fs, parent: r.parent, name: r.name, owner: r.process(), key: key, fd: -1, record: record}
 	h.candidate.Store(fs.registerCandidate(c))
 }
 
 // registerCandidate registers an ordinary file as a candidate.
 func (fs *FS) registerCandidate(c *candidate) bool {
 	c.won.Store(true)
-	return fs.register(c)
+	if c.record == 0 {
+		c.record = fs.cands.record(fs.table.Path(c.parent.dir), c.name, c.owner.ID())
+	}
+	if fs.register(c) {
+		return true
+	}
+	fs.cands.unrecord(c.record)
+	return false
 }
 
 // register adds a candidate and has its owner watched. It reports false where

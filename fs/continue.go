@@ -39,9 +39,14 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	if err := s.newFS(o, c.Root, procs); err != nil {
 		return nil, err
 	}
-	s.fs.leftHot(s.store) // all of it is known, and recorded anew
+	// All of these are known, and recorded anew.
+	s.fs.leftHot(s.store)
+	left := s.fs.cands.start(s.store, world())
 	if err := s.takeUp(c); err != nil {
 		return nil, err
+	}
+	for id := range left {
+		s.fs.cands.unrecord(id)
 	}
 	if s.fs.privileged {
 		raisePriority()

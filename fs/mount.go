@@ -92,6 +92,7 @@ func Mount(o Options) (_ *Server, err error) {
 	if !o.NoLocking {
 		s.fs.tidyQuarantine()
 		s.warnings = append(s.warnings, s.fs.restore(s.store, world())...)
+		s.fs.restoreCandidates(s.store, world())
 	}
 	left := s.fs.leftHot(s.store)
 	undo = append(undo, s.fs.hot.close)

@@ -65,7 +65,7 @@ func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 
 func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 	h := &handle{fd: -1, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
-	r, fd := m.r, -1
+	r, fd, record := m.r, -1, uint64(0)
 	lockFile := fs.isLockName(r.parent, r.name)
 	candidate := !lockFile && fs.isCandidateName(r.name)
 	m.quiet = candidate
@@ -77,6 +77,9 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 			h.lock, err = r.openForWrite(lockstate.Change{
 				Dirs: m.covered(fs), Quiet: candidate,
 			}, r.name)
+		}
+		if candidate && err == nil {
+			record = fs.announceCandidate(r)
 		}
 		return err
 	}
@@ -90,8 +93,9 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 		})
 	}
 	m.seen = func(dir int) error {
-		if candidate {
-			fs.noteCandidate(r, h, identityOf(&m.st))
+		if record != 0 {
+			fs.noteCandidate(r, h, identityOf(&m.st), record)
+			record = 0
 		}
 		taken := fd
 		fd = -1
@@ -99,6 +103,7 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 	}
 	err := fs.make(m)
 	if err != nil {
+		fs.cands.unrecord(record)
 		drop(fd)
 		fs.abandon(h)
 	}

@@ -95,6 +95,11 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 	if c.won.Load() {
 		return fuse.Status(unix.ESTALE)
 	}
+	var record uint64
+	if keep {
+		record = fs.cands.record(fs.table.Path(c.parent.dir), c.name, c.owner.ID())
+		m.before = func() error { fs.cands.keep(); return nil } // with the lock's record, mostly
+	}
 	m.do = func(dir int) error { return c.writeOutLocked(r, dir, m.name, keep) }
 	m.see = func(dir int) error {
 		if err := statAt(dir, m.name, &m.st); err != nil {
@@ -113,6 +118,7 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 	}
 	status := fs.attempt(r, false, func() error { return fs.make(m) })
 	if status != fuse.OK {
+		fs.cands.unrecord(record)
 		return status
 	}
 	if out != nil {
@@ -123,7 +129,7 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 	if keep {
 		fs.notifyDir(c.parent)
 		fs.registerCandidate(&candidate{
-			fs: fs, parent: c.parent, name: c.name, owner: c.owner, key: identityOf(&m.st), fd: -1,
+			fs: fs, parent: c.parent, name: c.name, owner: c.owner, key: identityOf(&m.st), fd: -1, record: record,
 		})
 	}
 	return fuse.OK

@@ -36,7 +36,7 @@ func (fs *FS) restore(store lockstate.Store, world string) (warnings []string) {
 	records := store.Load()
 	dead := make(map[procid.ID]procid.Exit)
 	for _, token := range slices.Sorted(maps.Keys(records)) {
-		if token >= hotBase {
+		if token >= candBase {
 			break // no lock
 		}
 		rec, err := lockstate.ParseRecord(token, records[token])

@@ -1,0 +1,139 @@
+package fs
+
+import (
+	"encoding/json"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// A candidate that is an ordinary file goes with its creator (R4), also when the
+// daemon dies first. So it is recorded before it is made.
+
+// candBase is above all tokens and below hotBase: the store keeps these records
+// beside the locks.
+const candBase = 1 << 61
+
+// A candRecord is a candidate as it outlives the daemon.
+type candRecord struct {
+	Dir   lockstate.Bytes `json:"candidate_in"` // path of the table
+	Name  lockstate.Bytes `json:"name"`
+	World string          `json:"world"` // see lockstate.Record
+	Owner procid.ID       `json:"owner"`
+	Since time.Time       `json:"since"` // a file from before is another one
+}
+
+// coarse is by how much a file may seem older than the record that was made
+// before it: the kernel's clock for files ticks at the latest after 10 ms.
+const coarse = 100 * time.Millisecond
+
+// start begins with what an earlier daemon has recorded, and returns it. The
+// caller deletes it.
+func (cs *candidates) start(store lockstate.Store, world string) (left map[uint64][]byte) {
+	left = make(map[uint64][]byte)
+	cs.store, cs.world, cs.next = store, world, candBase
+	for id, data := range store.Load() {
+		if id >= candBase && id < hotBase {
+			left[id], cs.next = data, max(cs.next, id+1)
+		}
+	}
+	return left
+}
+
+// record writes down that a process is about to make a candidate, to be kept by
+// the next flush. It is the caller's to unrecord, or a candidate's.
+func (cs *candidates) record(dir, name string, owner procid.ID) uint64 {
+	if cs.store == nil {
+		return 0
+	}
+	data, err := json.Marshal(candRecord{lockstate.Bytes(dir), lockstate.Bytes(name), cs.world, owner, time.Now()})
+	if err != nil { // nothing in it can fail
+		return 0
+	}
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	id := cs.next
+	cs.next++
+	cs.store.Put(id, data)
+	return id
+}
+
+// keep makes what was recorded outlive the daemon.
+func (cs *candidates) keep() {
+	if cs.store != nil {
+		_ = cs.store.Flush() // it tries again by itself, and tells who asks
+	}
+}
+
+func (cs *candidates) unrecord(id uint64) {
+	if id != 0 {
+		cs.store.Delete(id)
+	}
+}
+
+// restoreCandidates removes what dead processes left, and registers again what
+// others may want. It is called before the mount answers.
+func (fs *FS) restoreCandidates(store lockstate.Store, world string) {
+	for id, data := range fs.cands.start(store, world) {
+		var rec candRecord
+		if err := json.Unmarshal(data, &rec); err != nil {
+			fs.log.Warn("cannot tell where a candidate is", "err", err)
+		} else if err := fs.restoreCandidate(rec); err != nil && err != unix.ENOENT {
+			fs.log.Warn("cannot look after a candidate", "dir", string(rec.Dir), "file", string(rec.Name), "err", err)
+		}
+		store.Delete(id)
+	}
+	fs.cands.keep()
+}
+
+func (fs *FS) restoreCandidate(rec candRecord) error {
+	dir, name := string(rec.Dir), string(rec.Name)
+	fd, err := fs.openPath(dir)
+	if err != nil {
+		return err
+	}
+	var st unix.Statx_t
+	err = statAt(fd, name, &st)
+	unix.Close(fd)
+	if err != nil {
+		return err
+	}
+	key := identityOf(&st)
+	if uint32(st.Mode)&unix.S_IFMT != unix.S_IFREG || st.Size > candidateSize || key.birth < rec.Since.Add(-coarse).UnixNano() {
+		return nil // another one, or nobody knows
+	}
+	var owner *procid.Process
+	if rec.World == fs.cands.world {
+		owner = fs.alive(rec.Owner)
+	}
+	if owner == nil {
+		return fs.discard(name, func() (string, bool) { return dir, true })
+	}
+	return fs.nodeAt(dir, func(parent *node) {
+		fs.registerCandidate(&candidate{fs: fs, parent: parent, name: name, owner: owner, key: key, fd: -1})
+	})
+}
+
+// nodeAt calls f with the node of an entry of the backing, which stays only if f pins it.
+func (fs *FS) nodeAt(path string, f func(*node)) error {
+	n := fs.root
+	var st unix.Statx_t
+	for _, name := range split(path) {
+		d, err := fs.back.dir(n)
+		if err != nil {
+			return err
+		}
+		child, err := fs.nodes.lookAt(d.fd, n, name, &st)
+		d.release()
+		if err != nil {
+			return err
+		}
+		defer fs.nodes.forget(child.id, 1) // the kernel was not told
+		n = child
+	}
+	f(n)
+	return nil
+}
