@@ -4,7 +4,9 @@ package tests
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -24,19 +26,31 @@ type image struct {
 func newImage(t *testing.T, mib int64, opts ...string) *image {
 	t.Helper()
 	need(t, "root", "fuse", "mkfs.ext4", "losetup")
+	i, err := tryImage(t, mib, opts...)
+	if err != nil {
+		t.Skip(err)
+	}
+	return i
+}
+
+// tryImage is newImage for who can do without one.
+func tryImage(t *testing.T, mib int64, opts ...string) (*image, error) {
+	t.Helper()
 	base := tempDir(t)
 	i := &image{t: t, file: filepath.Join(base, "image"), Dir: filepath.Join(base, "fs")}
 	mustDo(t, os.WriteFile(i.file, nil, 0o600))
 	mustDo(t, os.Truncate(i.file, mib<<20))
-	if r := run(t, "mkfs.ext4", append(append([]string{"-q", "-F", "-m", "0"}, opts...), i.file)...); r.Status != 0 {
-		t.Fatalf("mkfs.ext4: %v", r)
-	}
 	mustDo(t, os.Mkdir(i.Dir, 0o755))
-	if r := run(t, "mount", "-o", "loop", i.file, i.Dir); r.Status != 0 {
-		t.Skipf("no file system in a file can be mounted here: %v", r)
+	for _, argv := range [][]string{
+		append(append([]string{"mkfs.ext4", "-q", "-F", "-m", "0"}, opts...), i.file),
+		{"mount", "-o", "loop", i.file, i.Dir},
+	} {
+		if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("no file system in a file can be had here: %q: %w: %s", argv, err, out)
+		}
 	}
 	t.Cleanup(func() { unix.Unmount(i.Dir, unix.MNT_DETACH) })
-	return i
+	return i, nil
 }
 
 // static makes a static directory in the image.
@@ -57,22 +71,29 @@ func (i *image) mount(opts ...string) *Mount {
 func (i *image) fill() {
 	i.t.Helper()
 	path := filepath.Join(i.Dir, "hog")
-	f, err := os.Create(path)
-	mustDo(i.t, err)
-	defer f.Close()
 	i.hogs = append(i.hogs, path)
-	for at, size := int64(0), int64(1<<20); size >= 1024; {
+	mustDo(i.t, hog(path))
+}
+
+// hog makes a file of all free blocks.
+func hog(path string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for at, size := int64(0), int64(64<<20); size >= 1024; {
 		err := unix.Fallocate(int(f.Fd()), 0, at, size)
 		switch {
 		case err == nil:
 			at += size
 		case errors.Is(err, unix.ENOSPC):
 			size /= 2
-		default:
-			i.t.Fatalf("filling up: %v", err)
+		case !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("filling up: %w", err)
 		}
 	}
-	mustDo(i.t, f.Sync())
+	return f.Sync()
 }
 
 func (i *image) fillNodes() {

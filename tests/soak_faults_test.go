@@ -39,6 +39,7 @@ type faultSoak struct {
 	books      map[string]*book
 	kills      map[string]int
 	outages    []time.Duration
+	stale      time.Duration // the longest that a lock or waiter outlived its process
 	events     int
 	samples    []sample
 	through    []hit
@@ -61,6 +62,7 @@ type book struct {
 	wrote  map[string]int // files that it has
 	gone   map[string]bool
 	ops    int
+	taken  int // directories
 	refuse int
 	done   bool // its worker is dead, and it is read to the end
 }
@@ -87,8 +89,16 @@ func TestSoakFaults(t *testing.T) {
 	}
 	began := time.Now()
 	opts := []string{"--supervise", "--depth", "2", "--unlocked", "deny"}
+	img, err := tryImage(t, 512)
+	static := ""
+	if err != nil {
+		t.Logf("the backing never runs full: %v", err)
+		static = staticDir(t)
+	} else {
+		static = img.static()
+	}
 	s := &faultSoak{
-		t: t, m: mount(t, opts...), dir: tempDir(t), stop: make(chan struct{}),
+		t: t, m: mountDir(t, static, filepath.Join(tempDir(t), "mnt"), opts...), dir: tempDir(t), stop: make(chan struct{}),
 		books: map[string]*book{}, kills: map[string]int{}, tokens: map[string]uint64{},
 	}
 	s.calm = began.Add(d * 2 / 3)
@@ -109,6 +119,9 @@ func TestSoakFaults(t *testing.T) {
 	watchers.Go(s.readEvents)
 	watchers.Go(s.watchStale)
 	watchers.Go(s.watchBacking)
+	if img != nil {
+		watchers.Go(func() { s.fillUp(filepath.Join(img.Dir, "hog")) })
+	}
 	select {
 	case <-time.After(d):
 	}
@@ -259,6 +272,10 @@ func (s *faultSoak) killDaemons() {
 			s.violate("no daemon answers %v after the last kill", life)
 			return
 		}
+		if i%4 == 1 {
+			s.upgrade(pid)
+			continue
+		}
 		if i%5 == 4 {
 			syscall.Kill(pid, syscall.SIGSTOP)
 			s.pause(time.Duration(rand.IntN(400)) * time.Millisecond)
@@ -288,6 +305,37 @@ func (s *faultSoak) killDaemons() {
 		s.kills["daemons"]++
 		s.outages = append(s.outages, time.Since(killed))
 		s.mu.Unlock()
+	}
+}
+
+// upgrade has the daemon replaced in place.
+func (s *faultSoak) upgrade(pid int) {
+	before := s.m.goneOn()
+	out, err := exec.Command(stagefsBin(), "mount", "--replace", s.m.Path).CombinedOutput()
+	s.mu.Lock()
+	s.up = time.Now()
+	s.mu.Unlock()
+	switch now := s.m.daemon(); {
+	case err != nil && strings.Contains(string(out), "try again"):
+		s.count("upgrades put off")
+	case err != nil:
+		s.violate("mount --replace: %v: %s", err, out)
+	case now != pid || s.m.goneOn() <= before:
+		s.violate("mount --replace of daemon %d: now %d serves: %s", pid, now, out)
+	default:
+		s.count("upgrades")
+	}
+}
+
+// fillUp fills the backing to the last block for a moment, now and then.
+func (s *faultSoak) fillUp(path string) {
+	for s.pause(time.Second + time.Duration(rand.IntN(3000))*time.Millisecond) {
+		if err := hog(path); err != nil {
+			s.violate("%v", err)
+		}
+		s.count("full disks")
+		s.pause(time.Duration(rand.IntN(300)) * time.Millisecond)
+		os.Remove(path)
 	}
 }
 
@@ -356,7 +404,12 @@ func (s *faultSoak) watchStale() {
 			now[key] = since
 			if up.IsZero() || up.After(since) {
 				now[key] = time.Now()
-			} else if time.Since(since) > time.Second {
+				return
+			}
+			s.mu.Lock()
+			s.stale = max(s.stale, time.Since(since))
+			s.mu.Unlock()
+			if time.Since(since) > time.Second {
 				s.violate("stale for %v: %s", time.Since(since), what)
 				now[key] = time.Now()
 			}
@@ -417,7 +470,10 @@ func (s *faultSoak) readBook(b *book) {
 		var size int
 		fmt.Sscan(line[1:], &name, &size)
 		switch line[0] {
-		case 'H', 'R':
+		case 'H':
+			b.ops++
+			b.taken++
+		case 'R':
 			b.ops++
 		case 'T':
 			b.tried[name] = size
@@ -529,6 +585,7 @@ func (s *faultSoak) foldBooks() {
 			all.wrote[name] = size
 		}
 		all.ops += b.ops
+		all.taken += b.taken
 		all.refuse += b.refuse
 		delete(s.books, path)
 		if path != all.path {
@@ -633,9 +690,10 @@ func (s *faultSoak) report(took time.Duration) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ops, refused := 0, 0
+	ops, taken, refused := 0, 0, 0
 	for _, b := range s.books {
 		ops += b.ops
+		taken += b.taken
 		refused += b.refuse
 	}
 	var worst, sum time.Duration
@@ -645,8 +703,8 @@ func (s *faultSoak) report(took time.Duration) {
 	if n := len(s.outages); n > 0 {
 		s.t.Logf("outages after kill -9 of the daemon: %d, mean %v, max %v", n, (sum / time.Duration(n)).Round(time.Millisecond), worst.Round(time.Millisecond))
 	}
-	s.t.Logf("soak of %v: %d operations, kills %v, %d refusals, %d events, %d violations",
-		took.Round(time.Second), ops, s.kills, refused, s.events, len(s.violations))
+	s.t.Logf("soak of %v: %d operations, %d acquisitions, %d refusals, %d events, faults %v, longest stale lock %v, %d violations",
+		took.Round(time.Second), ops, taken, refused, s.events, s.kills, s.stale.Round(time.Millisecond), len(s.violations))
 	for i, v := range s.violations {
 		if i == 30 {
 			s.t.Errorf("and %d more", len(s.violations)-i)

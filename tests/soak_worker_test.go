@@ -48,6 +48,7 @@ type worker struct {
 	journal *os.File
 	slot    string // the directory it works on, below the mount
 	seq     int
+	parent  int
 	lease   lease
 }
 
@@ -63,7 +64,7 @@ func outage(err error) bool {
 
 func workerMain(spec string) int {
 	os.Unsetenv(envWorker)
-	w := &worker{}
+	w := &worker{parent: os.Getppid()}
 	if err := json.Unmarshal([]byte(spec), &w.workerSpec); err != nil {
 		fmt.Fprintln(os.Stderr, "worker:", err)
 		return 2
@@ -166,7 +167,11 @@ func (w *worker) take() (release func(), err error) {
 			for err = unix.EINTR; err == unix.EINTR; {
 				err = unix.Flock(fd, how)
 			}
+			var gone bool
 			if err == nil {
+				gone, err = unlinked(fd)
+			}
+			if err == nil && !gone {
 				return func() { unix.Close(fd) }, nil
 			}
 			unix.Close(fd)
@@ -174,10 +179,20 @@ func (w *worker) take() (release func(), err error) {
 	case "lease":
 		return w.takeLease()
 	}
-	if busy(err) || errors.Is(err, unix.ENOENT) {
+	if busy(err) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOSPC) {
 		return nil, nil
 	}
 	return nil, err
+}
+
+// unlinked tells whether a locked file is no lock file any more: who made it has
+// removed it, or has died before locking it, between the open and the lock. Then
+// the lock is nobody's business, as on any file system, and whoever uses flock(2)
+// on files that come and go has to look.
+func unlinked(fd int) (bool, error) {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_NLINK, &st)
+	return err == nil && st.Nlink == 0, err
 }
 
 // session writes and removes files while it holds.
@@ -204,6 +219,7 @@ func (w *worker) session() {
 			w.say("W %s/%s %d", w.slot, name, size)
 		case outage(err):
 			again(func() error { return unix.Access(w.Mount, unix.F_OK) })
+		case errors.Is(err, unix.ENOSPC): // not acknowledged
 		case w.overdue(err):
 			return
 		default:
@@ -238,18 +254,33 @@ func (w *worker) witness(token uint64) (end func()) {
 		return func() {}
 	}
 	busy := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	// The command of a `stagefs run` that was killed may not have died yet: the
+	// kernel kills it when run has died, and the lock is run's.
+	for end := time.Now().Add(time.Second); busy != nil && w.Kind != "lease" && time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
+		b := make([]byte, 64)
+		n, _ := f.ReadAt(b, 0)
+		if said := strings.Fields(string(b[:n])); len(said) != 2 || said[1] == "0" || running(atoi(said[1])) {
+			break
+		}
+		busy = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
 	if busy != nil && w.Kind != "lease" {
 		w.say("V %s: holds %s with token %d, and somebody else works on it", w.Kind, w.slot, token)
 	}
 	if busy == nil {
 		b, _ := io.ReadAll(f)
-		last, _ := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+		var last uint64
+		fmt.Sscan(string(b), &last)
 		// Who closes its descriptor while there is no daemon, and locks again,
 		// goes on with the lock that the next daemon has restored.
 		if token < last || token == last && w.Kind != "lease" && !strings.HasPrefix(w.Kind, "flock") {
 			w.say("V %s: token %d on %s after %d", w.Kind, token, w.slot, last)
 		}
-		f.WriteAt([]byte(fmt.Sprintf("%-20d\n", token)), 0)
+		run := 0
+		if w.Kind == "run" {
+			run = w.parent
+		}
+		f.WriteAt([]byte(fmt.Sprintf("%-20d %-10d\n", token, run)), 0)
 	}
 	if w.Kind == "lease" {
 		f.Close()
@@ -287,7 +318,8 @@ func (w *worker) write(name string, size int) error {
 }
 
 func mapped(fd int, data []byte) error {
-	if err := unix.Ftruncate(fd, int64(len(data))); err != nil {
+	// With room for it: a full disk is told by a signal otherwise.
+	if err := unix.Fallocate(fd, 0, 0, int64(len(data))); err != nil {
 		return err
 	}
 	m, err := unix.Mmap(fd, 0, len(data), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -335,9 +367,10 @@ type lease struct {
 
 const soakTTL = 2 * time.Second
 
-// overdue tells whether a refusal may be because the lease has ended.
+// overdue tells whether a refusal may be because the lease has ended, or the
+// lock of the `stagefs run` whose command this is: it is killed a moment after.
 func (w *worker) overdue(err error) bool {
-	return w.Kind == "lease" && (errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODATA)) &&
+	return w.Kind == "run" && os.Getppid() != w.parent || w.Kind == "lease" && (errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODATA)) &&
 		(w.lease.over.Load() || monotonic()-w.lease.renewed.Load() > int64(soakTTL*9/10))
 }
 
