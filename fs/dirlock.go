@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/advisory"
@@ -115,6 +116,18 @@ func lockProtocol(flock bool) string {
 // take takes the directory and the file, or neither. held is what was in the
 // way on the directory, conflict what was on the file.
 func (d *dirLock) take(r *request) (status fuse.Status, held *lockstate.HeldError, conflict error) {
+	for {
+		lost := false
+		status, held, conflict = d.takeOnce(r, &lost)
+		if !lost {
+			return status, held, conflict
+		}
+	}
+}
+
+// takeOnce tells in lost that its owner had the directory already by a lock which
+// ended at that very moment: that of a description whose RELEASE came late.
+func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lockstate.HeldError, conflict error) {
 	fs, node := d.fs, d.h.node.id
 	q := lockstate.Request{
 		Dir: d.at.parent.dir, Kind: lockstate.Shared, Protocol: lockProtocol(d.want.Flock), File: d.at.name, Key: keyOf(node, &d.want),
@@ -141,7 +154,8 @@ func (d *dirLock) take(r *request) (status fuse.Status, held *lockstate.HeldErro
 		}
 		if ok := finish(err == nil); !ok && err == nil {
 			fs.advisory.Unlock(node, d.want)
-			err = lockstate.ErrFrozen
+			*lost = true
+			err = unix.EAGAIN // for attempt, not for the caller
 		}
 		return err
 	})

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -191,24 +190,13 @@ func mountAttrs(root int) int {
 
 // onMount reports whether a link below /proc/PID leads to the mount with an id.
 func onMount(link string, id int) bool {
-	info := ""
-	if dir := filepath.Dir(link); filepath.Base(dir) == "fd" {
-		b, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), "fdinfo", filepath.Base(link)))
-		info = string(b)
-	} else {
+	if filepath.Base(filepath.Dir(link)) != "fd" {
 		fd, err := unix.Open(link, unix.O_PATH|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return false
 		}
 		defer unix.Close(fd)
-		b, _ := os.ReadFile("/proc/self/fdinfo/" + procName(fd))
-		info = string(b)
+		link = "/proc/self/fd/" + procName(fd)
 	}
-	for line := range strings.Lines(info) {
-		if value, ok := strings.CutPrefix(line, "mnt_id:"); ok {
-			n, err := strconv.Atoi(strings.TrimSpace(value))
-			return err == nil && n == id
-		}
-	}
-	return false
+	return descriptorInfo(link)["mnt_id"] == strconv.Itoa(id)
 }

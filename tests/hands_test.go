@@ -167,6 +167,8 @@ func (h *hands) do(w []string) (out string, err error) {
 		return "", unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd(w[1])), unix.AT_FDCWD, w[2], unix.AT_SYMLINK_FOLLOW)
 	case "flock":
 		return "", unix.Flock(fd(w[1]), unix.LOCK_EX|unix.LOCK_NB)
+	case "flockw": // and wait
+		return "", unix.Flock(fd(w[1]), unix.LOCK_EX)
 	case "setlk", "getlk": // setlk NAME wr|un: a POSIX lock on the whole file
 		lk := unix.Flock_t{Type: map[string]int16{"wr": unix.F_WRLCK, "rd": unix.F_RDLCK, "un": unix.F_UNLCK}[w[2]]}
 		if w[0] == "setlk" {

@@ -1,0 +1,62 @@
+//go:build linux
+
+package tests
+
+import (
+	"syscall"
+	"testing"
+)
+
+// S1, R2: after a restart a lock on a descriptor counts as long as the
+// descriptor is open, whatever became of the file's name meanwhile.
+func TestS1AttackLostName(t *testing.T) {
+	need(t, "root", "fuse")
+	restart := func(m *Mount) {
+		old := m.daemon()
+		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+		eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+	}
+	// holds is whether the locker holds the directory: against all others.
+	holds := func(m *Mount, rival *Agent, dir string, want bool) {
+		t.Helper()
+		answer := "EBUSY"
+		if !want {
+			answer = "ok"
+		}
+		rival.want(answer, "put", m.control("ctl"), "acquire "+dir, "wronly")
+	}
+
+	t.Run("unlinked", func(t *testing.T) {
+		m := mountOver(t, "--supervise", "--depth", "2")
+		maker, locker, rival := agent(t), agent(t), stranger(t)
+		openDir(t, m.At("b"))
+		openDir(t, m.At("b/D"))
+		maker.must("creat", m.At("b/D/devserver"), "wronly,creat,excl")
+		locker.must("open", "f", m.At("b/D/devserver"), "rdwr")
+		locked := locker.Start("flockw", "f")
+		eventually(t, "it waits", func() bool { return len(m.Listing().Waiters) == 1 })
+		maker.must("unlink", m.At("b/D/devserver"))
+		if got := locked(); got != "ok" {
+			t.Fatalf("flock = %s", got)
+		}
+		holds(m, rival, "b/D", true)
+		restart(m)
+		holds(m, rival, "b/D", true)
+		locker.want("ok", "creat", m.At("b/D/file"), "wronly,creat")
+		locker.Try("close", "f") // of the dead mount: ENOTCONN, and closed
+		holds(m, rival, "b/D", false)
+	})
+	t.Run("renamed", func(t *testing.T) {
+		m := mountOver(t, "--supervise", "--depth", "2")
+		locker, rival := agent(t), stranger(t)
+		openDir(t, m.At("b"))
+		openDir(t, m.At("b/D"))
+		locker.must("open", "f", m.At("b/D/devserver"), "rdwr,creat")
+		locker.must("flock", "f")
+		restart(m)
+		locker.want("ok", "rename", m.At("b/D"), m.At("b/E"))
+		holds(m, rival, "b/E", true)
+		locker.Try("close", "f") // of the dead mount: ENOTCONN, and closed
+		holds(m, rival, "b/E", false)
+	})
+}
