@@ -18,6 +18,9 @@ const xattrPrefix = "user.stagefs."
 // GetXAttr is getxattr(2).
 func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, dest []byte) (uint32, fuse.Status) {
 	n := fs.nodes.get(h.NodeId)
+	if n == nil && fs.control.node(h.NodeId) == nil {
+		return 0, fuse.Status(unix.ESTALE)
+	}
 	if n == nil || n.candidate().private() {
 		return 0, fuse.ENODATA
 	}

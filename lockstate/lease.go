@@ -99,7 +99,7 @@ func (t *Table) OfClient(d *Dir, client string, uid uint32) (Lock, error) {
 // (L1). It fails when the deadline has passed, even if nobody took notice yet.
 func (t *Table) Renew(d *Dir, client string, uid uint32, ttl time.Duration) (Lock, error) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush() // the client may rely on it
 	r, err := t.ofClientLocked(d, client, uid)
 	if err != nil {
 		return Lock{}, err
@@ -114,7 +114,7 @@ func (t *Table) Touch(d *Dir, p *procid.Process) {
 		return
 	}
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush()
 	for _, r := range d.rows {
 		if r.lease != nil && !r.pending && r.has(p) {
 			t.renewLocked(r, 0)

@@ -60,3 +60,21 @@ func TestS1AttackLostName(t *testing.T) {
 		holds(m, rival, "b/E", false)
 	})
 }
+
+// L1, S1: a renewal counts from its answer on, also if the daemon is killed at
+// once and nothing else is written down meanwhile.
+func TestS1AttackRenewed(t *testing.T) {
+	need(t, "root", "fuse")
+	m := mountOver(t)
+	openDir(t, m.At("D"))
+	m.Ctl("break D")
+	a := agent(t)
+	a.mustCommand(m, "acquire D client=x ttl=1h")
+	for hours := 2; hours < 8; hours++ {
+		a.mustCommand(m, "renew D client=x ttl=%dh", hours)
+		m.restart(func() {})
+		if r := m.Locks()["D"]; r.Deadline <= float64(hours-1)*3600 {
+			t.Errorf("renewed for %d h, but %v s are left after a restart", hours, r.Deadline)
+		}
+	}
+}

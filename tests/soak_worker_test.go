@@ -49,6 +49,7 @@ type worker struct {
 	slot    string // the directory it works on, below the mount
 	seq     int
 	parent  int
+	taken   time.Time
 	lease   lease
 }
 
@@ -82,6 +83,7 @@ func workerMain(spec string) int {
 		w.slot = w.Slots[rand.IntN(len(w.Slots))]
 		w.say("w %s", w.slot)
 		release, err := w.take()
+		w.taken = time.Now()
 		switch {
 		case outage(err):
 			return 3 // its end gives up what it may have got (R4)
@@ -200,7 +202,8 @@ func (w *worker) session() {
 	token, err := w.token()
 	if err != nil {
 		if !w.overdue(err) {
-			w.say("V %s: holds %s, but its token: %v", w.Kind, w.slot, err)
+			w.say("V %s: holds %s, taken %v and renewed %v ago, but its token: %v", w.Kind, w.slot,
+				time.Since(w.taken), time.Duration(monotonic()-w.lease.renewed.Load()), err)
 		}
 		return
 	}
