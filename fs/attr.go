@@ -112,6 +112,9 @@ func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out 
 		}
 		return statusOf(err)
 	}
+	if !n.isDir() {
+		fs.listers.asked(h.Pid, parent, name)
+	}
 	fs.fillEntry(h, out, n, &st, uncached)
 	return fuse.OK
 }

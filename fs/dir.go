@@ -118,6 +118,7 @@ func (fs *FS) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntr
 
 // ReadDirPlus is getdents(2) with attributes.
 func (fs *FS) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	w := fs.wanted(in.Pid, fs.nodes.get(in.NodeId), in.Offset)
 	// With attributes an entry takes some five times as much.
 	return fs.readDir(in, in.Size/5, func(parent *node, fd int, e dirEntry) bool {
 		entry := out.AddDirLookupEntry(fuse.DirEntry{Name: e.name, Ino: e.ino, Mode: uint32(e.typ) << 12, Off: e.next})
@@ -126,6 +127,9 @@ func (fs *FS) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.Dir
 		}
 		if parent == nil || e.name == "." || e.name == ".." || fs.isLockName(parent, e.name) || fs.isCandidateName(e.name) {
 			return true // no node: the kernel looks it up when it needs it
+		}
+		if !w.want(e) {
+			return true
 		}
 		var st unix.Statx_t
 		if n, err := fs.nodes.lookAt(fd, parent, strings.Clone(e.name), &st); err == nil {

@@ -63,6 +63,7 @@ type FS struct {
 	hot     hotDirs
 	capsOff capsOff
 	labels  labels
+	listers listers
 
 	hiddenMu  sync.Mutex     // protects which hidden directories there are
 	trashMu   sync.Mutex     // one goroutine empties the trash
