@@ -63,7 +63,7 @@ func (s *Server) takeUp(c *carried) error {
 	defer fs.reapMu.Unlock()
 	fs.ns.Lock()
 	defer fs.ns.Unlock()
-	fs.started, fs.mountID = c.Started, c.MountID
+	fs.started, fs.mountID, fs.mountDev = c.Started, c.MountID, devOf(c.MountID)
 	fs.pass.on.Store(c.Passing)
 	fs.pass.dev = c.PassDev
 	fs.linger.start(fs)

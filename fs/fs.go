@@ -22,7 +22,9 @@ type FS struct {
 
 	opts       Options
 	log        *slog.Logger
-	mountID    int  // what the kernel calls the mount
+	mountID    int    // what the kernel calls the mount,
+	mountDev   uint64 // and the device that its files show
+	lostKeys   lostKeys
 	privileged bool // root: other users' files and processes are served too
 	uid        uint32
 	caps       capabilities

@@ -120,6 +120,7 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			continue
 		case held.Err == lockstate.ErrHeld && held.Lock.LostKey && reaps < maxReaps && !fs.stillOpen(held.Lock):
 			fs.table.EndLost(held.Lock.Token) // R2
+			fs.lostKeys.forget(held.Lock.Token)
 			reaps++
 			continue
 		case held.Err == lockstate.ErrOpen && fs.settleLingering(held):

@@ -328,7 +328,7 @@ func (s *Server) connect(o *Options, opts *fuse.MountOptions, want string) (note
 	if err != nil {
 		return "", err
 	}
-	s.fs.mountID = mountIDAt(s.mountpoint)
+	s.fs.mountID, s.fs.mountDev = mountAt(s.mountpoint)
 	to := s.transportOptions(opts)
 	to.Want = want
 	s.transport, note, err = transport.Start(fd, to)

@@ -193,19 +193,38 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// mountIDAt returns what the kernel calls the mount at a path, or 0.
-func mountIDAt(path string) int {
+// mountAt returns what the kernel calls the mount at a path, and its device; 0
+// if there is none.
+func mountAt(path string) (id int, dev uint64) {
 	mounts, err := ReadMounts()
 	if err != nil {
-		return 0
+		return 0, 0
 	}
-	id := 0
 	for _, m := range mounts {
 		if m.Path == path {
-			id = m.ID // the last one is on top
+			id, dev = m.ID, m.device() // the last one is on top
 		}
 	}
-	return id
+	return id, dev
+}
+
+// devOf returns the device of a mount.
+func devOf(id int) uint64 {
+	mounts, _ := ReadMounts()
+	for _, m := range mounts {
+		if m.ID == id {
+			return m.device()
+		}
+	}
+	return 0
+}
+
+// device is the number of the mount's device as in an identity.
+func (m *MountEntry) device() uint64 {
+	major, minor, _ := strings.Cut(m.Dev, ":")
+	a, _ := strconv.ParseUint(major, 10, 12)
+	b, _ := strconv.ParseUint(minor, 10, 20)
+	return a<<20 | b
 }
 
 // unmount takes this mount from its path, which is another one than at first if

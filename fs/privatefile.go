@@ -31,8 +31,11 @@ func (c *candidate) closeLocked() {
 	c.fd, c.lock = -1, nil
 }
 
+// privateIno is the inode number that a private file shows.
+func privateIno(node uint64) uint64 { return 1<<62 | node }
+
 func (c *candidate) fillLocked(a *fuse.Attr) {
-	a.Ino = 1<<62 | c.node.id
+	a.Ino = privateIno(c.node.id)
 	a.Mode, a.Nlink, a.Uid, a.Gid = c.mode, 1, c.uid, c.gid
 	a.Size, a.Blocks, a.Blksize = uint64(len(c.data)), uint64(len(c.data)+511)/512, 4096
 	a.SetTimes(&c.atime, &c.mtime, &c.mtime)

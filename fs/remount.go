@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -199,4 +200,17 @@ func onMount(link string, id int) bool {
 		link = "/proc/self/fd/" + procName(fd)
 	}
 	return descriptorInfo(link)["mnt_id"] == strconv.Itoa(id)
+}
+
+// descriptorInfo returns what proc(5) tells of a descriptor, given as a link in
+// /proc/PID/fd.
+func descriptorInfo(link string) map[string]string {
+	dir := filepath.Dir(link)
+	b, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), "fdinfo", filepath.Base(link)))
+	info := make(map[string]string)
+	for line := range strings.Lines(string(b)) {
+		key, value, _ := strings.Cut(line, ":")
+		info[key] = strings.TrimSpace(value)
+	}
+	return info
 }

@@ -3,9 +3,7 @@ package fs
 import (
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -157,60 +155,4 @@ func (fs *FS) movedPlace(path string, m *lockstate.Move) (string, error) {
 		return m.After(), nil
 	}
 	return "", unix.ENOENT
-}
-
-// stillOpen reports whether any process has the file open by whose descriptor a
-// lock was taken before the daemon's death: what became of the descriptor since,
-// the kernel told nobody. The file may have lost its name since it was opened, or
-// its directory may have been renamed after the daemon's death, which descriptors
-// of the dead mount do not show.
-func (fs *FS) stillOpen(l lockstate.Lock) bool {
-	const deleted = " (deleted)"
-	path, ino := "/"+join(l.Path, l.File), fs.inodeAt(l.Path, l.File)
-	self := "/proc/" + strconv.Itoa(os.Getpid()) + "/"
-	links, _ := filepath.Glob("/proc/[0-9]*/fd/*")
-	for _, link := range links {
-		target, err := os.Readlink(link)
-		target = strings.TrimSuffix(target, deleted)
-		if err != nil || filepath.Base(target) != l.File || strings.HasPrefix(link, self) {
-			continue
-		}
-		info := descriptorInfo(link)
-		if info["mnt_id"] == strconv.Itoa(fs.mountID) {
-			continue // this daemon knows of it
-		}
-		if strings.HasSuffix(target, path) || ino != 0 && info["ino"] == strconv.FormatUint(ino, 10) {
-			return true
-		}
-	}
-	return false
-}
-
-// inodeAt returns the inode number of a file of the backing, or 0.
-func (fs *FS) inodeAt(dir, name string) uint64 {
-	fs.ns.RLock()
-	defer fs.ns.RUnlock()
-	fd, err := fs.openPath(dir)
-	if err != nil {
-		return 0
-	}
-	defer unix.Close(fd)
-	var st unix.Statx_t
-	if statAt(fd, name, &st) != nil {
-		return 0
-	}
-	return st.Ino
-}
-
-// descriptorInfo returns what proc(5) tells of a descriptor, given as a link in
-// /proc/PID/fd.
-func descriptorInfo(link string) map[string]string {
-	dir := filepath.Dir(link)
-	b, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), "fdinfo", filepath.Base(link)))
-	info := make(map[string]string)
-	for line := range strings.Lines(string(b)) {
-		key, value, _ := strings.Cut(line, ":")
-		info[key] = strings.TrimSpace(value)
-	}
-	return info
 }

@@ -119,9 +119,11 @@ func (fs *FS) enqueue(x *waiting, protocol string) {
 // try is done, the request is interrupted, or the time is over.
 func (fs *FS) await(x *waiting, cancel <-chan struct{}, over <-chan time.Time, try func() (status fuse.Status, done bool)) fuse.Status {
 	next := (<-chan struct{})(x.turn)
+	var look <-chan time.Time
 	for {
 		select {
 		case <-next:
+		case <-look:
 		case <-cancel:
 			return fuse.EINTR
 		case <-over:
@@ -130,6 +132,10 @@ func (fs *FS) await(x *waiting, cancel <-chan struct{}, over <-chan time.Time, t
 		next = fs.table.Bell() // before the try, so that nothing is missed
 		if status, done := try(); done {
 			return status
+		}
+		look = nil
+		if fs.table.HasLost(x.dir) {
+			look = time.After(lostTime)
 		}
 	}
 }

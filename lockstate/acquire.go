@@ -14,9 +14,10 @@ type Request struct {
 	Process  *procid.Process // who will own it
 	Dir      *Dir
 	Kind     Kind
-	Protocol string // mkdir, create, link …
-	File     string // the lock file that keeps it, if any
-	Key      any    // the descriptor lock that keeps it instead (A4, A5), comparable
+	Protocol string   // mkdir, create, link …
+	File     string   // the lock file that keeps it, if any
+	Key      any      // the descriptor lock that keeps it instead (A4, A5), comparable
+	Opened   []FileID // and what clients see of the file that it is on
 
 	// Scope owns the lock together with Process (H3); the zero Scope: nobody
 	// else. Client is whose lease it is instead, UID the user it is for, and
@@ -45,6 +46,7 @@ type Grant struct {
 	made     bool // row is this grant's own, not one that was held before
 	file     string
 	key      any
+	opened   []FileID
 	protocol string
 	command  bool
 	why      string
@@ -153,7 +155,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	}
 	if r := t.keys[q.Key]; q.Key != nil && r != nil && r.kind == q.Kind && r.dir == d && !r.pending {
 		// The description has the lock already, whoever asks again.
-		return &Grant{t: t, row: r, file: q.File, key: q.Key, protocol: q.Protocol}, nil, false
+		return &Grant{t: t, row: r, file: q.File, key: q.Key, opened: q.Opened, protocol: q.Protocol}, nil, false
 	}
 	if err := t.admitGrantLocked(q, nil); err != nil {
 		t.stats.Refused++
@@ -167,7 +169,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 			// The owner takes its lock a second time, by another lock file
 			// or descriptor.
 			return &Grant{
-				t: t, row: r, file: q.File, key: q.Key, protocol: q.Protocol,
+				t: t, row: r, file: q.File, key: q.Key, opened: q.Opened, protocol: q.Protocol,
 				command: q.Command, why: q.Why, onCrash: q.OnCrash, ttl: q.TTL, process: p,
 			}, nil, false
 		}
@@ -190,6 +192,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	switch {
 	case q.Key != nil:
 		r.keys = map[any]struct{}{q.Key: {}}
+		r.opened = q.Opened
 	case q.File != "":
 		r.files = []string{q.File}
 	}
@@ -420,8 +423,15 @@ func (t *Table) keepLocked(r *row, g *Grant) {
 			t.setOnCrashLocked(r, g.onCrash)
 		}
 	case g.key != nil:
-		r.lostKey = false
+		if r.lostKey {
+			r.lostKey, r.opened = false, nil
+		}
 		t.rekeyLocked(r, g.key)
+		for _, id := range g.opened {
+			if !slices.Contains(r.opened, id) {
+				r.opened = append(slices.Clip(r.opened), id)
+			}
+		}
 		if i := slices.Index(r.files, g.file); i >= 0 && r.protocol == "open" {
 			r.files = slices.Delete(r.files, i, i+1)
 			r.protocol = g.protocol

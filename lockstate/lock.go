@@ -53,7 +53,8 @@ type Lock struct {
 	File     string   // the lock file that it was taken by, if any
 	Files    []string // lock files that keep it (existence locks)
 	Keys     []any    // descriptor locks that keep it
-	LostKey  bool     // kept by a lock on a descriptor of a mount that has died
+	LostKey  bool     // kept by a lock on a descriptor of a mount that has died,
+	Opened   []FileID // of one of these files, as clients of that mount see them
 	Command  bool     // a command took it, and only a command gives it back (A7)
 	Why      string   // what its owner says that it is for
 	New      bool     // the directory was made for this lock
@@ -90,7 +91,8 @@ type row struct {
 	since    time.Time
 	file     string // for listings
 	files    []string
-	keys     map[any]struct{} // the descriptor locks that keep it (R2)
+	keys     map[any]struct{} // the descriptor locks that keep it (R2),
+	opened   []FileID         // what they are, or were, on
 	command  bool             // kept until a command ends it (A7)
 	why      string
 	onCrash  string
@@ -176,7 +178,7 @@ func (r *row) lock() Lock {
 		Owner: r.owner.ID(), UID: r.owner.UID(), Token: r.token, Since: r.since, File: r.file,
 		Revocable: r.revocable,
 		Files:     slices.Clone(r.files), Keys: slices.Collect(maps.Keys(r.keys)),
-		LostKey: r.lostKey, Command: r.command, Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed,
+		LostKey: r.lostKey, Opened: slices.Clone(r.opened), Command: r.command, Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed,
 		Scope: r.scope, Sealed: r.sealed, Crashed: r.crashed,
 	}
 	if r.lease != nil {

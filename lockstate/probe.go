@@ -83,3 +83,11 @@ func (t *Table) holdsBy(p *procid.Process, token uint64, a *asking) (l Lock, hol
 	}
 	return r.lock(), t.hasLocked(r, p, a)
 }
+
+// HasLost reports whether a lock on d is kept by a descriptor of a mount that
+// has died.
+func (t *Table) HasLost(d *Dir) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.ContainsFunc(d.rows, func(r *row) bool { return r.lostKey })
+}

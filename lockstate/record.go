@@ -31,7 +31,8 @@ type Record struct {
 	Since     time.Time         `json:"since"`
 	File      Bytes             `json:"file,omitempty"`
 	Files     []Bytes           `json:"files,omitempty"`
-	Keys      bool              `json:"keys,omitempty"` // kept by a lock on a descriptor
+	Keys      bool              `json:"keys,omitempty"`   // kept by a lock on a descriptor,
+	Opened    []FileID          `json:"opened,omitempty"` // of one of these files, as clients of the mount see them
 	Command   bool              `json:"command,omitempty"`
 	Why       string            `json:"why,omitempty"`
 	OnCrash   string            `json:"on_crash,omitempty"`
@@ -93,7 +94,7 @@ func (r *row) record(world string, now time.Time) Record {
 	rec := Record{
 		Token: r.token, World: world, Path: Bytes(r.dir.path()), Move: r.move,
 		Kind: r.kind, Protocol: r.protocol, Owner: r.owner.ID(), UID: r.owner.UID(), Lineage: r.heirs,
-		Since: r.since, File: Bytes(r.file), Keys: len(r.keys) > 0 || r.lostKey, Command: r.command,
+		Since: r.since, File: Bytes(r.file), Keys: len(r.keys) > 0 || r.lostKey, Opened: r.opened, Command: r.command,
 		Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed, Revocable: r.revocable,
 		Sealed: r.sealed || r.crashed,
 	}
@@ -181,7 +182,7 @@ func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files 
 		dir: d, kind: rec.Kind, protocol: rec.Protocol, owner: owner, heirs: rec.Lineage,
 		token: rec.Token, since: rec.Since, file: string(rec.File), files: slices.Clone(files),
 		command: rec.Command, why: rec.Why, onCrash: rec.OnCrash, isNew: rec.New,
-		revocable: rec.Revocable, lostKey: rec.Keys, crashed: rec.Sealed,
+		revocable: rec.Revocable, lostKey: rec.Keys, opened: rec.Opened, crashed: rec.Sealed,
 	}
 	// What was made in a directory that was there before, nobody knows now.
 	r.content = content{fresh: rec.Fresh, unknown: !rec.Fresh}

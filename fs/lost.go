@@ -1,0 +1,145 @@
+package fs
+
+import (
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// lostKeys remembers where descriptors were seen that keep locks which another
+// daemon gave, and whose close(2) nobody is told of (R2).
+type lostKeys struct {
+	mu   sync.Mutex
+	seen map[uint64]openFile // by token
+}
+
+// lostTime is how often somebody who waits for such a lock looks whether it is
+// kept still. There is no other way to know.
+const lostTime = 200 * time.Millisecond
+
+// An openFile is a descriptor of another process.
+type openFile struct {
+	proc procid.ID
+	fd   string
+}
+
+// seenAs returns what a file that is open is to those who have it open: device
+// and inode number.
+func (fs *FS) seenAs(h *handle) []lockstate.FileID {
+	if h.cand != nil { // the kernel may not have heard yet that it is a file of the backing
+		return []lockstate.FileID{{Dev: fs.mountDev, Ino: privateIno(h.node.id)}}
+	}
+	return []lockstate.FileID{{Dev: fs.mountDev, Ino: h.node.key().ino}}
+}
+
+// stillOpen reports whether the owner of a lock, or another holder, has a file
+// open by whose descriptor the lock was taken before the daemon's death. Of
+// waiters that have it open, too, none counts.
+func (fs *FS) stillOpen(l lockstate.Lock) bool {
+	if len(l.Opened) == 0 {
+		return true // recorded by a daemon that did not know
+	}
+	files := l.Opened
+	if ino := fs.inoAt(l.Path, l.File); ino != 0 {
+		files = append(files, lockstate.FileID{Dev: files[0].Dev, Ino: ino})
+	}
+	k := &fs.lostKeys
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if at, ok := k.seen[l.Token]; ok && fs.procs.Alive(at.proc) && fs.shows(at, files) {
+		return true
+	}
+	if k.seen == nil {
+		k.seen = make(map[uint64]openFile)
+	}
+	delete(k.seen, l.Token)
+	if at, ok := fs.findOpen(l.Owner, files); ok {
+		k.seen[l.Token] = at
+		return true
+	}
+	pids, err := os.ReadDir("/proc")
+	if err != nil {
+		return true
+	}
+	for _, e := range pids {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() || pid == l.Owner.Pid {
+			continue
+		}
+		p, err := fs.procs.ByPid(pid)
+		if err != nil {
+			continue
+		}
+		if _, holds := fs.table.HoldsBy(p, l.Token); !holds {
+			continue
+		}
+		if at, ok := fs.findOpen(p.ID(), files); ok {
+			k.seen[l.Token] = at
+			return true
+		}
+	}
+	return false
+}
+
+// inoAt returns the inode number of a file, or 0.
+func (fs *FS) inoAt(dir, name string) uint64 {
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	fd, err := fs.openPath(dir)
+	if err != nil {
+		return 0
+	}
+	defer unix.Close(fd)
+	var st unix.Statx_t
+	if statAt(fd, name, &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// findOpen looks for one of some files among the descriptors of a process.
+func (fs *FS) findOpen(id procid.ID, files []lockstate.FileID) (at openFile, ok bool) {
+	fds, _ := os.ReadDir("/proc/" + strconv.Itoa(id.Pid) + "/fd")
+	for _, fd := range fds {
+		at = openFile{id, fd.Name()}
+		if fs.shows(at, files) {
+			return at, true
+		}
+	}
+	return at, false
+}
+
+// shows reports whether a descriptor is one of a file among some. Neither a dead
+// mount nor this one is asked: what the kernel knows is enough.
+func (fs *FS) shows(at openFile, files []lockstate.FileID) bool {
+	fd, err := unix.Open("/proc/"+strconv.Itoa(at.proc.Pid)+"/fd/"+at.fd, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	var st unix.Statx_t
+	if unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st) != nil {
+		return false
+	}
+	id := identityOf(&st)
+	for _, f := range files {
+		// What has this mount's number now was open on one that is no more.
+		if f.Ino == id.ino && f.Dev == uint64(id.dev) && f.Dev != fs.mountDev {
+			return true
+		}
+	}
+	return false
+}
+
+// forget forgets where the descriptor of a lock was that has ended.
+func (k *lostKeys) forget(token uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.seen, token)
+}

@@ -1,0 +1,65 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestR2Lost: a lock on a descriptor that outlived the daemon ends when its
+// owner and his children have closed it. Who else has the lock file open, or
+// another file of that name, is of no account.
+func TestR2Lost(t *testing.T) {
+	m := mountOver(t)
+	openDir(t, m.At("D"))
+	m.Ctl("release D")
+	elsewhere := filepath.Join(tempDir(t), m.Path, "D")
+	mustDo(t, os.MkdirAll(elsewhere, 0o777))
+	a, waiter, other := agent(t), agent(t), agent(t)
+	a.must("open", "lock", m.At("D", "devserver"), "rdwr,creat")
+	a.must("flock", "lock")
+	waiter.must("open", "lock", m.At("D", "devserver"), "rdonly")
+	waiter.want("EAGAIN", "flock", "lock")
+	other.must("open", "lock", filepath.Join(elsewhere, "devserver"), "rdwr,creat")
+	before := m.Locks()
+	m.restart(nil)
+	for range 3 {
+		other.want("EEXIST", "creat", m.At("D", "devserver.lock"), "wronly,creat,excl")
+	}
+	if after := m.Locks(); after["D"].Token != before["D"].Token || after["D"].Token == 0 {
+		t.Errorf("D has the lock %d, want %d", after["D"].Token, before["D"].Token)
+	}
+	a.Try("close", "lock")
+	other.must("creat", m.At("D", "devserver.lock"), "wronly,creat,excl")
+	other.must("unlink", m.At("D", "devserver.lock"))
+}
+
+// TestR2LostChild: a child that inherited the descriptor keeps the lock; who
+// waits for it has it when that one has closed it.
+func TestR2LostChild(t *testing.T) {
+	m := mountOver(t)
+	openDir(t, m.At("D"))
+	m.Ctl("release D")
+	a, other := agent(t), agent(t)
+	pid := filepath.Join(tempDir(t), "pid")
+	script := a.Child()
+	held := script.Start("sh", "exec 9>"+m.At("D", "devserver")+"; flock 9; sleep 1000 & echo $! >"+pid+".new; mv "+pid+".new "+pid+
+		"; exec 9>&-; while [ -d "+filepath.Dir(pid)+" ]; do sleep 0.05; done; kill $!")
+	eventually(t, "the script has it", func() bool { _, err := os.Stat(pid); return err == nil })
+	sleeper, err := os.ReadFile(pid)
+	mustDo(t, err)
+	m.restart(nil)
+	other.want("EEXIST", "creat", m.At("D", "devserver.lock"), "wronly,creat,excl")
+	waiting := other.StartGet("sh", "flock "+m.At("D", "devserver")+" echo mine")
+	eventually(t, "flock waits", func() bool { return len(m.Listing().Waiters) == 1 })
+	if r := run(t, "kill", string(sleeper[:len(sleeper)-1])); r.Status != 0 {
+		t.Fatal(r)
+	}
+	if out := waiting(); out != "0 mine\n" {
+		t.Errorf("the waiter: %q", out)
+	}
+	mustDo(t, os.RemoveAll(filepath.Dir(pid)))
+	held()
+}
