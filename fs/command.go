@@ -153,7 +153,13 @@ func (c *command) release() fuse.Status {
 	}
 	policy := lockstate.Keep
 	switch {
+	case c.destroy && l.Kind == lockstate.Shared:
+		c.answer.Message = "a shared lock is none to remove the directory by"
+		return fuse.EPERM
 	case c.destroy:
+		if status := c.othersIn(l); status != fuse.OK {
+			return status
+		}
 		c.fs.ns.RLock()
 		err := c.fs.mayRemove(c.header, l.Path)
 		c.fs.ns.RUnlock()
@@ -165,7 +171,26 @@ func (c *command) release() fuse.Status {
 	case c.failed:
 		how.Reason, policy = lockstate.Failed, c.fs.table.Policy(l)
 	}
-	return c.fs.giveBack(l, how, policy, c.destroy)
+	return c.giveBack(l, how, policy)
+}
+
+// othersIn refuses to remove a directory with what somebody else holds in it, or
+// of it (C2).
+func (c *command) othersIn(l lockstate.Lock) fuse.Status {
+	for range maxReaps {
+		other, ok := c.fs.table.Other(l.Token)
+		if !ok {
+			return fuse.OK
+		}
+		if !other.Sealed && !c.fs.lives(other) {
+			c.fs.reapLock(other)
+			continue
+		}
+		c.held(&lockstate.HeldError{Err: lockstate.ErrHeld, Lock: other})
+		c.answer.Message += "; nothing was removed or released"
+		return fuse.EBUSY
+	}
+	return fuse.EBUSY
 }
 
 // ofClient returns the lock on a directory that the command is about, and
@@ -339,7 +364,8 @@ func (fs *FS) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
 
 // giveBack is endLock by a holder, who says what is to become of the content:
 // of all that is in the directory, or of what was made under the lock (R7).
-func (fs *FS) giveBack(l lockstate.Lock, how lockstate.Ending, policy string, all bool) fuse.Status {
+func (c *command) giveBack(l lockstate.Lock, how lockstate.Ending, policy string) fuse.Status {
+	fs := c.fs
 	if policy == lockstate.Keep {
 		return fs.endLock(l, how)
 	}
@@ -347,9 +373,13 @@ func (fs *FS) giveBack(l lockstate.Lock, how lockstate.Ending, policy string, al
 	if err := fs.cleanUp(l); err != nil {
 		return statusOf(err)
 	}
-	if fs.clear(l, policy, how, clearing{wait: true, all: all}) {
+	if fs.clear(l, policy, how, clearing{wait: true, all: c.destroy}) {
 		fs.unwatch(l.Owner)
 		return fuse.OK
 	}
-	return fs.endLock(l, how)
+	status := fs.endLock(l, how)
+	if status == fuse.OK {
+		c.answer.Message = "released, but the content is kept; the daemon's log says why"
+	}
+	return status
 }

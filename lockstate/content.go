@@ -152,6 +152,24 @@ func (s *Spoils) Whole() bool { return s.Fresh && len(s.known) == 0 && len(s.Oth
 // All makes the whole directory part of it: its holder says so.
 func (s *Spoils) All() { s.Fresh, s.Unknown, s.known = true, false, nil }
 
+// Other returns a lock of somebody else in front of the one with the given token,
+// or beneath its directory (C2).
+func (t *Table) Other(token uint64) (other Lock, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.tokens[token]
+	if r == nil {
+		return Lock{}, false
+	}
+	r.dir.walkRows(func(o *row) bool {
+		if o.key() != r.key() && (o.dir != r.dir || o.token > r.token) {
+			other, ok = o.lock(), true
+		}
+		return !ok
+	})
+	return other, ok
+}
+
 // Seal makes the lock with the given token nobody's: it stays in force, so that
 // what its owner left can be cleared away. It reports false if that was done
 // before.

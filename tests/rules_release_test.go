@@ -3,9 +3,11 @@
 package tests
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -240,5 +242,47 @@ func TestR8(t *testing.T) {
 				t.Errorf("%d blockers after the close, want 0", n)
 			}
 		})
+	}
+}
+
+// TestR6Destroy: who gives a directory back to be removed takes nothing from a
+// child that holds it, or something in it (C2): that is refused, and says why.
+func TestR6Destroy(t *testing.T) {
+	m := mount(t)
+	a := agent(t)
+	child := a.Child("setsid")
+	for _, at := range []string{"", "sub"} {
+		dir := "D" + at
+		openDir(t, m.Back(dir))
+		a.mustCommand(m, "acquire %s client=x ttl=1h", dir)
+		child.mustCommand(m, "join %s client=x", dir)
+		child.must("put", m.At(dir, "kept"), "1", "wronly,creat")
+		held := filepath.Join(dir, at)
+		if at != "" {
+			child.must("mkdir", m.At(held))
+		}
+		child.mustCommand(m, "acquire %s", held)
+		before := m.Locks()
+		out := a.Get("sh", stagefsBin()+" release --client x --destroy "+m.At(dir))
+		if !strings.HasPrefix(out, "75 ") || !strings.Contains(out, "pid "+itoa(child.Pid)) || !strings.Contains(out, "nothing was removed") {
+			t.Errorf("release --destroy %s while a child holds %s: %q", dir, held, out)
+		}
+		if after := m.Locks(); !maps.EqualFunc(before, after, func(x, y lockRow) bool { return x.Token == y.Token }) {
+			t.Errorf("locks %+v, want %+v", after, before)
+		}
+		if _, err := os.Lstat(m.Back(dir, "kept")); err != nil {
+			t.Error(err)
+		}
+		child.mustCommand(m, "release %s", held)
+		a.must("sh", stagefsBin()+" release --client x --destroy "+m.At(dir))
+		wantGone(t, m, dir)
+	}
+	openDir(t, m.Back("E"))
+	a.mustCommand(m, "acquire E shared")
+	if out := a.Get("sh", stagefsBin()+" release --destroy "+m.At("E")); !strings.HasPrefix(out, "77 ") || !strings.Contains(out, "shared") {
+		t.Errorf("release --destroy of a shared lock: %q", out)
+	}
+	if m.Locks()["E"].Token == 0 {
+		t.Error("the shared lock has ended")
 	}
 }

@@ -3,7 +3,9 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate"
 )
 
 func (c *command) releaseCommand() *cli.Command {
@@ -81,17 +84,27 @@ func (c *command) control(dir, verb, more string) error {
 	if more != "" {
 		line += " " + more
 	}
-	f, err := os.OpenFile(filepath.Join(mountpoint, fs.ControlDir, "ctl"), os.O_WRONLY, 0)
+	f, err := os.OpenFile(filepath.Join(mountpoint, fs.ControlDir, "ctl"), os.O_RDWR, 0)
 	if err != nil {
 		return controlError(mountpoint, err)
 	}
+	defer f.Close()
 	_, err = f.Write([]byte(line + "\n"))
-	if closed := f.Close(); err == nil {
-		err = closed
+	var answer lockstate.Answer
+	if data, err := io.ReadAll(io.LimitReader(f, 64<<10)); err == nil {
+		_ = json.Unmarshal(data, &answer) // an older daemon says nothing
 	}
+	text := harmless(answer.Message)
 	switch {
+	case err == nil && text != "":
+		c.say("%s: %s", quote(rel), text)
+		return nil
 	case err == nil:
 		return nil
+	case text != "" && errors.Is(err, unix.EBUSY):
+		return exitf(exitHeld, "%s: %s", quote(rel), text)
+	case text != "" && answer.Held == nil && errors.Is(err, os.ErrPermission):
+		return exitf(exitNoPerm, "%s: %s", quote(rel), text)
 	case errors.Is(err, unix.ENOENT):
 		return exitf(exitNoInput, "%s: there is no lock on it", quote(rel))
 	case errors.Is(err, os.ErrPermission) && verb == "release":
