@@ -107,7 +107,10 @@ type carriedFDKey struct {
 	ID          uint64
 }
 
-type carriedOrphan struct{ Dir, Name string }
+type carriedOrphan struct {
+	Dir, Name string
+	Left      [3]uint64 // what is to be removed: device, inode and birth; zero: nothing
+}
 
 // carry writes down what there is, and returns the descriptors that the next
 // program needs. The transport has stopped; the caller holds FS.reapMu and FS.ns.
@@ -154,8 +157,14 @@ func (c *carried) carryOrphans(fs *FS) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for at := range o.paths {
-		c.Orphans = append(c.Orphans, carriedOrphan{at.dir, at.name})
+		c.Orphans = append(c.Orphans, carriedOrphan{Dir: at.dir, Name: at.name})
 	}
+	fs.leftovers.mu.Lock()
+	for _, l := range fs.leftovers.all {
+		left := [3]uint64{uint64(l.id.dev), l.id.ino, uint64(l.id.birth)}
+		c.Orphans = append(c.Orphans, carriedOrphan{Dir: fs.table.Path(l.dir), Name: l.name, Left: left})
+	}
+	fs.leftovers.mu.Unlock()
 	select {
 	case <-o.done:
 		c.Scanned = true

@@ -150,7 +150,11 @@ func (g *eventLog) takeUp(all []lockstate.Event, next uint64) {
 func (o *orphanList) takeUp(fs *FS, all []carriedOrphan, scanned bool) {
 	o.scan(fs, !scanned)
 	for _, at := range all {
-		o.add(orphanAt{at.Dir, at.Name})
+		if at.Left == [3]uint64{} {
+			o.add(orphanAt{at.Dir, at.Name})
+			continue
+		}
+		fs.leftovers.add(fs, at.Dir, at.Name, identity{dev: uint32(at.Left[0]), ino: at.Left[1], birth: int64(at.Left[2])})
 	}
 }
 

@@ -178,12 +178,15 @@ func (fs *FS) alive(id procid.ID) *procid.Process {
 func (fs *FS) cleanUp(l lockstate.Lock) error {
 	var first error
 	for _, name := range l.Files {
-		err := fs.discard(name, func() (string, bool) {
+		id, err := fs.discardOne(name, nil, func() (string, bool) {
 			now, ok := fs.table.Lock(l.Token)
 			return now.Path, ok && slices.Contains(now.Files, name)
 		})
 		if err != nil {
 			fs.orphans.add(orphanAt{l.Path, name})
+		}
+		if err != nil && !errors.Is(err, errNotLockDir) {
+			fs.leftovers.add(fs, l.Path, name, id)
 		}
 		if err != nil && first == nil {
 			first = fmt.Errorf("lock file %s: %w", name, err)
@@ -196,39 +199,52 @@ func (fs *FS) cleanUp(l lockstate.Lock) error {
 // tells the kernel. place says where it is and whether it is still the one;
 // until the entry is gone, nobody else changes a name.
 func (fs *FS) discard(name string, place func() (dir string, ok bool)) error {
-	parent, err := fs.discardEntry(name, place)
-	if parent != nil {
-		fs.notifyDir(parent)
-	}
+	_, err := fs.discardOne(name, nil, place)
 	return err
 }
 
-func (fs *FS) discardEntry(name string, place func() (dir string, ok bool)) (*node, error) {
+// discardOne is discard of a certain file, if only is not nil, and returns which
+// one could not be removed.
+func (fs *FS) discardOne(name string, only *identity, place func() (dir string, ok bool)) (identity, error) {
+	parent, id, err := fs.discardEntry(name, only, place)
+	if parent != nil {
+		fs.notifyDir(parent)
+	}
+	return id, err
+}
+
+func (fs *FS) discardEntry(name string, only *identity, place func() (dir string, ok bool)) (parent *node, id identity, err error) {
 	fs.ns.Lock()
 	defer fs.ns.Unlock()
 	dir, ok := place()
 	if !ok {
-		return nil, nil
+		return nil, id, nil
 	}
 	fd, parent, err := fs.openKnown(dir)
 	if err != nil {
-		return nil, err
+		return nil, id, err
 	}
 	defer unix.Close(fd)
 	v, err := fs.take(fd, name, true)
 	if err == unix.ENOENT {
-		return parent, nil
+		return parent, id, nil
 	}
 	if err != nil {
-		return parent, err
+		return parent, id, err
 	}
-	err = removeLockEntry(fd, name)
+	id = identityOf(&v.st)
+	if only != nil {
+		err = only.mayRemove(fs, dir, &v.st)
+	}
+	if err == nil {
+		err = removeLockEntry(fd, name)
+	}
 	if err != nil || parent == nil {
 		v.spared()
-		return parent, err
+		return parent, id, err
 	}
 	fs.lost(v, link{parent, name})
-	return parent, nil
+	return parent, id, nil
 }
 
 // openKnown opens a directory of the backing and returns its node as well, if it

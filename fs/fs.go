@@ -43,14 +43,15 @@ type FS struct {
 	advisory *advisory.Table
 	// lockMu makes a change of a lock file's locks and of what they keep one
 	// step.
-	lockMu  sync.Mutex
-	waits   waitList
-	expiry  expiry
-	events  *eventLog
-	cands   candidates
-	denials denialLog
-	orphans orphanList
-	control controlDir
+	lockMu    sync.Mutex
+	waits     waitList
+	expiry    expiry
+	events    *eventLog
+	cands     candidates
+	denials   denialLog
+	orphans   orphanList
+	leftovers leftovers
+	control   controlDir
 
 	replacing replacing
 
@@ -116,6 +117,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	fs.watched = make(map[procid.ID]*procid.Process)
 	fs.advisory = advisory.New()
 	fs.handles.init()
+	fs.leftovers.init()
 	fs.spare.left.Store(fileBudget())
 	fs.cands.init()
 	fs.control.init(fs)

@@ -97,6 +97,7 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			return try()
 		})
 		if err == nil {
+			fs.leftovers.changed()
 			return fuse.OK
 		}
 		var held *lockstate.HeldError

@@ -416,6 +416,7 @@ func (s *Server) serve() {
 	s.fs.linger.close()
 	s.fs.hot.close()
 	err := s.fs.procs.Close()
+	s.fs.leftovers.close() // no death comes any more
 	s.fs.close()
 	unix.Close(s.fs.back.root)
 	s.err = errors.Join(err, s.store.Close())

@@ -237,6 +237,13 @@ func (t *Table) Path(d *Dir) string {
 	return d.path()
 }
 
+// IsGone reports whether d was removed.
+func (t *Table) IsGone(d *Dir) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return d.gone
+}
+
 // Level returns how many levels d is below the root, which is at level 0.
 func (t *Table) Level(d *Dir) int {
 	t.mu.Lock()

@@ -1,0 +1,153 @@
+package fs
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// leftovers are lock files and candidates of dead processes that the backing did
+// not let go of: it was read-only, or its disk failed. Until they are gone it is
+// tried again, whenever something was changed and now and then (R4).
+type leftovers struct {
+	n atomic.Int32 // len(all)
+
+	mu   sync.Mutex
+	all  []leftover
+	wake chan struct{}
+	stop chan struct{}
+	runs sync.WaitGroup
+}
+
+// A leftover is one of them. Its directory may be renamed; another file of its
+// name is none.
+type leftover struct {
+	dir  *lockstate.Dir // with a reference
+	name string
+	id   identity
+}
+
+// Between two tries lies leftoverPause at first, then twice that, and so on up
+// to longestLeftoverPause.
+const (
+	leftoverPause        = 100 * time.Millisecond
+	longestLeftoverPause = 5 * time.Second
+)
+
+func (o *leftovers) init() {
+	o.wake, o.stop = make(chan struct{}, 1), make(chan struct{})
+}
+
+// add notes that a file could not be removed.
+func (o *leftovers) add(fs *FS, dir, name string, id identity) {
+	if id == (identity{}) {
+		return // not even looked at; whatever is there later may be another one
+	}
+	d := fs.table.At(split(dir)...)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, l := range o.all {
+		if l.dir == d && l.name == name && l.id == id {
+			fs.table.Forget(d)
+			return
+		}
+	}
+	o.all = append(o.all, leftover{d, name, id})
+	if o.n.Add(1) == 1 {
+		o.runs.Go(func() { o.run(fs) })
+	}
+}
+
+// changed tells that the backing has carried something out.
+func (o *leftovers) changed() {
+	if o.n.Load() == 0 {
+		return
+	}
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run tries until nothing is left.
+func (o *leftovers) run(fs *FS) {
+	for pause := leftoverPause; ; pause = min(2*pause, longestLeftoverPause) {
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-o.wake:
+			t.Stop()
+		case <-o.stop:
+			t.Stop()
+			return
+		}
+		if fs.back.writable() == nil && o.try(fs) {
+			return
+		}
+	}
+}
+
+// try tries once and reports whether nothing is left.
+func (o *leftovers) try(fs *FS) bool {
+	o.mu.Lock()
+	all := slices.Clone(o.all)
+	o.mu.Unlock()
+	for _, l := range all {
+		var id identity
+		err := errOther
+		if !fs.table.IsGone(l.dir) {
+			id, err = fs.discardOne(l.name, &l.id, func() (string, bool) { return fs.table.Path(l.dir), true })
+		}
+		switch {
+		case err == nil && id != l.id: // gone already
+		case err == nil:
+			fs.log.Info("removed what a dead process left", "dir", fs.table.Path(l.dir), "file", l.name)
+		case errors.Is(err, errOther):
+		default:
+			continue
+		}
+		o.mu.Lock()
+		o.all = slices.DeleteFunc(o.all, func(x leftover) bool { return x == l })
+		o.mu.Unlock()
+		fs.table.Forget(l.dir)
+		if o.n.Add(-1) == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (o *leftovers) close() {
+	close(o.stop)
+	o.runs.Wait()
+}
+
+var (
+	// errOther: the file is gone already, or is another one.
+	errOther = errors.New("not the file that was left")
+	// errInUse: somebody holds the directory, by this very file perhaps.
+	errInUse = errors.New("the directory is locked")
+)
+
+// mayRemove reports why a file that was left is not to be removed now. The
+// caller holds FS.ns alone.
+func (l *identity) mayRemove(fs *FS, dir string, st *unix.Statx_t) error {
+	if identityOf(st) != *l {
+		return errOther
+	}
+	d, ok := fs.table.Find(split(dir)...)
+	if !ok {
+		return nil
+	}
+	defer fs.table.Forget(d)
+	if len(fs.table.On(d)) > 0 {
+		return errInUse
+	}
+	return nil
+}
