@@ -131,7 +131,8 @@ func (t *Table) noteLocked(r *row) {
 	if t.store == nil {
 		return
 	}
-	data, err := json.Marshal(r.record(t.world, t.now()))
+	rec := r.record(t.world, t.now())
+	data, err := rec.encode()
 	if err == nil { // else: nothing in a record can fail
 		t.store.Put(r.token, data)
 	}

@@ -1,0 +1,82 @@
+package lockstate_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// TestRecordEncode: what is written without reflection is what json.Marshal
+// writes, and is written that way for the records that are plain.
+func TestRecordEncode(t *testing.T) {
+	id := rapid.Custom(func(t *rapid.T) procid.ID {
+		return procid.ID{Pid: rapid.Int().Draw(t, "pid"), Start: rapid.Uint64().Draw(t, "start")}
+	})
+	word := rapid.StringMatching(`[ !#-%'-;=?-\[\]-~]*`)
+	odd := rapid.OneOf(rapid.SampledFrom([]string{"\"", "\\", "<&>", "\x7f", "\x1f", "\xff", "é", "\u2028"}), rapid.String())
+	oddBytes := rapid.OneOf(odd, rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) }))
+	plain := 0
+	rapid.Check(t, func(t *rapid.T) {
+		text, raw := word, word
+		if rapid.Bool().Draw(t, "odd") {
+			text, raw = odd, oddBytes
+		}
+		bytes := rapid.Map(raw, func(s string) lockstate.Bytes { return lockstate.Bytes(s) })
+		is := func(name string) bool { return rapid.Bool().Draw(t, name) }
+		rec := lockstate.Record{
+			Token: rapid.Uint64().Draw(t, "token"), World: text.Draw(t, "world"), Path: bytes.Draw(t, "path"),
+			Kind: rapid.SampledFrom([]lockstate.Kind{lockstate.Implicit, lockstate.Explicit, lockstate.Shared}).Draw(t, "kind"), Protocol: text.Draw(t, "protocol"),
+			Owner: id.Draw(t, "owner"), UID: rapid.Uint32().Draw(t, "uid"),
+			Since: time.Unix(rapid.Int64Range(0, 1<<33).Draw(t, "s"), rapid.Int64Range(0, 999999999).Draw(t, "ns")).In(rapid.SampledFrom([]*time.Location{time.UTC, time.FixedZone("", -3*3600-1800)}).Draw(t, "zone")),
+			File:  bytes.Draw(t, "file"), Files: rapid.SliceOfN(bytes, 0, 2).Draw(t, "files"),
+			Keys: is("keys"), Command: is("command"), Why: text.Draw(t, "why"), OnCrash: text.Draw(t, "on_crash"),
+			New: is("new"), Changed: is("changed"), Revocable: is("revocable"), Sealed: is("sealed"), Fresh: is("fresh"),
+		}
+		for _, a := range rapid.SliceOfN(id, 0, 3).Draw(t, "lineage") {
+			rec.Lineage = append(rec.Lineage, procid.Ancestor{ID: a, Reaper: is("reaper")})
+		}
+		switch rapid.IntRange(0, 9).Draw(t, "more") {
+		case 0:
+			rec.Members = []procid.ID{id.Draw(t, "member")}
+		case 1:
+			rec.Lease = &lockstate.LeaseRecord{Client: "c", TTL: time.Second}
+		case 2:
+			rec.Scope = &lockstate.Scope{Kind: lockstate.GroupScope}
+		case 3:
+			rec.Foreign = []lockstate.FileID{{Dev: 1}}
+		case 4:
+			rec.Move = &lockstate.Move{}
+		}
+		want, err := json.Marshal(rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := rec.Encode()
+		if err != nil || string(got) != string(want) {
+			t.Fatalf("Encode() = %s, %v, want %s", got, err, want)
+		}
+		if rec.Plain() {
+			plain++
+		}
+	})
+	if plain == 0 {
+		t.Error("no record was plain")
+	}
+}
+
+func BenchmarkRecordEncode(b *testing.B) {
+	rec := lockstate.Record{Token: 1234, World: "4cc86a5e-0000-0000-0000-000000000000:4026531836", Path: "board/version", Protocol: "mkdir", Owner: procid.ID{Pid: 12345, Start: 99999}, Since: time.Now()}
+	for i := range 5 {
+		rec.Lineage = append(rec.Lineage, procid.Ancestor{ID: procid.ID{Pid: 1000 + i, Start: 5555}})
+	}
+	for b.Loop() {
+		if _, err := rec.Encode(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
