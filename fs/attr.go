@@ -122,6 +122,10 @@ func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out 
 // Forget takes note that the kernel has dropped a node.
 func (fs *FS) Forget(id, lookups uint64) { fs.nodes.forget(id, lookups) }
 
+// awaitsForget reports whether much room in the backing is given back as soon as
+// the kernel has forgotten something.
+func (fs *FS) awaitsForget() bool { return fs.nodes.big.Load() > 0 }
+
 // stat returns the attributes of n, through the handle fh if it is valid.
 func (fs *FS) stat(n *node, h *handle, st *unix.Statx_t) error {
 	if fd := h.openFD(); fd >= 0 {

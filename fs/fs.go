@@ -144,6 +144,10 @@ func (fs *FS) dropNode(n *node, doomed []int) []int {
 	if m := n.more.Load(); m != nil && m.fd >= 0 {
 		doomed = append(doomed, m.fd)
 		m.fd = -1
+		if m.big {
+			m.big = false
+			fs.nodes.big.Add(-1)
+		}
 	}
 	return doomed
 }

@@ -45,6 +45,7 @@ type nodeMore struct {
 	kids    int      // links that name this node as parent
 	links   *linkSet // names beyond the first, or nil
 	fd      int      // keeps a file that has lost its last name; else -1
+	big     bool     // and much room with it
 	pins    int      // uses by the daemon itself
 	writers map[*lockstate.Handle]struct{}
 
@@ -318,15 +319,19 @@ func (n *node) removeWriter(h *lockstate.Handle) {
 	}
 }
 
-// keep gives n a descriptor that stands for it when its last name is gone.
-func (n *node) keep(fd int) (kept bool) {
+// keep gives n a descriptor that stands for it when its last name is gone. big
+// says that it keeps the backing from giving back much room, too.
+func (n *node) keep(fd int, big bool) (kept bool) {
 	n.tab.mu.Lock()
 	defer n.tab.mu.Unlock()
 	m := n.needLocked()
 	if m.fd >= 0 {
 		return false
 	}
-	m.fd = fd
+	m.fd, m.big = fd, big
+	if big {
+		n.tab.big.Add(1)
+	}
 	return true
 }
 

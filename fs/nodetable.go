@@ -3,6 +3,7 @@ package fs
 import (
 	"math"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -36,6 +37,7 @@ type nodeTable struct {
 	// last one of a removed file the backing gives its blocks back, and may
 	// take longer for that than all the rest takes together.
 	doomed []int
+	big    atomic.Int32 // how many nodes have nodeMore.big; changed with mu held
 }
 
 // firstNode is the first number of an ordinary node: those below are the root

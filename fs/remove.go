@@ -36,6 +36,10 @@ func (fs *FS) take(dir int, name string, lose bool) (*victim, error) {
 	return v, nil
 }
 
+// bigBlocks, of 512 bytes, are what somebody may miss who has removed a file to
+// make room: a megabyte.
+const bigBlocks = 1 << 11
+
 func (v *victim) spared() {
 	if v.fd >= 0 {
 		unix.Close(v.fd)
@@ -53,7 +57,7 @@ func (fs *FS) lost(v *victim, l link) {
 		fs.nodes.removed(l.parent)
 		return
 	}
-	if v.fd >= 0 && !n.keep(v.fd) {
+	if v.fd >= 0 && !n.keep(v.fd, v.st.Blocks >= bigBlocks) {
 		unix.Close(v.fd)
 	}
 	n.relink(l, link{})

@@ -38,7 +38,8 @@ type conn struct {
 	proto *fuse.ProtocolServer
 	opts  *fuse.MountOptions
 	files func() []uint64
-	lines func() uint64 // see Options
+	lines func() uint64
+	hurry func() bool // see Options
 
 	fdMu sync.RWMutex
 	fd   int // -1: closed; closed when all threads are gone

@@ -22,6 +22,7 @@ type loops struct {
 	conn *conn
 	keep int32 // how many wait at the most
 	size int   // of the largest request and reply
+	lazy bool  // nothing but news comes here: other requests have their rings
 }
 
 func (c *conn) newLoops(keep int) *loops {
@@ -113,7 +114,21 @@ func (l *loops) run(at *slot, buf []byte) {
 			l.idle.Add(-1)
 			return
 		}
+		if l.lazy && (h.Opcode == opForget || h.Opcode == opBatchForget) && !c.hurry() {
+			rest()
+		}
 	}
+}
+
+// forgetPause is how long a thread leaves /dev/fuse alone after a forget, if no
+// requests come there.
+const forgetPause = 500 * time.Microsecond
+
+// rest lets forgets gather: each that finds a thread waiting wakes it, which
+// costs the process that removes files more than the removal itself.
+func rest() {
+	t := unix.NsecToTimespec(int64(forgetPause))
+	_ = unix.Nanosleep(&t, nil)
 }
 
 // answer has a request carried out and writes the reply.

@@ -187,7 +187,7 @@ func Continue(s *State, opts Options) (Transport, error) {
 	o := *opts.Mount
 	o.MaxWrite = s.MaxWrite
 	c := newConn(s.FD, &o)
-	c.files, c.lines = opts.Files, opts.Lines
+	c.files, c.lines, c.hurry = opts.Files, opts.Lines, opts.Hurry
 	c.watch.init()
 	c.init, c.agreed = s.Init, s.Agreed
 	c.kicks.Store(s.Kicks)
@@ -210,7 +210,8 @@ func Continue(s *State, opts Options) (Transport, error) {
 		return nil, err
 	}
 	if t.uring != nil {
-		t.loops = c.newLoops(2)
+		t.loops = c.newLoops(1)
+		t.loops.lazy = opts.Hurry != nil
 	} else {
 		t.loops = c.newLoops(max(2, runtime.NumCPU()))
 	}

@@ -65,6 +65,7 @@ type Options struct {
 	Attach func(Kernel)    // is called before the first request
 	Files  func() []uint64 // some regular files that the kernel may know
 	Lines  func() uint64   // how many requests have begun to stand in line for a lock
+	Hurry  func() bool     // whether news that something was forgotten must not be late
 }
 
 // Start agrees with the kernel on the protocol over fd, a descriptor of
@@ -114,7 +115,7 @@ func (o *own) Name() string {
 func startOwn(fd int, opts Options) (Transport, string, error) {
 	o, want := *opts.Mount, opts.Want
 	c := newConn(fd, &o)
-	c.files, c.lines = opts.Files, opts.Lines
+	c.files, c.lines, c.hurry = opts.Files, opts.Lines, opts.Hurry
 	c.watch.init()
 	init, req, err := c.readInit()
 	if err != nil {
@@ -167,7 +168,8 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 			}
 			return nil, "", fmt.Errorf("transport %s %w: %w", Uring, ErrRefused, err)
 		}
-		t.loops = c.newLoops(2)
+		t.loops = c.newLoops(1)
+		t.loops.lazy = opts.Hurry != nil
 		for _, q := range u.queues {
 			if q.online {
 				switch err := u.growQueue(q, 0); {
