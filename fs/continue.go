@@ -24,7 +24,7 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 		return nil, err
 	}
 	o.setDefaults()
-	s := &Server{done: make(chan struct{}), mountpoint: c.Mountpoint}
+	s := &Server{ready: make(chan struct{}), done: make(chan struct{}), mountpoint: c.Mountpoint}
 	if err := becomeDaemon(); err != nil {
 		return nil, err
 	}
@@ -53,6 +53,7 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	}
 	s.fs.log.Info("goes on", "handles", len(c.Handles), "locks", len(c.Rows), "transport", s.transport.Name())
 	go s.serve()
+	close(s.ready)
 	return s, nil
 }
 

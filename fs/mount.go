@@ -30,6 +30,7 @@ type Server struct {
 	dead       *deadMount // whose place is taken
 	deadAt     *deadMount // at the mountpoint, if that is another
 	warnings   []string
+	ready      chan struct{} // closed when all of it is set up: the mount answers before
 	done       chan struct{} // closed when the kernel has let go
 	err        error         // of cleaning up; valid after done
 }
@@ -44,7 +45,7 @@ func Mount(o Options) (_ *Server, err error) {
 		return nil, err
 	}
 	o.setDefaults()
-	s := &Server{done: make(chan struct{})}
+	s := &Server{ready: make(chan struct{}), done: make(chan struct{})}
 	var undo []func()
 	defer func() {
 		if err != nil {
@@ -119,6 +120,7 @@ func Mount(o Options) (_ *Server, err error) {
 	s.fs.orphans.scan(s.fs, true)
 	s.fs.clearings.Go(s.fs.emptyTrash) // that an earlier daemon left
 	go s.serve()
+	close(s.ready)
 	return s, nil
 }
 

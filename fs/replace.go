@@ -149,8 +149,10 @@ func (fs *FS) checkProgram(f *os.File) error {
 	return nil
 }
 
-// replace carries out a replacement. If it fails, this daemon goes on.
+// replace carries out a replacement. If it fails, this daemon goes on. Who asks
+// as soon as the mount answers waits until the daemon is whole.
 func (s *Server) replace(q *replacement) {
+	<-s.ready
 	t, err := s.transport.Stop(q.node, func() { s.fs.pauseLines(true) })
 	if err == nil {
 		err = s.exec(q, t)

@@ -122,9 +122,7 @@ func TestSoakFaults(t *testing.T) {
 	if img != nil {
 		watchers.Go(func() { s.fillUp(filepath.Join(img.Dir, "hog")) })
 	}
-	select {
-	case <-time.After(d):
-	}
+	time.Sleep(d)
 	close(s.stop)
 	workers.Wait()
 	done := make(chan struct{})

@@ -45,6 +45,7 @@ type conn struct {
 	fd   int // -1: closed; closed when all threads are gone
 
 	threads  sync.WaitGroup
+	serving  chan struct{} // closed by Serve: no request is looked at before
 	ended    atomic.Bool // the kernel has let go
 	watch    watch
 	inflight inflight
@@ -59,7 +60,25 @@ type conn struct {
 	parking  parking
 }
 
-func newConn(fd int, opts *fuse.MountOptions) *conn { return &conn{opts: opts, fd: fd} }
+func newConn(fd int, opts *fuse.MountOptions) *conn { return &conn{opts: opts, fd: fd, serving: make(chan struct{})} }
+
+// awaitServing holds a request back that comes before the daemon is ready for
+// it, and reports whether it is to be answered.
+func (c *conn) awaitServing() bool {
+	select {
+	case <-c.serving:
+		return true
+	default:
+	}
+	<-c.serving
+	return !c.ended.Load()
+}
+
+// giveUp ends a connection that is not going to be served.
+func (c *conn) giveUp() {
+	c.ended.Store(true)
+	close(c.serving)
+}
 
 // readInit reads the kernel's first request.
 func (c *conn) readInit() (*fuse.InitIn, []byte, error) {

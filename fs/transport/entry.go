@@ -176,6 +176,10 @@ func (e *entry) run() {
 			e.broken(unix.Errno(-done.res))
 			return
 		}
+		if !q.conn.awaitServing() {
+			q.idle.Add(-1)
+			return
+		}
 		h := e.place.request()
 		op, unique, n := h.Opcode, h.Unique, 0
 		q.busy()

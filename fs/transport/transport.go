@@ -163,6 +163,7 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 			}
 		}
 		if err != nil {
+			c.giveUp()
 			if errors.Is(err, syscall.ENOTCONN) {
 				return nil, "", ErrGone
 			}
@@ -173,9 +174,12 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 		for _, q := range u.queues {
 			if q.online {
 				switch err := u.growQueue(q, 0); {
+				case err == nil:
 				case errors.Is(err, syscall.ENOTCONN):
+					c.giveUp()
 					return nil, "", ErrGone
-				case err != nil:
+				default:
+					c.giveUp()
 					return nil, "", err
 				}
 			}
@@ -188,6 +192,7 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 
 func (o *own) Serve() {
 	c := o.conn
+	close(c.serving)
 	c.threads.Add(1)
 	go func() {
 		defer c.threads.Done()
