@@ -314,7 +314,7 @@ func (fs *FS) mountOptions() *fuse.MountOptions {
 func (s *Server) transportOptions(opts *fuse.MountOptions) transport.Options {
 	return transport.Options{
 		FS: s.fs, Mount: opts, Attach: func(k transport.Kernel) { s.fs.kernel = k },
-		Files: s.fs.knownFiles, Lines: s.fs.inLine, Hurry: s.fs.awaitsForget,
+		Files: s.fs.knownFiles, Lines: s.fs.inLine, Hurry: s.fs.awaitsForget, Apart: firstFresh,
 	}
 }
 

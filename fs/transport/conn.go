@@ -3,6 +3,7 @@ package transport
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 // Opcodes and notifications that a transport has to know.
 const (
 	opForget      = 2
+	opRead        = 15
 	opWrite       = 16
 	opInit        = 26
 	opSetlkw      = 33
@@ -39,7 +41,8 @@ type conn struct {
 	opts  *fuse.MountOptions
 	files func() []uint64
 	lines func() uint64
-	hurry func() bool // see Options
+	hurry func() bool
+	apart uint64 // see Options
 
 	fdMu sync.RWMutex
 	fd   int // -1: closed; closed when all threads are gone
@@ -49,6 +52,8 @@ type conn struct {
 	ended    atomic.Bool // the kernel has let go
 	watch    watch
 	inflight inflight
+	waits    waits
+	keepers  []*keeper     // fixed from the start
 	kicks    atomic.Uint64 // numbers of own requests
 	order    atomic.Uint64 // of requests
 
@@ -78,6 +83,13 @@ func (c *conn) awaitServing() bool {
 func (c *conn) giveUp() {
 	c.ended.Store(true)
 	close(c.serving)
+}
+
+func (c *conn) set(o *Options) {
+	c.files, c.lines, c.hurry, c.apart = o.Files, o.Lines, o.Hurry, o.Apart
+	if c.apart == 0 {
+		c.apart = math.MaxUint64
+	}
 }
 
 // readInit reads the kernel's first request.
@@ -129,6 +141,9 @@ func (c *conn) end() {
 		return
 	}
 	c.watch.stop()
+	for _, k := range c.keepers {
+		k.poke()
+	}
 	for _, unique := range c.inflight.all() {
 		c.interrupt(unique)
 	}

@@ -13,6 +13,9 @@ type crew struct {
 	grow  func() error  // adds a thread, and returns when it waits
 	watch *watch
 
+	open   *atomic.Int32 // places that wait for a request besides; may be nil
+	settle func()        // is called when the watch falls asleep; may be nil
+
 	// Of watch alone.
 	seen  uint32
 	stuck bool
@@ -83,6 +86,9 @@ func (w *watch) run() {
 		}
 		w.awake.Store(false)
 		for _, c := range w.crews {
+			if c.settle != nil {
+				c.settle()
+			}
 			if c.idle.Load() <= 0 {
 				w.look() // what came in between
 			}
@@ -94,7 +100,7 @@ func (w *watch) run() {
 // nothing in between. It reports whether all are busy.
 func (c *crew) check() bool {
 	taken := c.taken.Load()
-	if c.idle.Load() > 0 {
+	if c.idle.Load() > 0 || c.open != nil && c.open.Load() > 0 {
 		c.stuck = false
 		return false
 	}

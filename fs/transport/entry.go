@@ -3,6 +3,7 @@ package transport
 import (
 	"errors"
 	"fmt"
+	"time"
 	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -65,6 +66,20 @@ func (p *place) answered(unique uint64, n int) {
 	p.header.entry.payload = uint32(n - outHeaderSize)
 }
 
+// answerEmpty answers the empty request that is in a spare place.
+func (p *place) answerEmpty() {
+	unique := p.request().Unique
+	p.answered(unique, p.fail(unique, 0))
+}
+
+// number tells the place from all others.
+func (p *place) number() uint64 { return uint64(uintptr(unsafe.Pointer(&p.mem[0]))) }
+
+func (p *place) answer() *fuse.OutHeader { return (*fuse.OutHeader)(unsafe.Pointer(&p.header.inOut)) }
+
+// trim gives back what memory the payload takes.
+func (p *place) trim() { unix.Madvise(p.payload, unix.MADV_DONTNEED) }
+
 // fail makes an error the answer; 0 is success.
 func (p *place) fail(unique uint64, errno unix.Errno) int {
 	*(*fuse.OutHeader)(unsafe.Pointer(&p.header.inOut)) = fuse.OutHeader{Length: uint32(outHeaderSize), Unique: unique, Status: -int32(errno)}
@@ -85,21 +100,21 @@ type entry struct {
 
 // open is called on the entry's thread.
 func (e *entry) open() error {
-	if err := e.pin(); err != nil && e.queue.online {
+	if err := e.queue.pin(); err != nil && e.queue.online {
 		return err
 	}
 	var err error
-	e.ring, err = newRing()
+	e.ring, err = newRing(1, 2)
 	return err
 }
 
 // pin ties the thread to the core of its queue: who waits for the reply runs
 // there, and an added entry has to make a request there.
-func (e *entry) pin() error {
+func (q *queue) pin() error {
 	var set unix.CPUSet
-	set.Set(e.queue.id)
+	set.Set(q.id)
 	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		return fmt.Errorf("a thread on core %d: %w", e.queue.id, err)
+		return fmt.Errorf("a thread on core %d: %w", q.id, err)
 	}
 	return nil
 }
@@ -114,13 +129,17 @@ func (e *entry) close() {
 }
 
 func (e *entry) submit(cmd uint32, commitID uint64) {
-	s := e.ring.sqe0
-	*s = ringSQE{opcode: ringOpUringCmd, fd: int32(e.uring.conn.fd), cmd: cmd}
-	if cmd == uringRegister {
-		s.addr, s.len = uint64(uintptr(unsafe.Pointer(&e.place.iov))), uint32(len(e.place.iov))
-	}
-	*(*uringCmd)(unsafe.Pointer(&s.payload)) = uringCmd{commitID: commitID, queue: uint16(e.queue.id)}
+	e.queue.command(e.ring.sqe0, e.place, cmd, commitID)
 	e.ring.submit()
+}
+
+// command fills a submission in.
+func (q *queue) command(s *ringSQE, p *place, cmd uint32, commitID uint64) {
+	*s = ringSQE{opcode: ringOpUringCmd, fd: int32(q.conn.fd), cmd: cmd}
+	if cmd == uringRegister {
+		s.addr, s.len = uint64(uintptr(unsafe.Pointer(&p.iov))), uint32(len(p.iov))
+	}
+	*(*uringCmd)(unsafe.Pointer(&s.payload)) = uringCmd{commitID: commitID, queue: uint16(q.id)}
 }
 
 // register makes a place and gives it to the kernel. A request may be there
@@ -148,6 +167,8 @@ func (e *entry) run() {
 	q, c := e.queue, e.uring.conn
 	e.at = c.inflight.addAt(!q.online)
 	defer c.inflight.remove(e.at)
+	q.threads.Add(1)
+	defer q.threads.Add(-1)
 	var done ringCQE
 	var has bool
 	var err error
@@ -190,25 +211,17 @@ func (e *entry) run() {
 		}
 		e.at.order.Store(0)
 		switch {
-		case op == opNotifyReply: // by move
+		case op == opNotifyReply: // by move, or a keeper
 			n = e.place.fail(unique, 0)
-		case mayWait(op, e.place.header.opIn[:]):
+		case c.mayWait(h, e.place.header.opIn[:]):
 			var left bool
-			if n, left = e.lock(); left {
-				e.kick = h.NodeId
-				if q.idle.Load() >= spareThreads {
-					e.place = nil
+			var at *slot
+			e.kick = h.NodeId
+			if n, at, left = e.aside(); left {
+				var goesOn bool
+				if done, has, goesOn = e.goOn(at, unique); !goesOn {
 					return
 				}
-				if done, has, err = e.another(); err == errStopping {
-					e.place = nil
-					return
-				}
-				if err != nil {
-					e.broken(err)
-					return
-				}
-				e.move()
 				continue
 			}
 		default:
@@ -228,19 +241,52 @@ func (e *entry) run() {
 	}
 }
 
-// another gives the kernel another place, unless the transport stops.
-func (e *entry) another() (done ringCQE, has bool, err error) {
+// goOn gets another place for a thread that has left its own to a request, and
+// reports whether the thread is to go on there. If there is no room, the request
+// is refused.
+func (e *entry) goOn(at *slot, unique uint64) (done ringCQE, has, goesOn bool) {
+	c := e.uring.conn
+	e.queue.keeper.node.Store(e.kick)
+	for pause := time.Millisecond; ; pause = min(2*pause, time.Second) {
+		e.place = nil
+		spare, done, has, err := e.another()
+		if err == nil {
+			if !spare {
+				e.move()
+			}
+			return done, has, true
+		}
+		if err == errStopping || c.ended.Load() {
+			return done, false, false
+		}
+		if at != nil && !at.refused.Swap(true) {
+			c.opts.Logger.Printf("a request that waits is refused: %v", err)
+			c.tryInterrupt(unique)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// another gives the kernel another place, a spare one if there is one, unless
+// the transport stops.
+func (e *entry) another() (spare bool, done ringCQE, has bool, err error) {
 	c := e.uring.conn
 	c.growMu.Lock()
 	defer c.growMu.Unlock()
 	if c.stopping.Load() {
-		return done, false, errStopping
+		return false, done, false, errStopping
 	}
-	done, has, err = e.register()
+	if e.place = e.queue.keeper.take(); e.place != nil {
+		spare = true
+		e.place.answerEmpty()
+		e.submit(uringCommitAndFetch, e.place.header.entry.commitID)
+	} else {
+		done, has, err = e.register()
+	}
 	if err == nil {
 		e.queue.idle.Add(1)
 	}
-	return done, has, err
+	return spare, done, has, err
 }
 
 var errStopping = errors.New("the transport stops")
@@ -249,26 +295,36 @@ var errStopping = errors.New("the transport stops")
 // out.
 func (e *entry) move() { e.uring.conn.kick(e.kick) }
 
-// kick makes a request on the core that it runs on: it asks for the cached
-// content of some file, which is none. (A look at the mount would do it too, but
-// a daemon that is killed while it waits for its own answer never ends.)
-func (c *conn) kick(node uint64) {
+// kick makes a request on the core that it runs on, and reports whether it
+// could: it asks for the cached content of some file, which is none. (A look at
+// the mount would do it too, but a daemon that is killed while it waits for its
+// own answer never ends.)
+func (c *conn) kick(node uint64) bool {
 	m := struct {
 		unique, node, offset uint64
 		size, _              uint32
 	}{unique: 1<<62 | c.kicks.Add(2)}
-	for _, m.node = range append([]uint64{node}, c.files()...) {
+	try := func() (done, again bool) {
 		err := c.notify(notifyRetrieve, (*[unsafe.Sizeof(m)]byte)(unsafe.Pointer(&m))[:])
-		if err != unix.ENOENT && err != unix.EINVAL { // not known, or no regular file
-			return
+		return err == nil, err == unix.ENOENT || err == unix.EINVAL // not known, or no regular file
+	}
+	if m.node = node; m.node > fuse.FUSE_ROOT_ID {
+		if done, again := try(); !again {
+			return done
 		}
 	}
+	for _, m.node = range c.files() {
+		if done, again := try(); !again {
+			return done
+		}
+	}
+	return false
 }
 
 // broken ends the thread: the kernel has let go.
 func (e *entry) broken(err error) {
 	e.queue.idle.Add(-1)
-	if !e.uring.conn.ended.Load() && !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED) && !errors.Is(err, unix.ECANCELED) {
+	if !e.uring.conn.ended.Load() && !gone(err) {
 		e.uring.conn.opts.Logger.Printf("io_uring of core %d: %v", e.queue.id, err)
 	}
 }

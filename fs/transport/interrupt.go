@@ -14,6 +14,7 @@ import (
 type slot struct {
 	unique  atomic.Uint64 // the number that the kernel gave the request; 0: none
 	order   atomic.Uint64 // of its arrival
+	refused atomic.Bool   // it is cancelled as there is no room for it
 	told    atomic.Bool   // the kernel has said that the caller has a signal
 	tid     int           // of a thread that reads /dev/fuse; else 0
 	reading atomic.Bool   // it is about to

@@ -3,6 +3,7 @@ package transport
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -15,6 +16,10 @@ const (
 	minRead = 8192
 	page    = 4096
 )
+
+// maxLoops bounds the threads that read /dev/fuse. Go has no more than 10,000
+// threads in all.
+const maxLoops = 2048
 
 // loops are the threads that read /dev/fuse.
 type loops struct {
@@ -102,8 +107,8 @@ func (l *loops) run(at *slot, buf []byte) {
 		if c.stopping.Load() && c.takeOver(in[:n]) {
 			continue
 		}
-		if mayWait(h.Opcode, in[inHeaderSize:n]) {
-			l.apart(in[:n])
+		if c.mayWait(h, in[inHeaderSize:n]) {
+			l.aside(in[:n])
 			continue
 		}
 		l.busy()
@@ -149,15 +154,31 @@ func (c *conn) write(answer []byte) {
 	}
 }
 
-// apart answers a request that may wait without end, on no thread.
-func (l *loops) apart(req []byte) {
-	req = append([]byte(nil), req...)
-	l.conn.threads.Add(1)
-	at := l.conn.inflight.add()
+// aside answers a request that may wait without end, on no thread.
+func (l *loops) aside(req []byte) {
+	c, req := l.conn, slices.Clone(req)
+	h := (*fuse.InHeader)(unsafe.Pointer(&req[0]))
+	size := 64
+	switch h.Opcode {
+	case opSetlkw:
+		if c.waits.full(h.Uid) {
+			out := fuse.OutHeader{Length: uint32(outHeaderSize), Unique: h.Unique, Status: -int32(unix.ENOLCK)}
+			c.write((*[outHeaderSize]byte)(unsafe.Pointer(&out))[:])
+			return
+		}
+		c.waits.count(h.Uid, 1)
+	case opRead:
+		size = l.size
+	}
+	c.threads.Add(1)
+	at := c.inflight.add()
 	go func() {
-		defer l.conn.threads.Done()
-		defer l.conn.inflight.remove(at)
-		l.answer(at, (*fuse.InHeader)(unsafe.Pointer(&req[0])).Unique, [][]byte{req}, [][]byte{make([]byte, 64)})
+		defer c.threads.Done()
+		defer c.inflight.remove(at)
+		if h.Opcode == opSetlkw {
+			defer c.waits.count(h.Uid, -1)
+		}
+		l.answer(at, h.Unique, [][]byte{req}, [][]byte{make([]byte, size)})
 	}()
 }
 

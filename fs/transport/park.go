@@ -107,6 +107,12 @@ func (o *own) replay(all []*Parked) {
 	c := o.conn
 	for _, r := range all {
 		op := r.header().Opcode
+		if op == opNotifyReply {
+			if r.place != nil {
+				r.queue.keeper.keep(r.place)
+			}
+			continue
+		}
 		before := c.lined()
 		done := make(chan struct{})
 		at := c.inflight.add()
@@ -117,11 +123,8 @@ func (o *own) replay(all []*Parked) {
 			defer close(done)
 			o.again(at, r)
 		}()
-		switch op {
-		case opSetlkw, opWrite:
+		if op == opSetlkw || op == opWrite {
 			c.awaitLined(before, done)
-		case opNotifyReply:
-			<-done
 		}
 	}
 }
@@ -145,19 +148,8 @@ func (o *own) again(at *slot, r *Parked) {
 		}
 		return
 	}
-	p := r.place
-	n := 0
-	if h.Opcode == opNotifyReply {
-		n = p.fail(h.Unique, 0)
-	} else {
-		in, out := p.split()
-		n = c.wait(at, &h, in, out)
-		if n > 0 && c.undone(at, p.header.inOut[:]) {
-			p.restore(&h)
-			c.parkPlace(r.Order, r.queue, p)
-			return
-		}
+	if n := o.uring.carryOut(at, r.queue, r.place); n != parked {
+		r.place.answered(h.Unique, n)
+		r.queue.keeper.give(r.place)
 	}
-	p.answered(h.Unique, n)
-	o.uring.giveBack(r.queue, p)
 }

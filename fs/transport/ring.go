@@ -10,6 +10,7 @@ import (
 
 // What of io_uring's interface is used here; see io_uring(7).
 const (
+	ringSetupCQSize       = 1 << 3
 	ringSetupSQE128       = 1 << 10
 	ringSetupSingleIssuer = 1 << 12
 	ringSetupDeferTaskrun = 1 << 13
@@ -17,6 +18,7 @@ const (
 	ringEnterGetevents    = 1 << 0
 	ringEnterRegistered   = 1 << 4
 	ringRegisterRingFds   = 20
+	ringOpRead            = 22
 	ringOpUringCmd        = 46
 	ringOffRings          = 0
 	ringOffSQEs           = 0x10000000
@@ -59,30 +61,30 @@ type ringCQE struct {
 	flags    uint32
 }
 
-// A ring is an io_uring of the thread that made it, with room for one command
-// at a time.
+// A ring is an io_uring of the thread that made it.
 type ring struct {
 	fd         int
 	enterFd    uintptr
 	enterFlags uintptr
 	rings, sqe []byte
 
+	sqEntries      uint32
 	sqTail, sqHead *uint32
 	cqTail, cqHead *uint32
 	cqMask         uint32
 	cqes           unsafe.Pointer
-	sqe0           *ringSQE
+	sqe0           *ringSQE // of a ring with room for one command
 }
 
 // newRing makes a ring for the calling thread, which is locked to its
-// goroutine.
-func newRing() (*ring, error) {
-	p := ringParams{flags: ringSetupSQE128 | ringSetupSingleIssuer | ringSetupDeferTaskrun}
-	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&p)), 0)
+// goroutine. It has room for so many commands, and so many completions.
+func newRing(commands, completions uint32) (*ring, error) {
+	p := ringParams{flags: ringSetupSQE128 | ringSetupSingleIssuer | ringSetupDeferTaskrun | ringSetupCQSize, cqEntries: completions}
+	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, uintptr(commands), uintptr(unsafe.Pointer(&p)), 0)
 	if errno != 0 {
 		return nil, fmt.Errorf("io_uring_setup: %w", errno)
 	}
-	r := &ring{fd: int(fd), enterFd: fd}
+	r := &ring{fd: int(fd), enterFd: fd, sqEntries: p.sqEntries}
 	if p.features&ringFeatSingleMmap == 0 {
 		r.close()
 		return nil, fmt.Errorf("io_uring_setup: %w", unix.ENOSYS)
@@ -102,7 +104,9 @@ func newRing() (*ring, error) {
 	r.cqHead, r.cqTail, r.cqMask = at(p.cq.head), at(p.cq.tail), *at(p.cq.mask)
 	r.cqes = unsafe.Pointer(&r.rings[p.cq.cqes])
 	r.sqe0 = (*ringSQE)(unsafe.Pointer(&r.sqe[0]))
-	*at(p.sq.array) = 0 // the one slot there is
+	for i := range p.sqEntries {
+		*at(p.sq.array + 4*i) = i
+	}
 	r.register()
 	// That it can be made does not mean that it may be used.
 	if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, r.enterFd, 0, 0, ringEnterGetevents|r.enterFlags, 0, 0); errno != 0 {
@@ -122,6 +126,30 @@ func (r *ring) register() {
 	n, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(r.fd), ringRegisterRingFds, uintptr(unsafe.Pointer(&up)), 1, 0, 0)
 	if errno == 0 && n == 1 {
 		r.enterFd, r.enterFlags = uintptr(up.offset), ringEnterRegistered
+	}
+}
+
+// next returns the place of the next command; submit queues it.
+func (r *ring) next() (*ringSQE, error) {
+	if *r.sqTail-atomic.LoadUint32(r.sqHead) == r.sqEntries {
+		if err := r.flush(); err != nil {
+			return nil, err
+		}
+	}
+	return (*ringSQE)(unsafe.Pointer(&r.sqe[uintptr(*r.sqTail&(r.sqEntries-1))*unsafe.Sizeof(ringSQE{})])), nil
+}
+
+// flush hands over what was submitted.
+func (r *ring) flush() error {
+	for {
+		n := *r.sqTail - atomic.LoadUint32(r.sqHead)
+		if n == 0 {
+			return nil
+		}
+		_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, r.enterFd, uintptr(n), 0, ringEnterGetevents|r.enterFlags, 0, 0)
+		if errno != 0 && errno != unix.EINTR && errno != unix.EAGAIN {
+			return fmt.Errorf("io_uring_enter: %w", errno)
+		}
 	}
 }
 

@@ -28,6 +28,10 @@ func (c *conn) wait(at *slot, h *fuse.InHeader, in, out [][]byte) int {
 			c.interrupt(unique)
 		}
 	})
+	if h.Opcode == opSetlkw {
+		c.waits.count(h.Uid, 1)
+		defer c.waits.count(h.Uid, -1)
+	}
 	n := c.handle(at, unique, in, out)
 	if look.Stop() {
 		c.threads.Done()

@@ -54,6 +54,9 @@ func (o *own) Stop(node uint64, begun func()) (*State, error) {
 	c.stopping.Store(true)
 	c.growMu.Unlock()
 	begun()
+	for _, k := range c.keepers {
+		k.poke()
+	}
 	var kickers sync.WaitGroup
 	over := make(chan struct{})
 	if o.uring != nil {
@@ -75,6 +78,11 @@ func (o *own) Stop(node uint64, begun func()) (*State, error) {
 	if c.ended.Load() {
 		c.threads.Done()
 		return nil, ErrEnded
+	}
+	for _, k := range c.keepers {
+		for p := k.take(); p != nil; p = k.take() {
+			c.parkPlace(c.order.Add(1), k.queue, p)
+		}
 	}
 	s := &State{
 		FD: c.fd, Name: o.Name(), Init: c.init, Agreed: c.agreed, MaxWrite: c.opts.MaxWrite,
@@ -143,7 +151,7 @@ func (q *queue) empty(node uint64, over <-chan struct{}) {
 	set.Set(q.id)
 	unix.SchedSetaffinity(0, &set)
 	for {
-		if q.idle.Load() > 0 {
+		if q.idle.Load() > 0 || q.keeper.open.Load() > 0 {
 			q.conn.kick(node)
 		}
 		select {
@@ -187,7 +195,7 @@ func Continue(s *State, opts Options) (Transport, error) {
 	o := *opts.Mount
 	o.MaxWrite = s.MaxWrite
 	c := newConn(s.FD, &o)
-	c.files, c.lines, c.hurry = opts.Files, opts.Lines, opts.Hurry
+	c.set(&opts)
 	c.watch.init()
 	c.init, c.agreed = s.Init, s.Agreed
 	c.kicks.Store(s.Kicks)

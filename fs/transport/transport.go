@@ -66,6 +66,9 @@ type Options struct {
 	Files  func() []uint64 // some regular files that the kernel may know
 	Lines  func() uint64   // how many requests have begun to stand in line for a lock
 	Hurry  func() bool     // whether news that something was forgotten must not be late
+	// Apart is the first number of nodes that a read or write may wait in
+	// without end; 0: there are none.
+	Apart uint64
 }
 
 // Start agrees with the kernel on the protocol over fd, a descriptor of
@@ -115,7 +118,7 @@ func (o *own) Name() string {
 func startOwn(fd int, opts Options) (Transport, string, error) {
 	o, want := *opts.Mount, opts.Want
 	c := newConn(fd, &o)
-	c.files, c.lines, c.hurry = opts.Files, opts.Lines, opts.Hurry
+	c.set(&opts)
 	c.watch.init()
 	init, req, err := c.readInit()
 	if err != nil {
@@ -140,7 +143,7 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 	if err != nil {
 		note = err.Error()
 		close(start)
-		u, c.watch.crews = nil, nil
+		u, c.watch.crews, c.keepers = nil, nil, nil
 	} else if u != nil {
 		o.ExtraCapabilities |= fuse.CAP_OVER_IO_URING
 	}

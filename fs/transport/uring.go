@@ -41,16 +41,23 @@ type uringCmd struct {
 	_               [6]byte
 }
 
-// maxPlaces bounds the places of a mount. Lock waits that would need more are
-// refused.
-const maxPlaces = 8192
+const (
+	// maxPlaces bounds the places of a mount. What waits and would need more is
+	// refused.
+	maxPlaces = 1 << 16
+	// maxThreads is how many threads of a queue carry requests out. If all are
+	// at something that takes long, goroutines do; see keeper.
+	maxThreads = 4
+)
 
 // A queue is the requests that are made on one core.
 type queue struct {
 	crew
-	conn   *conn
-	id     int
-	online bool
+	conn    *conn
+	id      int
+	online  bool
+	threads atomic.Int32
+	keeper  *keeper
 }
 
 // uring serves all queues.
@@ -94,7 +101,15 @@ func (u *uring) list() error {
 	for id := range possible {
 		q := &queue{conn: u.conn, id: id, online: online[id]}
 		q.watch = &u.conn.watch
-		q.crew.grow = func() error { return u.growQueue(q, fuse.FUSE_ROOT_ID) }
+		q.keeper = &keeper{uring: u, queue: q, bell: -1, places: make(map[uint64]*place)}
+		q.open, q.settle = &q.keeper.open, q.keeper.settle
+		q.crew.grow = func() error {
+			if q.threads.Load() < maxThreads {
+				return u.growQueue(q, fuse.FUSE_ROOT_ID)
+			}
+			return q.keeper.grow()
+		}
+		u.conn.keepers = append(u.conn.keepers, q.keeper)
 		u.queues = append(u.queues, q)
 		u.conn.watch.crews = append(u.conn.watch.crews, &q.crew)
 	}
@@ -134,9 +149,16 @@ func (u *uring) growQueue(q *queue, node uint64) error {
 		return unix.ENODEV
 	}
 	start := make(chan bool, 1)
-	e, err := u.spawn(q, nil, start)
+	p := q.keeper.take()
+	e, err := u.spawn(q, p, start)
+	if p != nil && err != nil {
+		q.keeper.keep(p)
+	}
 	if err != nil {
 		return err
+	}
+	if p != nil {
+		p.answerEmpty()
 	}
 	e.kick = node
 	start <- true
