@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -27,7 +28,9 @@ type loops struct {
 	conn *conn
 	keep int32 // how many wait at the most
 	size int   // of the largest request and reply
-	lazy bool  // nothing but news comes here: other requests have their rings
+
+	threads atomic.Int32
+	lazy    bool // nothing but news comes here: other requests have their rings
 }
 
 func (c *conn) newLoops(keep int) *loops {
@@ -45,6 +48,9 @@ func (l *loops) start() error {
 	if l.conn.ended.Load() || l.conn.stopping.Load() {
 		return unix.ENODEV
 	}
+	if l.threads.Load() >= maxLoops {
+		return fmt.Errorf("more than %d requests at a time", maxLoops)
+	}
 	// Untouched pages take no memory: a thread has room for the largest
 	// request, and uses what it gets.
 	buf, err := unix.Mmap(-1, 0, 2*l.size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
@@ -52,11 +58,13 @@ func (l *loops) start() error {
 		return fmt.Errorf("buffers of a thread: %w", err)
 	}
 	l.idle.Add(1)
+	l.threads.Add(1)
 	l.conn.threads.Add(1)
 	at := l.conn.inflight.add()
 	go func() {
 		defer l.conn.threads.Done()
 		defer l.conn.inflight.remove(at)
+		defer l.threads.Add(-1)
 		runtime.LockOSThread() // for good: the thread ends with the loop
 		l.run(at, buf)
 		unix.Munmap(buf)
