@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -82,6 +81,7 @@ func scopeOf(p *procid.Process, kind lockstate.ScopeKind) (lockstate.Scope, erro
 		if !ok {
 			return s, errNoCgroup
 		}
+		s.Born = cgroupBorn(s.ID)
 		return s, nil
 	}
 	// Begun outside of the daemon's pid namespace, which shows it as "0".
@@ -112,7 +112,12 @@ func inScope(pid int, st procStat, s lockstate.Scope) bool {
 	case lockstate.SessionScope:
 		id = st.session
 	case lockstate.CgroupScope:
-		return inCgroup(pid, s.ID)
+		if !inCgroup(pid, s.ID) {
+			return false
+		}
+		// It may have been removed, and made anew by another step or service.
+		born := cgroupBorn(s.ID)
+		return s.Born == 0 || born == 0 || born == s.Born
 	}
 	if id != s.ID {
 		return false
@@ -122,40 +127,6 @@ func inScope(pid int, st procStat, s lockstate.Scope) bool {
 	leader, _ := strconv.Atoi(id)
 	first, ok := statOf(leader)
 	return !ok || s.Born == 0 || first.start == s.Born
-}
-
-// cgroupOf returns the cgroup of a process as "CONTROLLERS:PATH", in the
-// hierarchy of version 2 if it has one of its own there, else in one that is for
-// telling processes apart. The root is nobody's own.
-func cgroupOf(pid int) (id string, ok bool) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	if err != nil {
-		return "", false
-	}
-	for _, want := range []string{"", "name=systemd", "pids"} {
-		for line := range strings.Lines(string(b)) {
-			_, id, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
-			if controllers, path, _ := strings.Cut(id, ":"); controllers == want && path != "/" && path != "" {
-				return id, true
-			}
-		}
-	}
-	return "", false
-}
-
-// inCgroup reports whether a process is in a cgroup or one within it.
-func inCgroup(pid int, id string) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	if err != nil {
-		return false
-	}
-	for line := range strings.Lines(string(b)) {
-		_, its, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
-		if its == id || strings.HasPrefix(its, id+"/") {
-			return true
-		}
-	}
-	return false
 }
 
 // member returns the oldest process that lives in a scope, or nil. Processes

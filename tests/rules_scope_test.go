@@ -211,6 +211,37 @@ func TestH3Leaves(t *testing.T) {
 	m.wantFree("D")
 }
 
+// TestH3Reborn: a cgroup that is removed and made again under its path is another
+// one: what the first one owned is not its.
+func TestH3Reborn(t *testing.T) {
+	m := mountOver(t)
+	for _, d := range []string{"D", "E"} {
+		openDir(t, m.At(d))
+		m.Ctl("release " + d)
+	}
+	gone, same := cgroup(t), cgroup(t)
+	taker, next, stays := agent(t), agent(t), agent(t)
+	enter(t, taker.Pid, gone)
+	taker.mustCommand(m, "acquire D owner=cgroup")
+	leaver := agent(t)
+	enter(t, leaver.Pid, same)
+	enter(t, stays.Pid, same)
+	leaver.mustCommand(m, "acquire E owner=cgroup")
+	token := m.Locks()["E"].Token
+	m.restart(func() {
+		taker.Kill()
+		leaver.Kill()
+		eventually(t, "the cgroup is empty", func() bool { return os.Remove(gone) == nil })
+		mustDo(t, os.Mkdir(gone, 0o755))
+		enter(t, next.Pid, gone)
+	})
+	m.awaitFree("D")
+	if row := m.Locks()["E"]; row.Token != token || row.Pid != stays.Pid {
+		t.Errorf("E, whose cgroup is the same: %+v, want token %d of pid %d", row, token, stays.Pid)
+	}
+	stranger(t).must("creat", m.At("D", "x"), "wronly,creat")
+}
+
 // TestH3Step: a step of a CI run: a script in a session of its own takes a
 // directory and ends, while what it left in the background goes on staging.
 func TestH3Step(t *testing.T) {

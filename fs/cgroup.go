@@ -1,0 +1,87 @@
+package fs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// cgroupOf returns the cgroup of a process as "CONTROLLERS:PATH", in the
+// hierarchy of version 2 if it has one of its own there, else in one that is for
+// telling processes apart. The root is nobody's own.
+func cgroupOf(pid int) (id string, ok bool) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return "", false
+	}
+	for _, want := range []string{"", "name=systemd", "pids"} {
+		for line := range strings.Lines(string(b)) {
+			_, id, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+			if controllers, path, _ := strings.Cut(id, ":"); controllers == want && path != "/" && path != "" {
+				return id, true
+			}
+		}
+	}
+	return "", false
+}
+
+// inCgroup reports whether a process is in a cgroup or one within it.
+func inCgroup(pid int, id string) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(b)) {
+		_, its, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		if its == id || strings.HasPrefix(its, id+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// cgroupBorn returns the inode number of the cgroup that has a path now, which no
+// other one had in this boot; 0 if its hierarchy cannot be seen from here.
+func cgroupBorn(id string) uint64 {
+	mounts, err := ReadMounts()
+	if err != nil {
+		return 0
+	}
+	controllers, path, _ := strings.Cut(id, ":")
+	for _, m := range mounts {
+		below, ok := relativeTo(m.Root, path)
+		if !ok || !m.isCgroup(controllers) {
+			continue
+		}
+		// Something else may be mounted over it.
+		dir := filepath.Join(m.Path, below)
+		var fs unix.Statfs_t
+		var st unix.Stat_t
+		if unix.Statfs(dir, &fs) == nil && (fs.Type == unix.CGROUP2_SUPER_MAGIC || fs.Type == unix.CGROUP_SUPER_MAGIC) &&
+			unix.Stat(dir, &st) == nil {
+			return st.Ino
+		}
+	}
+	return 0
+}
+
+// isCgroup reports whether a mount shows a hierarchy of cgroups.
+func (m *MountEntry) isCgroup(controllers string) bool {
+	if controllers == "" {
+		return m.FSType == "cgroup2"
+	}
+	return m.FSType == "cgroup" && slices.Contains(strings.Split(m.FSOptions, ","), controllers)
+}
+
+// relativeTo returns a path as seen from one above it.
+func relativeTo(root, path string) (string, bool) {
+	if root == "/" {
+		return path, true
+	}
+	below, ok := strings.CutPrefix(path, root)
+	return below, ok && (below == "" || below[0] == '/')
+}
