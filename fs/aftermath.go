@@ -436,15 +436,20 @@ func cutLast(path string) (dir, name string) {
 	return ".", path
 }
 
-// notePresence tells the table what is in a directory now: made there, or come
-// from elsewhere by link(2).
+// notePresence tells the table what was made in a directory.
 func (fs *FS) notePresence(m *making) {
-	if m.node == nil {
-		return // a private file
-	}
-	if len(m.linked) > 0 {
-		fs.table.Entered(m.parent.dir, fileID(&m.st), m.linked[0], m.node.above())
-		return
+	if m.node == nil || len(m.linked) > 0 {
+		return // a private file, or noted by noteLinking
 	}
 	fs.table.Made(m.parent.dir, fileID(&m.st))
+}
+
+// noteLinking tells the table what is about to come into a directory by link(2),
+// from wherever it has a name. Before: a daemon that dies in between lost nothing.
+func (fs *FS) noteLinking(m *making, src *node) {
+	if len(m.linked) == 0 {
+		return // it has no name, and was made for this one
+	}
+	id := src.key()
+	fs.table.Entered(m.parent.dir, lockstate.FileID{Dev: uint64(id.dev), Ino: id.ino, Birth: id.birth}, m.linked[0], src.above())
 }

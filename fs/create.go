@@ -337,6 +337,12 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 		c.Into, c.Files = m.parent.dir, src.handles()
 		return c, err
 	}
+	m.before = func() error {
+		if fs.table.Tracks() {
+			fs.noteLinking(m, src)
+		}
+		return nil
+	}
 	status := fs.attempt(r, false, func() error { return fs.make(m) })
 	if status == fuse.OK {
 		fs.fillEntry(&in.InHeader, out, m.node, &m.st, fs.isLockName(m.parent, name))

@@ -170,3 +170,25 @@ func TestS1Exchanged(t *testing.T) {
 		})
 	}
 }
+
+// TestR7LinkedMidway: what came in by link(2) was not made under the lock, also
+// where the daemon is killed when it has made the link, and the file's other name
+// goes.
+func TestR7LinkedMidway(t *testing.T) {
+	m := mountOver(t, "--on-crash", "destroy")
+	openDir(t, m.At("out"))
+	openFile(t, m.At("out", "old"), "old")
+	m.Ctl("release out")
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	a.must("put", m.At("D", "made"), "1", "wronly,creat")
+	killed := m.killAfter(unix.SYS_LINKAT)
+	a.want("ENOTCONN|ECONNABORTED|ECANCELED", "link", m.At("out", "old"), m.At("D", "old"))
+	killed()
+	m.start([]string{"--on-crash", "destroy"})
+	m.awaitReady()
+	stranger(t).must("unlink", m.At("out", "old"))
+	a.Kill()
+	m.awaitFree("D")
+	wantTree(t, m.At("D"), []string{"old=old"})
+}
