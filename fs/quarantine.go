@@ -71,6 +71,9 @@ func (fs *FS) showQuarantine() []byte {
 	return b.Bytes()
 }
 
+// restoreTime bounds how long a restore waits for what may just have been closed.
+const restoreTime = 500 * time.Millisecond
+
 // restore puts back what was put aside: `restore DIR id=N`. DIR must not be
 // there if the directory itself was put aside; else what is missing in it is put
 // back, and nothing is replaced.
@@ -82,7 +85,10 @@ func (c *command) restore() fuse.Status {
 	r := &request{fs: fs, cancel: c.cancel, header: c.header, op: "restore", at: c.dir}
 	var touched *node
 	var message string
-	status := fs.attempt(r, true, func() error {
+	var closing time.Time
+	var isOpen bool
+	try := func() error {
+		isOpen = false
 		fs.hiddenMu.Lock()
 		defer fs.hiddenMu.Unlock()
 		quarantine, err := fs.openHidden(quarantineDir, false)
@@ -110,7 +116,12 @@ func (c *command) restore() fuse.Status {
 			return err
 		}
 		defer op.End()
-		if inTheWay, err := conflict(from, contentName, to, name); err != nil {
+		w, err := newMerging(from, to)
+		if err != nil {
+			return err
+		}
+		defer w.close()
+		if inTheWay, err := w.conflict(contentName, name); err != nil {
 			return err
 		} else if inTheWay != "" {
 			message = inTheWay + " is in the way"
@@ -119,14 +130,18 @@ func (c *command) restore() fuse.Status {
 		if open, err := fs.detachNodes(from, contentName, name); err != nil {
 			return err
 		} else if open != "" {
-			message = open + " is still open for writing, or mapped"
+			message, isOpen = open+" is still open for writing, or mapped", true
 			return unix.EBUSY
 		}
-		if err := merge(from, contentName, to, name); err != nil {
+		if err := w.merge(contentName, name); err != nil {
 			return err
 		}
 		return removeTree(quarantine, c.id)
-	})
+	}
+	status := fs.attempt(r, true, try)
+	for isOpen && more(&closing, restoreTime) && sleep(c.cancel, time.Millisecond) {
+		status = fs.attempt(r, true, try) // the kernel lets go a moment after close(2)
+	}
 	if touched != nil {
 		fs.notifyDir(touched)
 		fs.notifyNames(touched)
@@ -140,119 +155,6 @@ func (c *command) restore() fuse.Status {
 		c.answer.Message = message
 	}
 	return status
-}
-
-// detachNodes takes what is about to come back away from those who have it open
-// or are in it since before it was put aside: no lock table knows of them. It
-// returns a file that somebody may write to, or "". The caller holds FS.ns alone.
-func (fs *FS) detachNodes(dir int, name, as string) (open string, err error) {
-	var nodes []*node
-	err = fs.eachBelow(dir, name, as, func(dir int, entry, path string, st *unix.Statx_t) bool {
-		n := fs.nodes.find(identityOf(st))
-		if n != nil {
-			nodes = append(nodes, n)
-		}
-		if uint32(st.Mode)&unix.S_IFMT == unix.S_IFREG &&
-			(n != nil && len(n.handles()) > 0 || openForWriting(dir, entry)) {
-			open = path
-		}
-		return open == ""
-	})
-	if err != nil || open != "" {
-		return open, err
-	}
-	var doomed []int
-	for _, n := range nodes {
-		fs.nodes.disown(n)
-		if n.isDir() {
-			doomed = fs.back.dirs.drop(n, doomed)
-		}
-	}
-	for _, fd := range doomed {
-		unix.Close(fd)
-	}
-	return "", nil
-}
-
-// eachBelow calls f with an entry and all that is beneath it, until it returns
-// false. as is what the entry is called in the paths.
-func (fs *FS) eachBelow(dir int, name, as string, f func(dir int, entry, path string, st *unix.Statx_t) bool) error {
-	var st unix.Statx_t
-	if err := statAt(dir, name, &st); err != nil || !f(dir, name, as, &st) || uint32(st.Mode)&unix.S_IFMT != unix.S_IFDIR {
-		return err
-	}
-	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	bad := eachEntry(fd, func(e dirEntry) bool {
-		err = fs.eachBelow(fd, e.name, join(as, e.name), f)
-		return err == nil
-	})
-	return errors.Join(bad, err)
-}
-
-// conflict returns what is in the way of merging an entry into another place.
-func conflict(from int, name string, to int, as string) (string, error) {
-	var src, dst unix.Statx_t
-	if err := statAt(from, name, &src); err != nil {
-		return "", err
-	}
-	switch err := statAt(to, as, &dst); {
-	case err == unix.ENOENT:
-		return "", nil
-	case err != nil:
-		return "", err
-	}
-	if (src.Mode&dst.Mode)&unix.S_IFMT != unix.S_IFDIR || src.Mode&unix.S_IFMT != dst.Mode&unix.S_IFMT {
-		return as, nil
-	}
-	found := ""
-	err := both(from, name, to, as, func(a, b int, entry string) (err error) {
-		if found == "" {
-			if found, err = conflict(a, entry, b, entry); found != "" {
-				found = as + "/" + found
-			}
-		}
-		return err
-	})
-	return found, err
-}
-
-// merge moves an entry to another place; directories that are there already get
-// what is in it.
-func merge(from int, name string, to int, as string) error {
-	err := unix.Renameat2(from, name, to, as, unix.RENAME_NOREPLACE)
-	if err != unix.EEXIST {
-		return err
-	}
-	if err := both(from, name, to, as, func(a, b int, entry string) error { return merge(a, entry, b, entry) }); err != nil {
-		return err
-	}
-	return unix.Unlinkat(from, name, unix.AT_REMOVEDIR)
-}
-
-// both opens two directories and calls f for each entry of the first.
-func both(from int, name string, to int, as string, f func(a, b int, entry string) error) error {
-	a, err := openAt(from, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(a)
-	b, err := openAt(to, as, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(b)
-	var names []string
-	err = eachEntry(a, func(e dirEntry) bool { names = append(names, e.name); return true })
-	for _, n := range names {
-		if err == nil {
-			err = f(a, b, n)
-		}
-	}
-	return err
 }
 
 // discardQuarantined deletes something that was put aside, or all that is older

@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -200,16 +201,7 @@ func TestR7AttackDeep(t *testing.T) {
 	m := mount(t, "--on-crash", "destroy")
 	a := agent(t)
 	a.must("mkdir", m.At("D"))
-	fd, err := unix.Open(m.Back("D"), unix.O_PATH|unix.O_CLOEXEC, 0)
-	mustDo(t, err)
-	for range 3000 {
-		mustDo(t, unix.Mkdirat(fd, "d", 0o777))
-		next, err := unix.Openat(fd, "d", unix.O_PATH|unix.O_CLOEXEC, 0)
-		mustDo(t, err)
-		mustDo(t, unix.Close(fd))
-		fd = next
-	}
-	mustDo(t, unix.Close(fd))
+	deepTree(t, m.Back("D"), 3000, "")
 	few := unix.Rlimit{Cur: 1000, Max: 1000}
 	mustDo(t, unix.Prlimit(m.daemon(), unix.RLIMIT_NOFILE, &few, nil))
 	a.Kill()
@@ -218,6 +210,62 @@ func TestR7AttackDeep(t *testing.T) {
 		left, _ := filepath.Glob(m.Back(".stagefs", "trash", "*"))
 		return len(left) == 0
 	})
+}
+
+// TestR7AttackDeepRestored: such a tree can be put back, also into another one
+// that is as deep.
+func TestR7AttackDeepRestored(t *testing.T) {
+	const depth = 3000
+	m := mount(t, "--on-crash", "quarantine")
+	few := unix.Rlimit{Cur: 1000, Max: 1000}
+	mustDo(t, unix.Prlimit(m.daemon(), unix.RLIMIT_NOFILE, &few, nil))
+	for _, there := range []int{0, depth / 2} {
+		a := agent(t)
+		a.must("mkdir", m.At("D"))
+		deepTree(t, m.Back("D"), depth, "kept")
+		a.Kill()
+		m.awaitFree("D")
+		if there > 0 {
+			mustDo(t, os.Mkdir(m.Back("D"), 0o777))
+			deepTree(t, m.Back("D"), there, "")
+		}
+		if r := run(t, stagefsBin(), "quarantine", "--restore", m.quarantine()[0].ID, m.At("D")); r.Status != 0 {
+			t.Fatalf("restore into a tree of depth %d: %v", there, r)
+		}
+		if got := deepTree(t, m.Back("D"), depth, ""); got != "kept" {
+			t.Errorf("at the bottom of what was restored into a tree of depth %d: %q", there, got)
+		}
+		if r := sh(t, m.Dir, "rm -r D"); r.Status != 0 {
+			t.Fatal(r)
+		}
+	}
+}
+
+// deepTree makes a tree that deep, as far as it is not there, with a file of that
+// content at the bottom, and returns what the file has.
+func deepTree(t *testing.T, dir string, depth int, content string) string {
+	t.Helper()
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
+	mustDo(t, err)
+	for range depth {
+		if err := unix.Mkdirat(fd, "d", 0o777); err != unix.EEXIST {
+			mustDo(t, err)
+		}
+		next, err := unix.Openat(fd, "d", unix.O_PATH|unix.O_CLOEXEC, 0)
+		mustDo(t, err)
+		mustDo(t, unix.Close(fd))
+		fd = next
+	}
+	defer unix.Close(fd)
+	file := fmt.Sprintf("/proc/self/fd/%d/file", fd)
+	if content != "" {
+		mustDo(t, os.WriteFile(file, []byte(content), 0o666))
+	}
+	b, err := os.ReadFile(file)
+	if !os.IsNotExist(err) {
+		mustDo(t, err)
+	}
+	return string(b)
 }
 
 // TestS9AttackSetuid: a program with root's rights that a stranger starts, and
