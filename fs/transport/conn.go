@@ -49,7 +49,7 @@ type conn struct {
 
 	threads  sync.WaitGroup
 	serving  chan struct{} // closed by Serve: no request is looked at before
-	ended    atomic.Bool // the kernel has let go
+	ended    atomic.Bool   // the kernel has let go
 	watch    watch
 	inflight inflight
 	waits    waits
@@ -65,7 +65,9 @@ type conn struct {
 	parking  parking
 }
 
-func newConn(fd int, opts *fuse.MountOptions) *conn { return &conn{opts: opts, fd: fd, serving: make(chan struct{})} }
+func newConn(fd int, opts *fuse.MountOptions) *conn {
+	return &conn{opts: opts, fd: fd, serving: make(chan struct{})}
+}
 
 // awaitServing holds a request back that comes before the daemon is ready for
 // it, and reports whether it is to be answered.
