@@ -77,10 +77,10 @@ func (e *expiry) close() {
 }
 
 // lives reports whether a lock still has its owner: a process that lives, or a
-// client whose deadline lies ahead.
+// client whose deadline lies ahead, or begins to run when it has the lock.
 func (fs *FS) lives(l lockstate.Lock) bool {
 	if l.Client != "" {
-		return fs.table.Clock() < l.Deadline
+		return l.Pending || fs.table.Clock() < l.Deadline
 	}
 	return fs.procs.Alive(l.Owner)
 }

@@ -67,6 +67,7 @@ type Lock struct {
 	Client   string        // whose lease it is (§8); "": it is no lease
 	TTL      time.Duration // of a lease
 	Deadline time.Duration // of a lease, on the clock of the table
+	Pending  bool          // it is about to be acquired: a lease has no deadline yet
 
 	// Revocable: what is opened for writing under it loses the right to
 	// write when the lock is taken from its holder (L3).
@@ -179,7 +180,7 @@ func (r *row) lock() Lock {
 		Revocable: r.revocable,
 		Files:     slices.Clone(r.files), Keys: slices.Collect(maps.Keys(r.keys)),
 		LostKey: r.lostKey, Opened: slices.Clone(r.opened), Command: r.command, Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed,
-		Scope: r.scope, Sealed: r.sealed, Crashed: r.crashed,
+		Scope: r.scope, Sealed: r.sealed, Crashed: r.crashed, Pending: r.pending,
 	}
 	if r.lease != nil {
 		l.UID = r.lease.uid

@@ -663,6 +663,26 @@ func (s *faultSoak) grown() {
 	}
 }
 
+// around returns what the daemon said in the second of a violation, and in the
+// one before.
+func (s *faultSoak) around(violation string) string {
+	at, err := time.ParseInLocation("15:04:05", violation[:len("15:04:05")], time.Local)
+	if err != nil {
+		return err.Error()
+	}
+	now := time.Now()
+	at = at.AddDate(now.Year(), int(now.Month())-1, now.Day()-1).UTC()
+	var b strings.Builder
+	for line := range strings.Lines(s.m.Log()) {
+		for _, t := range []time.Time{at.Add(-time.Second), at} {
+			if strings.Contains(line, t.Format("T15:04:05.")) && b.Len() < 64<<10 {
+				b.WriteString(line)
+			}
+		}
+	}
+	return b.String()
+}
+
 // nothingStale: when all are dead, no lock is left, nor a lock file that a dead
 // one made.
 func (s *faultSoak) nothingStale() {
@@ -709,6 +729,9 @@ func (s *faultSoak) report(took time.Duration) {
 			break
 		}
 		s.t.Errorf("violation: %s", v)
+		if i < 5 {
+			s.t.Logf("the daemon about then:\n%s", s.around(v))
+		}
 	}
 	for _, what := range []string{"holders", "waiters", "daemons"} {
 		if s.kills[what] == 0 {

@@ -187,6 +187,18 @@ func (w *worker) take() (release func(), err error) {
 	return nil, err
 }
 
+// standing tells what the mount says of the worker's lock now.
+func (w *worker) standing() string {
+	now, err := w.token()
+	text := fmt.Sprintf("taken %v ago; its token now: %d, %v", time.Since(w.taken), now, err)
+	if w.Kind == "lease" {
+		at := monotonic() - w.lease.renewed.Load()
+		_, err := w.ctl(fmt.Sprintf("renew %s client=%s", w.slot, w.lease.id))
+		text += fmt.Sprintf("; acquired with token %d, renewed %v ago, and again now: %v", w.lease.token, time.Duration(at), err)
+	}
+	return text
+}
+
 // unlinked tells whether a locked file is no lock file any more: who made it has
 // removed it, or has died before locking it, between the open and the lock. Then
 // the lock is nobody's business, as on any file system, and whoever uses flock(2)
@@ -202,8 +214,7 @@ func (w *worker) session() {
 	token, err := w.token()
 	if err != nil {
 		if !w.overdue(err) {
-			w.say("V %s: holds %s, taken %v and renewed %v ago, but its token: %v", w.Kind, w.slot,
-				time.Since(w.taken), time.Duration(monotonic()-w.lease.renewed.Load()), err)
+			w.say("V %s: holds %s, but its token: %v; %s", w.Kind, w.slot, err, w.standing())
 		}
 		return
 	}
@@ -226,7 +237,7 @@ func (w *worker) session() {
 		case w.overdue(err):
 			return
 		default:
-			w.say("V %s: as holder of %s (token %d), to write %s: %v", w.Kind, w.slot, token, name, err)
+			w.say("V %s: as holder of %s (token %d), to write %s: %v; %s", w.Kind, w.slot, token, name, err, w.standing())
 			return
 		}
 	}
@@ -364,6 +375,8 @@ func (w *worker) tidy() {
 
 // A lease is what a worker knows of its own.
 type lease struct {
+	id      string
+	token   uint64
 	renewed atomic.Int64 // when the last renewal was sent that succeeded, in ns
 	over    atomic.Bool  // the mount has said that it ended
 }
@@ -397,12 +410,14 @@ func (w *worker) takeLease() (release func(), err error) {
 	id := fmt.Sprintf("soak-%d-%d", os.Getpid(), w.seq)
 	w.lease.over.Store(false)
 	w.lease.renewed.Store(monotonic())
-	if _, err := w.ctl(fmt.Sprintf("acquire %s client=%s ttl=%s", w.slot, id, soakTTL)); err != nil {
+	a, err := w.ctl(fmt.Sprintf("acquire %s client=%s ttl=%s", w.slot, id, soakTTL))
+	if err != nil {
 		if errors.Is(err, unix.EBUSY) {
 			return nil, nil
 		}
 		return nil, err
 	}
+	w.lease.id, w.lease.token = id, a.Token
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
