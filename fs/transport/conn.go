@@ -37,12 +37,13 @@ const (
 
 // A conn is a connection to the kernel that is served by own threads.
 type conn struct {
-	proto *fuse.ProtocolServer
-	opts  *fuse.MountOptions
-	files func() []uint64
-	lines func() uint64
-	hurry func() bool
-	apart uint64 // see Options
+	proto  *fuse.ProtocolServer
+	served fuse.RawFileSystem // what proto serves
+	opts   *fuse.MountOptions
+	files  func() []uint64
+	lines  func() uint64
+	hurry  func() bool
+	apart  uint64 // see Options
 
 	fdMu sync.RWMutex
 	fd   int // -1: closed; closed when all threads are gone

@@ -82,7 +82,7 @@ func (l *loops) run(at *slot, buf []byte) {
 	const writeHeader, readHeader = int(unsafe.Sizeof(fuse.WriteIn{})), outHeaderSize
 	in, out := buf[page-writeHeader:l.size], buf[l.size+page-readHeader:]
 	ins, outs := [1][]byte{}, [1][]byte{out}
-	h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
+	h, q := (*fuse.InHeader)(unsafe.Pointer(&in[0])), new(quick)
 	for {
 		at.reading.Store(true)
 		if c.stopping.Load() {
@@ -120,9 +120,15 @@ func (l *loops) run(at *slot, buf []byte) {
 			continue
 		}
 		l.busy()
-		at.order.Store(0)
-		ins[0] = in[:n]
-		l.answer(at, h.Unique, ins[:], outs[:])
+		if c.takes(h) {
+			answer := c.carryOut(q, h, in[inHeaderSize:n], out[outHeaderSize:])
+			*(*fuse.OutHeader)(unsafe.Pointer(&out[0])) = answer
+			c.write(out[:answer.Length])
+		} else {
+			at.order.Store(0)
+			ins[0] = in[:n]
+			l.answer(at, h.Unique, ins[:], outs[:])
+		}
 		if l.idle.Add(1) > l.keep {
 			l.idle.Add(-1)
 			return

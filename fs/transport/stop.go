@@ -212,7 +212,7 @@ func Continue(s *State, opts Options) (Transport, error) {
 			return nil, err
 		}
 	}
-	c.proto = fuse.NewProtocolServer(opts.FS, &o)
+	c.proto, c.served = fuse.NewProtocolServer(opts.FS, &o), opts.FS
 	opts.Attach(t)
 	if err := c.agreeAgain(); err != nil {
 		return nil, err

@@ -147,7 +147,7 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 	} else if u != nil {
 		o.ExtraCapabilities |= fuse.CAP_OVER_IO_URING
 	}
-	c.proto = fuse.NewProtocolServer(opts.FS, &o)
+	c.proto, c.served = fuse.NewProtocolServer(opts.FS, &o), opts.FS
 	t := &own{conn: c, uring: u}
 	opts.Attach(t)
 	if err := c.answerInit(req); err != nil {
