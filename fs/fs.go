@@ -57,7 +57,7 @@ type FS struct {
 
 	// ns protects the names in the backing: whoever relies on them holds it
 	// shared, a rename exclusively.
-	ns sync.RWMutex
+	ns spinMutex
 
 	// aliasMu is held shared by operations on files with several links, and
 	// taken by an acquisition to wait for them.

@@ -28,7 +28,7 @@ type nodeTable struct {
 
 	files fileTable
 
-	mu    sync.RWMutex
+	mu    spinMutex
 	byID  nodePages
 	byKey nodeIndex
 	next  uint64
