@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"time"
+
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
@@ -28,6 +30,10 @@ func (fs *FS) take(dir int, name string, lose bool) (*victim, error) {
 		// Somebody may have it open, or be in it: the kernel goes on
 		// asking for it.
 		fd, err := openAt(dir, name, unix.O_PATH, 0)
+		for began := time.Now(); err == unix.EMFILE && time.Since(began) < keptTime; {
+			time.Sleep(time.Millisecond)
+			fd, err = openAt(dir, name, unix.O_PATH, 0)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -35,6 +41,11 @@ func (fs *FS) take(dir int, name string, lose bool) (*victim, error) {
 	}
 	return v, nil
 }
+
+// keptTime is how long a removal waits for a descriptor: others that were
+// removed may have them until the kernel forgets them, and can be removed faster
+// than the backing gives back what they held.
+const keptTime = time.Second
 
 // bigBlocks, of 512 bytes, are what somebody may miss who has removed a file to
 // make room: a megabyte.
