@@ -229,7 +229,7 @@ func (e *entry) run() {
 			in, out := e.place.split()
 			if c.takes(h) {
 				args := in[1]
-				if op == opLookup {
+				if named(op) {
 					args = in[2]
 				}
 				answer := c.carryOut(&e.quick, h, args, out[1])
