@@ -37,9 +37,9 @@ func dataSteps() []step {
 		first,
 		s("read cold", "read", cold),
 		s("read warm", "read", warm),
-		s("mmap read", "mmapread", nil),
-		s("random read", "randomread", nil),
-		s("random write", "randomwrite", nil),
+		s("mmap read", "mmapread", warm),
+		s("random read", "randomread", warm),
+		s("random write", "randomwrite", warm),
 		last,
 	}
 }
