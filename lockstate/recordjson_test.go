@@ -2,6 +2,7 @@ package lockstate_test
 
 import (
 	"encoding/json"
+	"reflect"
 	"testing"
 	"time"
 
@@ -20,6 +21,10 @@ func TestRecordEncode(t *testing.T) {
 	word := rapid.StringMatching(`[ !#-%'-;=?-\[\]-~]*`)
 	odd := rapid.OneOf(rapid.SampledFrom([]string{"\"", "\\", "<&>", "\x7f", "\x1f", "\xff", "é", "\u2028"}), rapid.String())
 	oddBytes := rapid.OneOf(odd, rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) }))
+	const drawn = 26
+	if n := reflect.TypeFor[lockstate.Record]().NumField(); n != drawn {
+		t.Fatalf("a record has %d fields, and %d are tried here", n, drawn)
+	}
 	plain := 0
 	rapid.Check(t, func(t *rapid.T) {
 		text, raw := word, word
@@ -51,6 +56,8 @@ func TestRecordEncode(t *testing.T) {
 			rec.Foreign = []lockstate.FileID{{Dev: 1}}
 		case 4:
 			rec.Move = &lockstate.Move{}
+		case 5:
+			rec.Opened = []lockstate.FileID{{Dev: 1}}
 		}
 		want, err := json.Marshal(rec)
 		if err != nil {

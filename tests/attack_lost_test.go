@@ -16,14 +16,15 @@ func TestS1AttackLostName(t *testing.T) {
 		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
 		eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
 	}
-	// holds is whether the locker holds the directory: against all others.
-	holds := func(m *Mount, rival *Agent, dir string, want bool) {
+	// The locker holds the directory against all others, until it has closed its
+	// descriptor.
+	held := func(m *Mount, rival *Agent, dir string) {
 		t.Helper()
-		answer := "EBUSY"
-		if !want {
-			answer = "ok"
-		}
-		rival.want(answer, "put", m.control("ctl"), "acquire "+dir, "wronly")
+		rival.want("EBUSY", "put", m.control("ctl"), "acquire "+dir, "wronly")
+	}
+	free := func(t *testing.T, m *Mount, rival *Agent, dir string) {
+		t.Helper()
+		eventually(t, dir+" is free", func() bool { return rival.Try("put", m.control("ctl"), "acquire "+dir, "wronly") == "ok" })
 	}
 
 	t.Run("unlinked", func(t *testing.T) {
@@ -39,12 +40,12 @@ func TestS1AttackLostName(t *testing.T) {
 		if got := locked(); got != "ok" {
 			t.Fatalf("flock = %s", got)
 		}
-		holds(m, rival, "b/D", true)
+		held(m, rival, "b/D")
 		restart(m)
-		holds(m, rival, "b/D", true)
+		held(m, rival, "b/D")
 		locker.want("ok", "creat", m.At("b/D/file"), "wronly,creat")
 		locker.Try("close", "f") // of the dead mount: ENOTCONN, and closed
-		holds(m, rival, "b/D", false)
+		free(t, m, rival, "b/D")
 	})
 	t.Run("renamed", func(t *testing.T) {
 		m := mountOver(t, "--supervise", "--depth", "2")
@@ -55,9 +56,9 @@ func TestS1AttackLostName(t *testing.T) {
 		locker.must("flock", "f")
 		restart(m)
 		locker.want("ok", "rename", m.At("b/D"), m.At("b/E"))
-		holds(m, rival, "b/E", true)
+		held(m, rival, "b/E")
 		locker.Try("close", "f") // of the dead mount: ENOTCONN, and closed
-		holds(m, rival, "b/E", false)
+		free(t, m, rival, "b/E")
 	})
 }
 
