@@ -359,8 +359,9 @@ func TestL1AttackRenamed(t *testing.T) {
 		a := agent(t)
 		one, two := "b/one"+itoa(i), "b/two"+itoa(i)
 		a.must("mkdir", m.At(one))
-		a.mustCommand(m, "acquire %s client=x ttl=30ms", one)
+		a.mustCommand(m, "acquire %s client=x ttl=1h", one)
 		a.must("open", "f", m.At(one, "f"), "wronly,creat")
+		a.mustCommand(m, "acquire %s client=x ttl=30ms", one)
 		status := "ok"
 		for status == "ok" {
 			a.Try("pwrite", "f", "x", "10", "0")
