@@ -201,6 +201,12 @@ func (s *Server) openStore(o *Options, root int) error {
 	key := fmt.Sprintf("%x-%x-%x", st.Dev_major, st.Dev_minor, st.Ino)
 	store, err := filestore.Open(dir, key)
 	var held *filestore.HeldError
+	// The backing is this daemon's by now: who still has its state is ending,
+	// and lets go of one after the other.
+	for end := time.Now().Add(endTime); errors.As(err, &held) && time.Now().Before(end); {
+		time.Sleep(5 * time.Millisecond)
+		store, err = filestore.Open(dir, key)
+	}
 	if errors.As(err, &held) {
 		return &ServedError{Dir: o.Dir, Pid: held.Pid}
 	}
