@@ -31,6 +31,10 @@
 // It sees write handles only of those who open them through
 // [Table.OpenHandle].
 //
+// Who only holds a lock beneath, as a child of its owner, is refused (C3c): that
+// owner would go on writing under the new lock (W3), or have to own it instead,
+// and then the death of who took it would not end it (R4).
+//
 // # Invariants
 //
 // [Table.Check] verifies these:

@@ -84,9 +84,12 @@ func (c *command) mountAction(ctx *cli.Context) error {
 		return c.supervise(starter, logFile)
 	}
 	o.Log = newLog(log, o.Debug)
-	h := handover{Debug: o.Debug, Mountpoint: target(o)}
+	c.ignored = ignoredStops()
+	h := handover{Debug: o.Debug, Mountpoint: target(o), Ignored: c.ignored}
 	h.Cwd, _ = os.Getwd()
-	o.Replace = func(program, state *os.File) error { return h.replaceBy(program, state, logFile) }
+	o.Replace = func(program, state *os.File) error {
+		return c.paused(func() error { return h.replaceBy(program, state, logFile) })
+	}
 
 	return explainMount(o, c.serve(ctx.Context, o, func(s server) error {
 		for _, w := range s.Warnings() {

@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 
@@ -33,6 +32,8 @@ type handover struct {
 	Cwd   string // where the command line was typed
 
 	Mountpoint string // for messages
+
+	Ignored []syscall.Signal // stop signals that do not stop it
 }
 
 // replaceMount has the daemon of a mount replaced by this program.
@@ -103,18 +104,7 @@ func (h handover) replaceBy(program, state, log *os.File) error {
 		}
 		defer unix.CloseOnExec(fd)
 	}
-	// A signal in between would end the program before it can take it.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var block, old unix.Sigset_t
-	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
-		block.Val[0] |= 1 << (s - 1)
-	}
-	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &block, &old); err != nil {
-		return err
-	}
 	err = syscall.Exec(fmt.Sprintf("/proc/self/fd/%d", program.Fd()), os.Args, append(os.Environ(), envHandover+"="+string(text)))
-	unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil)
 	return fmt.Errorf("exec: %w", err)
 }
 
@@ -136,6 +126,7 @@ func takenOver() (h handover, ok bool) {
 // takeOver serves on in place of the daemon that this process was before. If
 // that cannot be done, it mounts anew, as after a crash (S1).
 func (c *command) takeOver(ctx context.Context, h handover) error {
+	c.ignored = h.Ignored
 	os.WriteFile("/proc/self/comm", []byte("stagefs"), 0) // it is named after a descriptor
 	log, logFile := c.err, (*os.File)(nil)
 	if h.Log != 0 {
@@ -143,7 +134,9 @@ func (c *command) takeOver(ctx context.Context, h handover) error {
 		log = logFile
 	}
 	o := fs.Options{Mountpoint: h.Mountpoint, Version: versionText(), Log: newLog(log, h.Debug)}
-	o.Replace = func(program, state *os.File) error { return h.replaceBy(program, state, logFile) }
+	o.Replace = func(program, state *os.File) error {
+		return c.paused(func() error { return h.replaceBy(program, state, logFile) })
+	}
 	c.mount = func(o fs.Options) (server, error) {
 		s, err := fs.Continue(os.NewFile(uintptr(h.State), "state"), o)
 		if err != nil {

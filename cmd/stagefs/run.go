@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/urfave/cli/v2"
 
@@ -25,6 +26,11 @@ type command struct {
 	unmount  func(mountpoint string, lazy bool) error
 	mounts   func() ([]fs.MountInfo, error)
 	find     func(path string) (mountpoint, rel string, err error)
+
+	// Of a daemon that serves: made before it mounts.
+	ignored []syscall.Signal // stop signals that do not stop it
+	pauses  chan pause
+	served  chan struct{} // closed when it does not any more
 }
 
 // A server is what the commands need of an [fs.Server].

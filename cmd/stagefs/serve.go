@@ -18,14 +18,10 @@ import (
 // at once (M4), with the status that a shell shows for it.
 func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) error) error {
 	signals := make(chan os.Signal, 4)
-	for _, s := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
-		// nohup, and a shell that starts something in the background, ask for
-		// some of them to be ignored.
-		if !signal.Ignored(s) {
-			signal.Notify(signals, s)
-		}
-	}
+	notifyStop(signals, c.ignored)
 	defer signal.Stop(signals)
+	c.pauses, c.served = make(chan pause), make(chan struct{})
+	defer close(c.served)
 	keepServing()
 
 	var (
@@ -94,6 +90,9 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 			if mounted == nil {
 				stop()
 			}
+
+		case p := <-c.pauses:
+			p.wait(signals, stopped)
 
 		case err := <-stopping:
 			switch {

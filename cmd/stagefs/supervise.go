@@ -43,11 +43,7 @@ const (
 // the first mount answers; log is where this process talks to from then on.
 func (c *command) supervise(starter, log *os.File) error {
 	signals := make(chan os.Signal, 4)
-	for _, s := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
-		if !signal.Ignored(s) {
-			signal.Notify(signals, s)
-		}
-	}
+	notifyStop(signals, ignoredStops())
 	defer signal.Stop(signals)
 	keepServing()
 
