@@ -73,6 +73,9 @@ const (
 	maxReaps = 1000
 	// settleTime bounds how long a stager is held back (A12).
 	settleTime = time.Second
+	// settleAge is for how long a lock holds stagers back at all. Each of them
+	// keeps the directory to itself meanwhile, and a crowd would take turns.
+	settleAge = 5 * time.Second
 	// closeTime bounds the wait for a RELEASE that the kernel sends after
 	// close(2) or exit has returned already.
 	closeTime = 100 * time.Millisecond
@@ -131,7 +134,7 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 				return fuse.EINTR
 			}
 			continue
-		case held.Settling && r.waitable != nil && r.waitable(held) && more(&settle, settleTime):
+		case held.Settling && time.Since(held.Lock.Since) < settleAge && r.waitable != nil && r.waitable(held) && more(&settle, settleTime):
 			if !fs.awaitSettled(r.cancel, held.Lock.Token, time.Until(settle)) {
 				return fuse.EINTR
 			}

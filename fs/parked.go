@@ -10,9 +10,8 @@ import (
 // errParked: one more would keep others from being answered.
 var errParked = fmt.Errorf("too many wait already: %w", unix.ENOLCK)
 
-// A request for a control file that waits keeps a thread of the transport, and
-// of those there are so many. So the number of such requests is bounded, and
-// that of each user but root: he is to lock nobody out.
+// A request for a control file that waits takes memory. So the number of such
+// requests is bounded, and that of each user but root: he is to lock nobody out.
 const (
 	maxParked     = 4096
 	maxParkedUser = 1024

@@ -125,6 +125,26 @@ func TestFaultLineMkdir(t *testing.T) {
 	}
 }
 
+// TestFaultLineHeldBack: stagers that are held back (A12), each of whom keeps the
+// others waiting in the kernel, are all refused in the end, soon.
+func TestFaultLineHeldBack(t *testing.T) {
+	need(t, "root", "fuse")
+	const n = 300
+	for _, transport := range transports[:2] {
+		t.Run(transport, func(t *testing.T) {
+			m := mountBy(t, transport)
+			owner, crowd := agent(t), agent(t)
+			owner.must("mkdir", m.At("a"))
+			owner.must("mkdir", m.At("a/b"))
+			began := time.Now()
+			if out, want := crowd.Get("line", "mkdirs", m.At("a/new"), itoa(n)), fmt.Sprintf("0 had it, 0 at once; %d: EBUSY", n); out != want {
+				t.Errorf("the crowd: %s, want %s", out, want)
+			}
+			t.Logf("%d are refused after %v", n, time.Since(began))
+		})
+	}
+}
+
 // mountLine makes a mount in which n requests wait for a directory. got waits for
 // their end.
 func mountLine(t *testing.T, transport, by string, n int) (m *Mount, crowd *Agent, got func() string, release func()) {
@@ -154,31 +174,46 @@ func (m *Mount) awaitLine(n int) {
 	}
 }
 
-// line has threads take one lock, or make one directory, and tells how many did,
-// how many of them at once at the most, and what the others heard.
+// line has threads take one lock, or make one directory, or one each, and tells how many did,
+// how many of them at once at the most, and what the others heard. With flockone
+// they have one descriptor.
 func line(by, path string, n int) (string, error) {
 	debug.SetMaxThreads(1 << 16)
 	var all sync.WaitGroup
 	var had, inside, most atomic.Int64
 	var mu sync.Mutex
 	heard := make(map[string]int)
-	lock := func() error {
+	one := -1
+	if by == "flockone" {
+		var err error
+		if one, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+			return "", err
+		}
+		defer unix.Close(one)
+	}
+	lock := func(i int) error {
 		runtime.LockOSThread()
-		if by == "mkdir" {
-			err := unix.Mkdir(path, 0o777)
+		if by == "mkdir" || by == "mkdirs" {
+			dir := path
+			if by == "mkdirs" {
+				dir += itoa(i)
+			}
+			err := unix.Mkdir(dir, 0o777)
 			if err == nil {
 				had.Add(1)
 				most.Store(1)
 			}
 			return err
 		}
-		fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return err
+		fd, err := one, error(nil)
+		if by != "flockone" {
+			if fd, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+				return err
+			}
+			defer unix.Close(fd)
 		}
-		defer unix.Close(fd)
 		for err = unix.EINTR; err == unix.EINTR; { // Go's scheduler sends signals
-			if by == "flock" {
+			if by != "fcntl" {
 				err = unix.Flock(fd, unix.LOCK_EX)
 			} else {
 				const ofdSetlkw = 38
@@ -194,9 +229,9 @@ func line(by, path string, n int) (string, error) {
 		}
 		return err
 	}
-	for range n {
+	for i := range n {
 		all.Go(func() {
-			err := lock()
+			err := lock(i)
 			var errno unix.Errno
 			if errors.As(err, &errno) {
 				mu.Lock()

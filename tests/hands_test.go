@@ -236,7 +236,7 @@ func (h *hands) do(w []string) (out string, err error) {
 			}()
 		}
 		return errnoName(<-done), nil
-	case "line": // line flock|fcntl|mkdir PATH N: so many threads want it; tells how they fared
+	case "line": // line flock|flockone|fcntl|mkdir|mkdirs PATH N: so many threads want it; tells how they fared
 		return line(w[1], w[2], int(number(w[3], 0)))
 	case "killafter": // killafter PID SYSCALL
 		return "", h.killAfter(int(number(w[1], 0)), uint64(number(w[2], 0)))

@@ -14,19 +14,35 @@
 // A request keeps the thread that took it until it is answered: the reply
 // needs no hand-over. So that none waits for another's thread, each source of
 // requests (/dev/fuse, or one core's queue) has a crew that gets another thread
-// as soon as all have been busy for a millisecond. Requests for locks, which may
-// wait without end and by the thousand, are carried out by goroutines.
+// as soon as all have been busy for a millisecond. Requests that may wait without
+// end, by the thousand, are carried out by goroutines: those for locks, and reads
+// and writes of some files ([Options].Apart).
 //
 // A ring's thread owns a single place of its queue, which is all that a blocked
 // request can hold up. The kernel hands a request that found no free place to
-// the next one that is answered, not to one that is added; so each added
-// thread asks the kernel for an empty request of its own (a FUSE_NOTIFY_RETRIEVE
-// of nothing) and answers it, which gets the line moving. A lock request that
-// waits keeps its place, but not the thread: the thread takes a new place, and
-// the answer is delivered by a new thread, which stays with the place. For a
-// place can't be given back to the kernel without the risk that a request
-// gets lost in it; there are as many in the end as requests were under way at a
-// time.
+// the next one that is answered, not to one that is added; so whoever adds one
+// asks the kernel for an empty request of its own (a FUSE_NOTIFY_RETRIEVE of
+// nothing) and answers it, which gets the line moving.
+//
+// A request that waits keeps its place, but not the thread: the thread takes
+// another place, and the answer is delivered by the queue's keeper, one thread
+// for all of them. What it has answered waits for a request again, and can't be
+// given back to the kernel without the risk that one gets lost in it. So the
+// keeper has an empty request put there and leaves it unanswered: such a place is
+// spare, and costs a page of memory, until somebody needs one and answers the
+// empty request. There are as many places in the end as requests were under way
+// at a time. (The kernel counts the empty requests among those that wait, in
+// /sys/fs/fuse/connections.)
+//
+// If even [maxThreads] threads of a queue are busy, what comes next goes to places
+// of the keeper, and is carried out by goroutines as well.
+//
+// # Limits
+//
+// So a crowd meets these first: 16384 waits for locks of a user and 32768 in all
+// (ENOLCK), or half as many open files as RLIMIT_NOFILE allows the daemon
+// (ENFILE). Its threads, and so what Go allows, and its mappings
+// (vm.max_map_count), do not grow with what waits.
 //
 // # Stops
 //

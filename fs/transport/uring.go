@@ -68,6 +68,7 @@ type uring struct {
 	given  atomic.Uint64 // addresses that were given to places
 	fixed  atomic.Bool   // some place is where it may not be in another process
 	room   int           // for a payload
+	timed  bool          // no request may be left unanswered: see requestTimeout
 }
 
 // prepare makes a thread for each queue, before the kernel is told anything.
@@ -98,6 +99,7 @@ func (u *uring) list() error {
 	if err != nil {
 		return err
 	}
+	u.timed = requestTimeout()
 	for id := range possible {
 		q := &queue{conn: u.conn, id: id, online: online[id]}
 		q.watch = &u.conn.watch
@@ -186,6 +188,18 @@ func readCPUs(name string) (map[int]bool, error) {
 		}
 	}
 	return set, nil
+}
+
+// requestTimeout reports whether the kernel aborts a connection that leaves a
+// request unanswered for too long (Linux 6.15, off by default).
+func requestTimeout() bool {
+	for _, name := range []string{"default_request_timeout", "max_request_timeout"} {
+		b, err := os.ReadFile("/proc/sys/fs/fuse/" + name)
+		if err == nil && strings.TrimSpace(string(b)) != "0" {
+			return true
+		}
+	}
+	return false
 }
 
 func countCPUs(name string) (int, error) {
