@@ -138,7 +138,7 @@ func TestA10Private(t *testing.T) {
 					}
 				}
 				b.must("close", "x")
-				b.want("ENOENT", "stat", file)
+				eventually(t, "it goes with its last close", func() bool { return b.Try("stat", file) == "ENOENT" })
 			}
 			if names := agent(t).Get("readdir", m.At(dir)); names != "" {
 				t.Errorf("readdir: %q, want nothing", names)

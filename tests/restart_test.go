@@ -141,6 +141,42 @@ func TestS1SuperviseDaemon(t *testing.T) {
 	eventually(t, "its supervisor ends", func() bool { return exec.Command("pgrep", "-f", m.State).Run() != nil })
 }
 
+// TestS1SuperviseUnmounted: who unmounts while a daemon that took over has not
+// served yet ends the supervisor, as who unmounts later.
+func TestS1SuperviseUnmounted(t *testing.T) {
+	for range 10 {
+		m := mountOver(t, "--supervise")
+		before := newestMount(t, m.Path)
+		mustDo(t, syscall.Kill(m.daemon(), syscall.SIGKILL))
+		eventuallySpin(t, "another mount in the dead one's place", func() bool {
+			id := newestMount(t, m.Path)
+			return id != before && id != ""
+		})
+		mustDo(t, syscall.Unmount(m.Path, syscall.MNT_DETACH))
+		eventually(t, "the supervisor ends", m.dead)
+		if mountedAt(m.Path) {
+			t.Fatal("mounted again")
+		}
+	}
+}
+
+// newestMount is the id of the only mount at a path, as mountinfo shows it, or "".
+func newestMount(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	mustDo(t, err)
+	id, n := "", 0
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); f[4] == path {
+			id, n = f[0], n+1
+		}
+	}
+	if n != 1 {
+		return ""
+	}
+	return id
+}
+
 // TestM1AtOnce: umount(8) returns before the daemon has ended; the next mount
 // waits for that.
 func TestM1AtOnce(t *testing.T) {

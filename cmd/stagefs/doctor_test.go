@@ -54,6 +54,10 @@ func TestMachine(t *testing.T) {
 		{"io_uring", 0, uring("Y\n"), machine.checkUring, statusOK},
 		{"io_uring off", 0, uring("N\n"), machine.checkUring, statusNote},
 		{"no io_uring", 0, nil, machine.checkUring, statusNote},
+		{"no timeout", 0, map[string]string{"proc/sys/fs/fuse/max_request_timeout": "0\n"}, machine.checkTimeout, statusOK},
+		{"old kernel without timeouts", 0, nil, machine.checkTimeout, statusOK},
+		{"a timeout", 0, map[string]string{"proc/sys/fs/fuse/default_request_timeout": "60\n"}, machine.checkTimeout, statusWarn},
+		{"the longest timeout", 0, map[string]string{"proc/sys/fs/fuse/max_request_timeout": "60\n"}, machine.checkTimeout, statusWarn},
 	} {
 		if got := tt.check(fakeMachine(t, tt.euid, tt.files)); got.Status != tt.want {
 			t.Errorf("%s: %+v, want %s", tt.name, got, tt.want)

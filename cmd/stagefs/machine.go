@@ -36,7 +36,7 @@ func (m machine) examine() []finding {
 	if m.euid != 0 {
 		all = append(all, m.checkFusermount(), m.checkAllowOther())
 	}
-	return append(all, m.checkPidNamespace(), m.checkPidfd(), m.checkUring(), m.checkPassthrough(),
+	return append(all, m.checkPidNamespace(), m.checkPidfd(), m.checkUring(), m.checkTimeout(), m.checkPassthrough(),
 		checkOpenFiles(), checkMounts())
 }
 
@@ -173,6 +173,20 @@ func (m machine) checkUring() finding {
 	}
 	slow.Detail, slow.Fix = "threads: this kernel has no FUSE over io_uring, which is faster", "Linux 6.14 or newer"
 	return slow
+}
+
+// checkTimeout tells whether the kernel ends a mount where locks are waited for.
+func (m machine) checkTimeout() finding {
+	const name = "request timeout"
+	for _, set := range []string{"default_request_timeout", "max_request_timeout"} {
+		if v := m.read("/proc/sys/fs/fuse/" + set); v != "" && v != "0" {
+			return finding{
+				name, statusWarn, "the kernel ends a mount in which a lock is waited for longer than " + v + " s",
+				"sysctl fs.fuse." + set + "=0, as root, and mount again",
+			}
+		}
+	}
+	return finding{name, statusOK, "none: locks may be waited for", ""}
 }
 
 // transportOf is how the requests of a live mount come.

@@ -91,7 +91,7 @@ func (c *command) mountAction(ctx *cli.Context) error {
 		return c.paused(func() error { return h.replaceBy(program, state, logFile) })
 	}
 
-	return explainMount(o, c.serve(ctx.Context, o, func(s server) error {
+	err = explainMount(o, c.serve(ctx.Context, o, func(s server) error {
 		for _, w := range s.Warnings() {
 			c.say("warning: %s", harmless(w))
 		}
@@ -102,6 +102,11 @@ func (c *command) mountAction(ctx *cli.Context) error {
 		c.say("serving %s (pid %d); unmount with: stagefs umount %s", quote(s.Mountpoint()), os.Getpid(), quote(s.Mountpoint()))
 		return daemonReady(starter, logFile)
 	}))
+	if watched && errors.Is(err, fs.ErrUnmounted) {
+		_, text := explain(err)
+		return exitf(statusUnmounted, "%s", text)
+	}
+	return err
 }
 
 // mountOptions turns the command line into options, with absolute paths: the

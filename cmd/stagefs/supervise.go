@@ -66,6 +66,12 @@ func (c *command) supervise(starter, log *os.File) error {
 				running = false
 			}
 		}
+		if unmountedEarly(err) {
+			if first {
+				return &exitError{exitHeld, ""}
+			}
+			return nil
+		}
 		// What cannot start the first time is for whoever started it; later,
 		// everybody waits for the mount.
 		if stopped || err == nil || first && !crashed(err) {
@@ -141,6 +147,15 @@ const statusPanic = 2
 func crashed(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && (exit.ExitCode() < 0 || exit.ExitCode() == statusPanic)
+}
+
+// statusUnmounted is what a supervised daemon exits with that was unmounted
+// before it served: whoever did that wants no other one.
+const statusUnmounted = 3
+
+func unmountedEarly(err error) bool {
+	var exit *exec.ExitError
+	return errors.As(err, &exit) && exit.ExitCode() == statusUnmounted
 }
 
 // supervisedEnd passes on how the daemon ended. It has said why.

@@ -53,6 +53,16 @@ var ErrUnavailable = errors.New("is not available")
 // has unmounted it.
 var ErrGone = errors.New("was unmounted before it was served")
 
+// orGone is err, or ErrGone where that is what the kernel means by it.
+func orGone(err error) error {
+	for _, errno := range []syscall.Errno{syscall.ENODEV, syscall.ENOTCONN, syscall.ECONNABORTED, syscall.ENOENT} {
+		if errors.Is(err, errno) {
+			return ErrGone
+		}
+	}
+	return err
+}
+
 // ErrRefused says that the kernel refused what it had offered. The connection
 // is of no use any more; another one has to be made, for a lesser transport.
 var ErrRefused = errors.New("was refused by the kernel")
@@ -122,7 +132,7 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 	c.watch.init()
 	init, req, err := c.readInit()
 	if err != nil {
-		return nil, "", err
+		return nil, "", orGone(err)
 	}
 	var u *uring
 	var entries []*entry
@@ -154,7 +164,7 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 		if u != nil {
 			close(start)
 		}
-		return nil, "", err
+		return nil, "", orGone(err)
 	}
 	if u != nil {
 		for range entries {

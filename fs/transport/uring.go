@@ -99,7 +99,7 @@ func (u *uring) list() error {
 	if err != nil {
 		return err
 	}
-	u.timed = requestTimeout()
+	u.timed = RequestTimeout()
 	for id := range possible {
 		q := &queue{conn: u.conn, id: id, online: online[id]}
 		q.watch = &u.conn.watch
@@ -190,9 +190,9 @@ func readCPUs(name string) (map[int]bool, error) {
 	return set, nil
 }
 
-// requestTimeout reports whether the kernel aborts a connection that leaves a
+// RequestTimeout reports whether the kernel aborts a connection that leaves a
 // request unanswered for too long (Linux 6.15, off by default).
-func requestTimeout() bool {
+func RequestTimeout() bool {
 	for _, name := range []string{"default_request_timeout", "max_request_timeout"} {
 		b, err := os.ReadFile("/proc/sys/fs/fuse/" + name)
 		if err == nil && strings.TrimSpace(string(b)) != "0" {
