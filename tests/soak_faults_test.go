@@ -382,6 +382,7 @@ func (s *faultSoak) watchStale() {
 	dead := map[string]time.Time{} // by token or pid
 	for s.pause(100 * time.Millisecond) {
 		var l listing
+		asked := time.Now() // this process may not run for seconds after the answer
 		b, err := os.ReadFile(s.m.control("locks.json"))
 		if err != nil || json.Unmarshal(b, &l) != nil {
 			clear(dead)
@@ -405,10 +406,10 @@ func (s *faultSoak) watchStale() {
 				return
 			}
 			s.mu.Lock()
-			s.stale = max(s.stale, time.Since(since))
+			s.stale = max(s.stale, asked.Sub(since))
 			s.mu.Unlock()
-			if time.Since(since) > time.Second {
-				s.violate("stale for %v: %s", time.Since(since), what)
+			if asked.Sub(since) > time.Second {
+				s.violate("stale for %v: %s", asked.Sub(since), what)
 				now[key] = time.Now()
 			}
 		}
