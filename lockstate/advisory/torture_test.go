@@ -111,12 +111,10 @@ func torture(t *testing.T, seed uint64, end time.Time, sum *tally) {
 			return
 		}
 		got, want := held(w.table), w.held()
-		for range 10 {
+		for end := time.Now().Add(5 * time.Second); !slices.Equal(got, want) && time.Now().Before(end); {
 			// The list may have moved between two reads: other
 			// programs' locks are in it.
-			if slices.Equal(got, want) {
-				break
-			}
+			time.Sleep(time.Millisecond)
 			want = w.held()
 		}
 		if !slices.Equal(got, want) {
