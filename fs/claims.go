@@ -84,10 +84,10 @@ func scopeOf(p *procid.Process, kind lockstate.ScopeKind) (lockstate.Scope, erro
 		s.Born = cgroupBorn(s.ID)
 		return s, nil
 	}
-	// Begun outside of the daemon's pid namespace, which shows it as "0".
+	// "0": begun outside of the daemon's pid namespace, or by the kernel.
 	leader, err := strconv.Atoi(s.ID)
 	if err != nil || leader <= 0 {
-		return s, &scopeError{fmt.Sprintf("the %s of the process began outside of the daemon's pid namespace; "+
+		return s, &scopeError{fmt.Sprintf("the %s of the process is none that the daemon can see; "+
 			"start the process with setsid(1)", kind)}
 	}
 	if st, ok := statOf(leader); ok {
