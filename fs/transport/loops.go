@@ -31,10 +31,11 @@ type loops struct {
 
 	threads atomic.Int32
 	lazy    bool // nothing but news comes here: other requests have their rings
+	follow  *follow
 }
 
 func (c *conn) newLoops(keep int) *loops {
-	l := &loops{conn: c, keep: int32(keep), size: max(c.opts.MaxWrite, minRead) + 2*page}
+	l := &loops{conn: c, keep: int32(keep), size: max(c.opts.MaxWrite, minRead) + 2*page, follow: newFollow()}
 	l.watch = &c.watch
 	l.crew.grow = l.start
 	c.watch.crews = append(c.watch.crews, &l.crew)
@@ -83,6 +84,7 @@ func (l *loops) run(at *slot, buf []byte) {
 	in, out := buf[page-writeHeader:l.size], buf[l.size+page-readHeader:]
 	ins, outs := [1][]byte{}, [1][]byte{out}
 	h, q := (*fuse.InHeader)(unsafe.Pointer(&in[0])), new(quick)
+	core := l.follow.follower()
 	for {
 		at.reading.Store(true)
 		if c.stopping.Load() {
@@ -132,6 +134,9 @@ func (l *loops) run(at *slot, buf []byte) {
 		if l.idle.Add(1) > l.keep {
 			l.idle.Add(-1)
 			return
+		}
+		if !l.lazy {
+			core.asked(h.Pid)
 		}
 		if l.lazy && (h.Opcode == opForget || h.Opcode == opBatchForget) && !c.hurry() {
 			rest()
