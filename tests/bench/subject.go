@@ -3,11 +3,13 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +26,17 @@ type subject struct {
 	// Transport is how the kernel's requests come to a stagefs, as it says itself.
 	Transport string `json:"transport,omitempty"`
 	narrow    bool   // left out of the steps that would take too long
+}
+
+// MarshalJSON leaves out where the program is on the machine.
+func (s subject) MarshalJSON() ([]byte, error) {
+	type plain subject
+	p := plain(s)
+	if len(p.Command) > 0 {
+		p.Command = slices.Clone(p.Command)
+		p.Command[0] = filepath.Base(p.Command[0])
+	}
+	return json.Marshal(p)
 }
 
 const (
