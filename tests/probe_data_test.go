@@ -80,15 +80,12 @@ func probeFallocate(p *probe) {
 		}
 	}
 	p.must(unix.Mkfifo(p.at("fifo"), 0o644))
-	for name, flags := range map[string]int{"f": unix.O_RDONLY, "fifo": unix.O_RDWR} {
-		fd := p.open(name, flags)
-		if err := unix.Fallocate(fd, 0, 0, 10); name == "f" {
-			p.try("of one opened to read", err)
-		} else {
-			p.note("of a fifo fails: %v", err != nil)
-		}
-		unix.Close(fd)
-	}
+	fd := p.open("f", unix.O_RDONLY)
+	p.try("of one opened to read", unix.Fallocate(fd, 0, 0, 10))
+	unix.Close(fd)
+	fd = p.open("fifo", unix.O_RDWR)
+	p.note("of a fifo fails: %v", unix.Fallocate(fd, 0, 0, 10) != nil)
+	unix.Close(fd)
 }
 
 func probeCopyRange(p *probe) {
