@@ -30,12 +30,12 @@ type loops struct {
 	size int   // of the largest request and reply
 
 	threads atomic.Int32
+	made    atomic.Int32
 	lazy    bool // nothing but news comes here: other requests have their rings
-	follow  *follow
 }
 
 func (c *conn) newLoops(keep int) *loops {
-	l := &loops{conn: c, keep: int32(keep), size: max(c.opts.MaxWrite, minRead) + 2*page, follow: newFollow()}
+	l := &loops{conn: c, keep: int32(keep), size: max(c.opts.MaxWrite, minRead) + 2*page}
 	l.watch = &c.watch
 	l.crew.grow = l.start
 	c.watch.crews = append(c.watch.crews, &l.crew)
@@ -73,18 +73,40 @@ func (l *loops) start() error {
 	return nil
 }
 
+// spread ties the calling thread to a core, the next one after the last that
+// was tied: left alone, all readers gather on one core, and waking that from
+// another takes several times as long as all the rest of a request. Without
+// root's priority a thread must be free to go where nobody else computes.
+func (l *loops) spread() {
+	var all, one unix.CPUSet
+	if l.lazy || unix.Geteuid() != 0 || unix.SchedGetaffinity(0, &all) != nil || all.Count() < 2 {
+		return
+	}
+	skip := int(l.made.Add(1)-1) % all.Count()
+	for core := 0; ; core++ {
+		if !all.IsSet(core) {
+			continue
+		}
+		if skip--; skip < 0 {
+			one.Set(core)
+			_ = unix.SchedSetaffinity(0, &one) // else it runs where it likes
+			return
+		}
+	}
+}
+
 // run reads and answers until the kernel lets go, or more threads wait than
 // need be.
 func (l *loops) run(at *slot, buf []byte) {
 	c := l.conn
 	at.setTid(unix.Gettid(), &c.inflight)
+	l.spread()
 	// What is written to a file lies at the start of a page, and so does what
 	// is read from one: O_DIRECT wants it so.
 	const writeHeader, readHeader = int(unsafe.Sizeof(fuse.WriteIn{})), outHeaderSize
 	in, out := buf[page-writeHeader:l.size], buf[l.size+page-readHeader:]
 	ins, outs := [1][]byte{}, [1][]byte{out}
 	h, q := (*fuse.InHeader)(unsafe.Pointer(&in[0])), new(quick)
-	core := l.follow.follower()
 	for {
 		at.reading.Store(true)
 		if c.stopping.Load() {
@@ -134,9 +156,6 @@ func (l *loops) run(at *slot, buf []byte) {
 		if l.idle.Add(1) > l.keep {
 			l.idle.Add(-1)
 			return
-		}
-		if !l.lazy {
-			core.asked(h.Pid)
 		}
 		if l.lazy && (h.Opcode == opForget || h.Opcode == opBatchForget) && !c.hurry() {
 			rest()

@@ -1,0 +1,38 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestTransportSpread: on each core there is a thread that reads /dev/fuse.
+func TestTransportSpread(t *testing.T) {
+	need(t, "root", "fuse", "taskset")
+	if exec.Command("taskset", "-c", "0,1", "true").Run() != nil || exec.Command("taskset", "-c", "1", "true").Run() != nil {
+		t.Skip("a single core")
+	}
+	m := mountBy(t, "threads")
+	for _, core := range []string{"0", "1"} {
+		eventually(t, "a thread on core "+core, func() bool { return m.threadsOn(core) > 0 })
+	}
+}
+
+// threadsOn is how many threads of the daemon may run on one core only.
+func (m *Mount) threadsOn(core string) (n int) {
+	m.t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", m.daemon()))
+	mustDo(m.t, err)
+	for _, file := range files {
+		b, _ := os.ReadFile(file) // it may have ended
+		if strings.Contains(string(b), "\nCpus_allowed_list:\t"+core+"\n") {
+			n++
+		}
+	}
+	return n
+}
