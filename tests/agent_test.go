@@ -28,7 +28,6 @@ type Agent struct {
 	Pid  int
 	conn net.Conn
 	in   *bufio.Reader
-	wait func() // reaps it, if it is the test's child
 }
 
 // agentAs starts an agent under a user id, as a child of the test process.

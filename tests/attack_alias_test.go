@@ -253,8 +253,13 @@ func TestAttackUnlinkedOpen(t *testing.T) {
 		a.must("unlink", m.At(file))
 		self := "/proc/" + itoa(a.Pid) + "/fd/" + a.Get("fd", "h")
 		for _, c := range [][]string{
-			{"write", "h", "CONTENT"}, {"pread", "h", "7", "0"}, {"ftruncate", "h", "3"}, {"fchmod", "h", "0600"},
-			{"sh", "stat -L " + self + " >/dev/null"}, {"sh", "echo x >> " + self}, {"fallocate", "h", "0", "0", "100"},
+			{"write", "h", "CONTENT"},
+			{"pread", "h", "7", "0"},
+			{"ftruncate", "h", "3"},
+			{"fchmod", "h", "0600"},
+			{"sh", "stat -L " + self + " >/dev/null"},
+			{"sh", "echo x >> " + self},
+			{"fallocate", "h", "0", "0", "100"},
 		} {
 			if got := a.Get(c...); c[0] == "sh" && got != "0 " {
 				t.Errorf("%s unlinked: %v: %s", file, c, got)

@@ -35,8 +35,12 @@ func TestAttackCandidateHandle(t *testing.T) {
 			}
 			before := digest(t, m.Back("D"))
 			attacks := [][]string{
-				{"pwrite", "h", "e", "4", "0"}, {"write", "h", "evil"}, {"ftruncate", "h", "1"}, {"fallocate", "h", "0", "0", "4096"},
-				{"copyrange", m.At(".stagefs/version"), "h"}, {"fchmod", "h", "0600"},
+				{"pwrite", "h", "e", "4", "0"},
+				{"write", "h", "evil"},
+				{"ftruncate", "h", "1"},
+				{"fallocate", "h", "0", "0", "4096"},
+				{"copyrange", m.At(".stagefs/version"), "h"},
+				{"fchmod", "h", "0600"},
 			}
 			if mapped {
 				attacks = append(attacks, []string{"poke", "m", "evil"})
@@ -304,10 +308,16 @@ func TestAttackSharedName(t *testing.T) {
 	}
 	before := unshared()
 	for _, c := range [][]string{
-		{"rename", shared, m.At("D/data")}, {"rename", m.At("D/data"), shared}, {"rename", shared, m.At("D/data"), "exchange"},
-		{"rename", shared, m.At("D/new")}, {"link", shared, m.At("D/new")}, {"link", m.At("D/data"), m.At("out/staged.timestamp")},
-		{"rename", m.At("D/data"), m.At("out/staged.timestamp")}, {"link", m.At("D/devserver"), m.At("out/staged.timestamp")},
-		{"mkdir", m.At("D/staged.timestamp.d")}, {"put", m.At("D/data"), "evil", ""},
+		{"rename", shared, m.At("D/data")},
+		{"rename", m.At("D/data"), shared},
+		{"rename", shared, m.At("D/data"), "exchange"},
+		{"rename", shared, m.At("D/new")},
+		{"link", shared, m.At("D/new")},
+		{"link", m.At("D/data"), m.At("out/staged.timestamp")},
+		{"rename", m.At("D/data"), m.At("out/staged.timestamp")},
+		{"link", m.At("D/devserver"), m.At("out/staged.timestamp")},
+		{"mkdir", m.At("D/staged.timestamp.d")},
+		{"put", m.At("D/data"), "evil", ""},
 	} {
 		b.want("EBUSY|EEXIST", c...)
 	}

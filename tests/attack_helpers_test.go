@@ -151,11 +151,15 @@ func protocols() []protocol {
 	return []protocol{
 		{"create", none, func(d, id string) []string { return []string{"creat", lock(d), "wronly,creat,excl"} }, unlink, none},
 		{"mknod", none, func(d, id string) []string { return []string{"mknod", lock(d), "fifo"} }, unlink, none},
-		{"mkdir", none, func(d, id string) []string { return []string{"mkdir", lock(d)} },
-			func(d, id string) []string { return []string{"rmdir", lock(d)} }, none},
+		{
+			"mkdir", none, func(d, id string) []string { return []string{"mkdir", lock(d)} },
+			func(d, id string) []string { return []string{"rmdir", lock(d)} }, none,
+		},
 		{"symlink", none, func(d, id string) []string { return []string{"symlink", "nowhere", lock(d)} }, unlink, none},
-		{"link", touch, func(d, id string) []string { return []string{"link", temp(d, id), lock(d)} }, unlink,
-			func(d, id string) []string { return []string{"unlink", temp(d, id)} }},
+		{
+			"link", touch, func(d, id string) []string { return []string{"link", temp(d, id), lock(d)} }, unlink,
+			func(d, id string) []string { return []string{"unlink", temp(d, id)} },
+		},
 		{"rename", touch, func(d, id string) []string { return []string{"rename", temp(d, id), lock(d), "noreplace"} }, unlink, none},
 	}
 }

@@ -199,8 +199,7 @@ func (c lockCall) tryShared(fd string) []string    { return c.tryArgs(fd, c.shar
 func (c lockCall) waitExclusive(fd string) []string {
 	return []string{c.wait, fd, c.exclusive}
 }
-func (c lockCall) waitShared(fd string) []string { return []string{c.wait, fd, c.shared} }
-func (c lockCall) unlock(fd string) []string     { return []string{c.try, fd, "un"} }
+func (c lockCall) unlock(fd string) []string { return []string{c.try, fd, "un"} }
 
 func command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
