@@ -108,10 +108,14 @@ func (o *Options) check() error {
 	return nil
 }
 
+// maxTries is how often a directory may be gone when it is asked for, and there
+// when that is looked at.
+const maxTries = 100
+
 // acquireAt makes the directory if it has to, and locks it.
 func (s *system) acquireAt(ctx context.Context, p place, c conn, opts Options) (*Lock, error) {
 	var made []string // what failed is not to leave
-	for {
+	for tries := 0; ; tries++ {
 		more, err := s.make(ctx, p, c, opts)
 		made = append(made, more...)
 		if err == nil {
@@ -119,8 +123,9 @@ func (s *system) acquireAt(ctx context.Context, p place, c conn, opts Options) (
 			if l, err = s.lock(ctx, p, c, opts, len(made) > 0); err == nil {
 				return l, nil
 			}
-			// Who had it before may have removed it.
-			if errors.Is(err, ErrNoLock) && opts.MakeParents && ctx.Err() == nil && missing(p.path) {
+			// Who had it before may have removed it, and the next one made
+			// it again.
+			if errors.Is(err, ErrNoLock) && opts.MakeParents && ctx.Err() == nil && (missing(p.path) || tries < maxTries) {
 				continue
 			}
 			if errors.Is(err, ErrNoLock) {

@@ -77,6 +77,8 @@ func (s *system) waitToMake(ctx context.Context, p place, c conn, opts Options, 
 		return false, fmt.Errorf("%w: %w", ErrFailedToLock, context.Cause(ctx))
 	case err == nil && opts.Wait && ended == nil:
 		return true, nil
+	case errors.Is(err, unix.ENOENT) && ended == nil:
+		return true, nil // a parent is gone: mkdir(2) says so
 	case err == nil:
 		err = unix.EBUSY // it was a moment ago
 	}
