@@ -60,7 +60,7 @@ func resolve(dir string) (path, existing string, err error) {
 		return "", "", err
 	}
 	rest := ""
-	for at := abs; ; at = filepath.Dir(at) {
+	for at := abs; ; {
 		real, err := filepath.EvalSymlinks(at)
 		switch {
 		case err == nil:
@@ -72,11 +72,15 @@ func resolve(dir string) (path, existing string, err error) {
 		case at == "/":
 			return "", "", err
 		}
+		st, err := os.Lstat(at)
+		if err == nil && st.Mode()&os.ModeSymlink == 0 {
+			continue // somebody has made it since
+		}
 		// A dangling symlink is not a directory that could be made.
-		if _, err := os.Lstat(at); err == nil {
+		if err == nil {
 			return "", "", fmt.Errorf("%s is a symlink to nothing: %w", at, unix.ENOENT)
 		}
-		rest = filepath.Join(filepath.Base(at), rest)
+		at, rest = filepath.Dir(at), filepath.Join(filepath.Base(at), rest)
 	}
 }
 
@@ -85,7 +89,11 @@ func resolve(dir string) (path, existing string, err error) {
 func mountRoot(path string) (string, error) {
 	for at := path; ; at = filepath.Dir(at) {
 		var st unix.Statx_t
-		if err := unix.Statx(unix.AT_FDCWD, at, unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st); err != nil {
+		err := unix.Statx(unix.AT_FDCWD, at, unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)
+		if err == unix.ENOENT && at != "/" {
+			continue // somebody has removed it since
+		}
+		if err != nil {
 			return at, err
 		}
 		if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 || at == "/" {
