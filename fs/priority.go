@@ -25,16 +25,37 @@ func raiseProcs() {
 const niceness = -10
 
 // raisePriority raises the priority of all threads. Those that are made later
-// inherit it. A sandbox may forbid it; then the daemon is as good as any other
-// process.
+// inherit it; one that is being made by a thread whose turn has not come yet does
+// not, so it is tried until all have it. A sandbox may forbid it; then the daemon
+// is as good as any other process.
 func raisePriority() {
-	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		return
-	}
-	for _, t := range tasks {
-		if tid, err := strconv.Atoi(t.Name()); err == nil {
-			unix.Setpriority(unix.PRIO_PROCESS, tid, niceness)
+	const passes = 100 // threads come and go, and no more than a few at a time
+	for range passes {
+		tasks, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			return
+		}
+		raised := false
+		for _, t := range tasks {
+			tid, err := strconv.Atoi(t.Name())
+			if err != nil || nicenessOf(tid) <= niceness {
+				continue
+			}
+			if unix.Setpriority(unix.PRIO_PROCESS, tid, niceness) == nil {
+				raised = true
+			}
+		}
+		if !raised {
+			return
 		}
 	}
+}
+
+// nicenessOf returns niceness for a thread that is gone.
+func nicenessOf(tid int) int {
+	n, err := unix.Getpriority(unix.PRIO_PROCESS, tid)
+	if err != nil {
+		return niceness
+	}
+	return 20 - n // so the system call has it
 }

@@ -7,17 +7,42 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 )
 
-// TestTransportSpread: on each core there is a thread that reads /dev/fuse.
+// TestTransportSpread: while many call at a time, there is a thread on each core
+// that reads /dev/fuse.
 func TestTransportSpread(t *testing.T) {
 	need(t, "root", "fuse", "taskset")
 	if exec.Command("taskset", "-c", "0,1", "true").Run() != nil || exec.Command("taskset", "-c", "1", "true").Run() != nil {
 		t.Skip("a single core")
 	}
 	m := mountBy(t, "threads")
+	file := filepath.Join(m.Path, "file")
+	mustDo(t, os.WriteFile(file, nil, 0o644))
+	stop := make(chan struct{})
+	var callers sync.WaitGroup
+	defer callers.Wait()
+	defer close(stop)
+	for i := range 4 {
+		callers.Go(func() {
+			runtime.LockOSThread() // a caller is a thread
+			for mode := os.FileMode(0o600); ; mode ^= 0o044 {
+				select {
+				case <-stop:
+					return
+				default:
+					if err := os.Chmod(file, mode); err != nil {
+						t.Errorf("caller %d: %v", i, err)
+						return
+					}
+				}
+			}
+		})
+	}
 	for _, core := range []string{"0", "1"} {
 		eventually(t, "a thread on core "+core, func() bool { return m.threadsOn(core) > 0 })
 	}

@@ -19,7 +19,10 @@ const (
 	opForget      = 2
 	opRead        = 15
 	opWrite       = 16
+	opRelease     = 18
+	opFlush       = 25
 	opInit        = 26
+	opReleaseDir  = 29
 	opSetlkw      = 33
 	opInterrupt   = 36
 	opNotifyReply = 41

@@ -18,6 +18,10 @@
 // end, by the thousand, are carried out by goroutines: those for locks, and reads
 // and writes of some files ([Options].Apart).
 //
+// To wake a thread on another core costs more than a request. A ring's threads are
+// on the core where their requests are made; the threads that read /dev/fuse
+// follow whoever makes them, see gathering.
+//
 // A ring's thread owns a single place of its queue, which is all that a blocked
 // request can hold up. The kernel hands a request that found no free place to
 // the next one that is answered, not to one that is added; so whoever adds one

@@ -25,21 +25,26 @@ const maxLoops = 2048
 // loops are the threads that read /dev/fuse.
 type loops struct {
 	crew
-	conn *conn
-	keep int32 // how many wait at the most
-	size int   // of the largest request and reply
+	conn   *conn
+	gather *gathering
+	size   int // of the largest request and reply
 
 	threads atomic.Int32
-	made    atomic.Int32
 	lazy    bool // nothing but news comes here: other requests have their rings
 }
 
-func (c *conn) newLoops(keep int) *loops {
-	l := &loops{conn: c, keep: int32(keep), size: max(c.opts.MaxWrite, minRead) + 2*page}
+func (c *conn) newLoops(gather *gathering) *loops {
+	l := &loops{conn: c, gather: gather, size: max(c.opts.MaxWrite, minRead) + 2*page}
 	l.watch = &c.watch
 	l.crew.grow = l.start
 	c.watch.crews = append(c.watch.crews, &l.crew)
 	return l
+}
+
+// fill adds threads until all that are to wait for requests are there.
+func (l *loops) fill() {
+	for l.threads.Load() < int32(l.gather.threads()) && l.start() == nil {
+	}
 }
 
 // start adds a thread.
@@ -73,34 +78,13 @@ func (l *loops) start() error {
 	return nil
 }
 
-// spread ties the calling thread to a core, the next one after the last that
-// was tied: left alone, all readers gather on one core, and waking that from
-// another takes several times as long as all the rest of a request. Without
-// root's priority a thread must be free to go where nobody else computes.
-func (l *loops) spread() {
-	var all, one unix.CPUSet
-	if l.lazy || unix.Geteuid() != 0 || unix.SchedGetaffinity(0, &all) != nil || all.Count() < 2 {
-		return
-	}
-	skip := int(l.made.Add(1)-1) % all.Count()
-	for core := 0; ; core++ {
-		if !all.IsSet(core) {
-			continue
-		}
-		if skip--; skip < 0 {
-			one.Set(core)
-			_ = unix.SchedSetaffinity(0, &one) // else it runs where it likes
-			return
-		}
-	}
-}
-
 // run reads and answers until the kernel lets go, or more threads wait than
 // need be.
 func (l *loops) run(at *slot, buf []byte) {
 	c := l.conn
 	at.setTid(unix.Gettid(), &c.inflight)
-	l.spread()
+	own := l.gather.sit(unix.Gettid())
+	defer l.gather.stand(own)
 	// What is written to a file lies at the start of a page, and so does what
 	// is read from one: O_DIRECT wants it so.
 	const writeHeader, readHeader = int(unsafe.Sizeof(fuse.WriteIn{})), outHeaderSize
@@ -144,6 +128,9 @@ func (l *loops) run(at *slot, buf []byte) {
 			continue
 		}
 		l.busy()
+		if l.gather.took(own, h.Opcode, h.Pid) {
+			go l.fill()
+		}
 		if c.takes(h) {
 			answer := c.carryOut(q, h, in[inHeaderSize:n], out[outHeaderSize:])
 			*(*fuse.OutHeader)(unsafe.Pointer(&out[0])) = answer
@@ -153,7 +140,8 @@ func (l *loops) run(at *slot, buf []byte) {
 			ins[0] = in[:n]
 			l.answer(at, h.Unique, ins[:], outs[:])
 		}
-		if l.idle.Add(1) > l.keep {
+		l.gather.gave(h.Opcode)
+		if l.idle.Add(1) > int32(l.gather.threads()) {
 			l.idle.Add(-1)
 			return
 		}

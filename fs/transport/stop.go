@@ -122,7 +122,7 @@ func (o *own) run(parked []*Parked) {
 			}
 		}
 	}
-	for range o.loops.keep {
+	for range o.loops.gather.threads() {
 		if err := o.loops.start(); err != nil {
 			o.conn.opts.Logger.Printf("%v", err)
 		}
@@ -218,10 +218,10 @@ func Continue(s *State, opts Options) (Transport, error) {
 		return nil, err
 	}
 	if t.uring != nil {
-		t.loops = c.newLoops(1)
+		t.loops = c.newLoops(&gathering{least: 1})
 		t.loops.lazy = opts.Hurry != nil
 	} else {
-		t.loops = c.newLoops(max(2, runtime.NumCPU()))
+		t.loops = c.newLoops(newGathering())
 	}
 	t.parked = s.Parked
 	return t, nil

@@ -3,7 +3,6 @@ package transport
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -182,7 +181,7 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 			}
 			return nil, "", fmt.Errorf("transport %s %w: %w", Uring, ErrRefused, err)
 		}
-		t.loops = c.newLoops(1)
+		t.loops = c.newLoops(&gathering{least: 1})
 		t.loops.lazy = opts.Hurry != nil
 		for _, q := range u.queues {
 			if q.online {
@@ -198,7 +197,7 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 			}
 		}
 	} else {
-		t.loops = c.newLoops(max(2, runtime.NumCPU()))
+		t.loops = c.newLoops(newGathering())
 	}
 	return t, note, nil
 }
