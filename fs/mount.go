@@ -27,7 +27,7 @@ type Server struct {
 	store      *filestore.Store
 	transport  transport.Transport
 	mountpoint string
-	dead       *deadMount // whose place is taken
+	dead       *deadMount // over the static directory
 	deadAt     *deadMount // at the mountpoint, if that is another
 	warnings   []string
 	ready      chan struct{} // closed when all of it is set up: the mount answers before
@@ -63,6 +63,9 @@ func Mount(o Options) (_ *Server, err error) {
 	undo = append(undo, func() { unix.Close(root) })
 	if s.mountpoint, s.deadAt, err = checkMountpoint(&o); err != nil {
 		return nil, err
+	}
+	if dead := s.deadThere(); o.Successor && (dead == nil || dead.gone) {
+		return nil, fmt.Errorf("%s: %w", s.mountpoint, ErrUnmounted)
 	}
 	if err := claim(root, o.Dir); err != nil {
 		return nil, err
@@ -168,7 +171,7 @@ func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) 
 // lookUnder warns of ways under the mount (M5). A dead mount has kept new ones
 // away since another daemon did so, and everybody waits for this one.
 func (s *Server) lookUnder(o *Options, root int) error {
-	if s.dead != nil && !o.Strict {
+	if s.dead != nil && !s.dead.cleared && !o.Strict {
 		return nil
 	}
 	ways, err := waysUnder(root, o.Dir, s.dead)
@@ -287,6 +290,8 @@ func (s *Server) mount(o *Options) error {
 	switch {
 	case errors.Is(err, transport.ErrGone):
 		return fmt.Errorf("%s: %w", s.mountpoint, ErrUnmounted)
+	case errors.Is(err, ErrUnmounted):
+		return err
 	case err == nil && note != "":
 		o.Log.Info("a faster transport can't be had", "in use", s.transport.Name(), "why", note)
 		return nil
@@ -365,6 +370,14 @@ func userAllowOther() bool {
 	return false
 }
 
+// deadThere returns the dead mount that this daemon has found at the mountpoint.
+func (s *Server) deadThere() *deadMount {
+	if s.dead != nil && s.dead.path == s.mountpoint {
+		return s.dead
+	}
+	return s.deadAt
+}
+
 // mountDirect mounts as root, without a helper, and returns the descriptor of
 // the connection. The mount behaves as the backing does: with its flags.
 func (s *Server) mountDirect(o *Options, mountpoint string, root int) (int, error) {
@@ -372,20 +385,20 @@ func (s *Server) mountDirect(o *Options, mountpoint string, root int) (int, erro
 	if err != nil {
 		return -1, fmt.Errorf("/dev/fuse: %w: %w", ErrNoFuse, err)
 	}
-	dead := s.deadAt
-	if s.dead != nil && s.dead.path == mountpoint {
-		dead = s.dead
-	}
-	if dead != nil {
+	if dead := s.deadThere(); dead != nil && !dead.cleared {
 		err := dead.mountBeneath(o.Dir, fd, root)
 		if err == nil {
 			return fd, nil
 		}
-		s.warn("%s could be written past the mount for a moment, because this kernel cannot mount beneath a dead mount: %v", mountpoint, err)
 		if err := dead.clear(); err != nil {
 			unix.Close(fd)
 			return -1, err
 		}
+		if dead.gone && o.Successor {
+			unix.Close(fd)
+			return -1, fmt.Errorf("%s: %w", mountpoint, ErrUnmounted)
+		}
+		s.warn("%s could be written past the mount for a moment, because the new mount could not be made beneath the dead one: %v", mountpoint, err)
 	}
 	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read=%d", fd, maxWrite)
 	if err := unix.Mount(o.Dir, mountpoint, "fuse.stagefs", mountFlags(root), data); err != nil {

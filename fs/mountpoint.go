@@ -68,7 +68,8 @@ func onFuse(dir string) error {
 }
 
 // checkMountpoint returns where to mount, as an absolute path without
-// symlinks, and a dead mount that is there and not over the static directory.
+// symlinks, and a dead mount that is there, or was, and not over the static
+// directory.
 func checkMountpoint(o *Options) (at string, dead *deadMount, err error) {
 	if o.Mountpoint == "" {
 		at, err = absoluteOf(o.Dir)
@@ -90,9 +91,8 @@ func checkMountpoint(o *Options) (at string, dead *deadMount, err error) {
 		if err := dead.clear(); err != nil {
 			return "", nil, err
 		}
-		dead = nil
 	}
-	if dead == nil {
+	if dead == nil || dead.cleared {
 		at, err = freeMountpoint(at, dir)
 	} else {
 		at = dead.path // likewise, so that nobody writes beneath it meanwhile

@@ -36,6 +36,7 @@ type Options struct {
 	Version       string        // shown in the control directory
 	Transport     string        // how requests come: one of transport's names; "": transport.Auto
 	Debug         bool          // log each request
+	Successor     bool          // take the place of a dead mount, or fail with ErrUnmounted
 	Log           *slog.Logger  // nil: no log
 
 	// Replace runs another program in this process, which goes on with what is

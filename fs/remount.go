@@ -19,6 +19,9 @@ type deadMount struct {
 	path  string
 	entry MountEntry
 	below []MountEntry // others at the same path, the uppermost last
+
+	cleared bool // it is not there any more
+	gone    bool // nor was it when it was to be cleared: somebody has unmounted it
 }
 
 // findDead looks for a dead stagefs mount at path. It returns nil if there is
@@ -79,9 +82,13 @@ var errCovered = errors.New("the directory cannot be reached past the dead mount
 
 // clear detaches the dead mount, and dead ones below it.
 func (d *deadMount) clear() error {
-	if err := detach(d.path, true); err != nil {
+	switch err := detach(d.path, true); {
+	case errors.Is(err, ErrNoMount):
+		d.gone = true
+	case err != nil:
 		return err
 	}
+	d.cleared = true
 	for {
 		next, err := findDead(d.path)
 		if err != nil || next == nil {
@@ -94,7 +101,7 @@ func (d *deadMount) clear() error {
 }
 
 // openStatic opens the static directory, past a dead mount over it if there is
-// one that is stagefs's own.
+// one that is stagefs's own, or after that has been cleared.
 func openStatic(dir string) (root int, dead *deadMount, err error) {
 	if dead, err = findDead(dir); err != nil {
 		return -1, nil, err
@@ -113,7 +120,7 @@ func openStatic(dir string) (root int, dead *deadMount, err error) {
 			return -1, nil, err
 		}
 		root, err = openBacking(dir)
-		return root, nil, err
+		return root, dead, err
 	}
 	if err != nil {
 		return -1, nil, err
@@ -162,6 +169,7 @@ func (d *deadMount) mountBeneath(source string, fuse, root int) error {
 	if err := unix.MoveMount(mnt, "", unix.AT_FDCWD, d.path, unix.MOVE_MOUNT_F_EMPTY_PATH|moveMountBeneath); err != nil {
 		return os.NewSyscallError("move_mount", err)
 	}
+	d.cleared = true
 	return detach(d.path, true)
 }
 

@@ -67,7 +67,7 @@ func (c *command) mountAction(ctx *cli.Context) error {
 	}
 	starter := readyPipe()
 	watched := supervised()
-	if ctx.Bool("daemon") && starter == nil && !watched {
+	if ctx.Bool("daemon") && starter == nil && !watched.on {
 		return c.startDaemon()
 	}
 	log := io.Writer(c.err)
@@ -80,10 +80,11 @@ func (c *command) mountAction(ctx *cli.Context) error {
 		defer logFile.Close()
 		log = logFile
 	}
-	if ctx.Bool("supervise") && !watched {
+	if ctx.Bool("supervise") && !watched.on {
 		return c.supervise(starter, logFile)
 	}
 	o.Log = newLog(log, o.Debug)
+	o.Successor = watched.again
 	c.ignored = ignoredStops()
 	h := handover{Debug: o.Debug, Mountpoint: target(o), Ignored: c.ignored}
 	h.Cwd, _ = os.Getwd()
@@ -92,6 +93,7 @@ func (c *command) mountAction(ctx *cli.Context) error {
 	}
 
 	err = explainMount(o, c.serve(ctx.Context, o, func(s server) error {
+		watched.serves()
 		for _, w := range s.Warnings() {
 			c.say("warning: %s", harmless(w))
 		}
@@ -102,7 +104,7 @@ func (c *command) mountAction(ctx *cli.Context) error {
 		c.say("serving %s (pid %d); unmount with: stagefs umount %s", quote(s.Mountpoint()), os.Getpid(), quote(s.Mountpoint()))
 		return daemonReady(starter, logFile)
 	}))
-	if watched && errors.Is(err, fs.ErrUnmounted) {
+	if watched.on && errors.Is(err, fs.ErrUnmounted) {
 		_, text := explain(err)
 		return exitf(statusUnmounted, "%s", text)
 	}

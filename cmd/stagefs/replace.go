@@ -162,7 +162,7 @@ func (h handover) startAnew(log *slog.Logger, why error) error {
 	if err := os.Chdir(h.Cwd); err != nil {
 		log.Error("cannot go back to where the command line was typed", "err", err)
 	}
-	err := syscall.Exec("/proc/self/exe", os.Args, append(os.Environ(), envSupervised+"=1"))
+	err := syscall.Exec("/proc/self/exe", os.Args, append(os.Environ(), envSupervised+"=0"+again))
 	return errors.Join(why, fmt.Errorf("exec: %w", err))
 }
 

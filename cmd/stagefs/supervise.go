@@ -7,19 +7,48 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // envSupervised tells a process that it is the daemon which `stagefs mount
 // --supervise` started.
 const envSupervised = "STAGEFS_SUPERVISED"
 
-// supervised reports that, to nobody but its first caller.
-func supervised() bool {
-	is := os.Getenv(envSupervised) != ""
+// A supervision is what a daemon knows of its supervisor: the value of
+// envSupervised is a descriptor, and "again" if that is so.
+type supervision struct {
+	on     bool
+	again  bool     // it takes the place of one that has served
+	served *os.File // takes one byte when the mount answers; nil: nobody asks
+}
+
+// supervised returns that, to nobody but its first caller.
+func supervised() (s supervision) {
+	value := os.Getenv(envSupervised)
 	os.Unsetenv(envSupervised)
-	return is
+	fd, again := strings.CutSuffix(value, again)
+	if n, err := strconv.Atoi(fd); err == nil && n > 2 {
+		unix.CloseOnExec(n)
+		s.served = os.NewFile(uintptr(n), "supervisor's pipe")
+	}
+	s.on, s.again = value != "", again
+	return s
+}
+
+const again = " again"
+
+// serves tells the supervisor that the mount answers.
+func (s *supervision) serves() {
+	if s.served != nil {
+		_, _ = s.served.Write([]byte{0}) // a supervisor that is gone needs no news
+		s.served.Close()
+		s.served = nil
+	}
 }
 
 const (
@@ -48,9 +77,10 @@ func (c *command) supervise(starter, log *os.File) error {
 	keepServing()
 
 	stopped, first, failures := false, true, 0
+	successor := false // of one that has served, so that it must find a dead mount
 	for {
 		started := time.Now()
-		cmd, err := c.startSupervised(starter, log)
+		cmd, served, err := c.startSupervised(starter, log, successor)
 		if err != nil {
 			return err
 		}
@@ -66,6 +96,9 @@ func (c *command) supervise(starter, log *os.File) error {
 				running = false
 			}
 		}
+		// An ordinary user's daemon clears the dead mount before it mounts; if it
+		// dies in between, the next one finds none.
+		successor = served() || successor && os.Geteuid() == 0
 		if unmountedEarly(err) {
 			if first {
 				return &exitError{exitHeld, ""}
@@ -99,38 +132,62 @@ func (c *command) supervise(starter, log *os.File) error {
 }
 
 // startSupervised starts the daemon in a process group of its own, deaf to the
-// terminal: this process passes signals on.
-func (c *command) startSupervised(starter, log *os.File) (*exec.Cmd, error) {
-	cmd := exec.Command("/proc/self/exe", c.args...)
+// terminal: this process passes signals on. served tells, once it has ended,
+// whether its mount has answered.
+func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *exec.Cmd, served func() bool, err error) {
+	cmd = exec.Command("/proc/self/exe", c.args...)
 	cmd.Args[0] = "stagefs"
-	cmd.Env = append(os.Environ(), envSupervised+"=1")
+	cmd.Env = os.Environ()
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if starter == nil {
-		return cmd, startError(cmd.Start())
+	if starter != nil {
+		ready, w, err := os.Pipe()
+		if err != nil {
+			return nil, nil, startError(err)
+		}
+		defer w.Close()
+		cmd.ExtraFiles = []*os.File{w}
+		cmd.Env = append(cmd.Env, envReady+"=3")
+		defer func() {
+			if err != nil {
+				ready.Close()
+				return
+			}
+			go c.passOn(cmd, ready, starter, log)
+		}()
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
-		return nil, err
+		return nil, nil, startError(err)
 	}
 	defer w.Close()
-	cmd.ExtraFiles = []*os.File{w}
-	cmd.Env = append(cmd.Env, envReady+"=3")
+	cmd.ExtraFiles = append(cmd.ExtraFiles, w)
+	value := strconv.Itoa(2 + len(cmd.ExtraFiles))
+	if successor {
+		value += again
+	}
+	cmd.Env = append(cmd.Env, envSupervised+"="+value)
 	if err := cmd.Start(); err != nil {
 		r.Close()
-		return nil, startError(err)
+		return nil, nil, startError(err)
 	}
-	go func() {
+	return cmd, func() bool {
 		defer r.Close()
-		if n, _ := r.Read(make([]byte, 1)); n == 1 {
-			if daemonReady(starter, log) != nil {
-				cmd.Process.Signal(syscall.SIGTERM) // nobody waits for it
-			}
-		} else {
-			starter.Close()
+		n, _ := r.Read(make([]byte, 1))
+		return n == 1
+	}, nil
+}
+
+// passOn tells the starter that the daemon's mount answers, or that it has ended.
+func (c *command) passOn(daemon *exec.Cmd, ready, starter, log *os.File) {
+	defer ready.Close()
+	if n, _ := ready.Read(make([]byte, 1)); n == 1 {
+		if daemonReady(starter, log) != nil {
+			daemon.Process.Signal(syscall.SIGTERM) // nobody waits for it
 		}
-	}()
-	return cmd, nil
+	} else {
+		starter.Close()
+	}
 }
 
 func startError(err error) error {
