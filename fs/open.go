@@ -137,6 +137,8 @@ func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut)
 	open.NodeId = out.EntryOut.NodeId
 	if status = fs.Open(r.cancel, open, &out.OpenOut); status != fuse.OK {
 		fs.nodes.forget(open.NodeId, 1)
+	} else if n := fs.nodes.get(open.NodeId); n != nil && n.attrsValidFor() == 0 {
+		out.SetAttrTimeout(0) // they were read before the open
 	}
 	return status
 }
@@ -204,6 +206,10 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 		}
 		if err != nil {
 			fs.abandon(h)
+		} else if h.mode == ioPassing && h.lock != nil && h.mapsWritable() {
+			// A mapping changes times and blocks without a word. The
+			// kernel still has what it was told before there could be one.
+			fs.notifyAttr(n)
 		}
 		return err
 	})

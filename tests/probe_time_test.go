@@ -18,6 +18,7 @@ func timeProbes() []probeCase {
 		{"utimensat specials", probeUtimens},
 		{"who may set times", probeTimesOfOthers},
 		{"which calls change which times", probeTimeChanges},
+		{"times of mapped writes", probeMappedTimes},
 		{"atime of reads", probeAtime},
 	}
 }
@@ -212,6 +213,48 @@ func (p *probe) mapWrite(name string) error {
 		return err
 	}
 	return unix.Munmap(m)
+}
+
+// probeMappedTimes writes through a mapping to a file whose attributes the kernel
+// was asked for shortly before the open, and looks at once: while the mapping is
+// there, and when all is closed. It asks for no atime, which mmap(2) changes.
+func probeMappedTimes(p *probe) {
+	look := func(name string) (st unix.Statx_t) {
+		p.must(unix.Statx(unix.AT_FDCWD, p.at(name), 0, unix.STATX_MTIME|unix.STATX_CTIME|unix.STATX_BLOCKS, &st))
+		return st
+	}
+	for _, flags := range []int{unix.O_RDWR, unix.O_RDWR | unix.O_CREAT} {
+		name := fmt.Sprintf("mapped%o", flags)
+		p.file(name, strings.Repeat("x", 8192), 0o644)
+		p.must(unix.Truncate(p.at(name), 1<<20)) // a hole, that a write fills
+		for i := range 2 {
+			before := look(name)
+			for time.Since(time.Unix(before.Ctime.Sec, int64(before.Ctime.Nsec))) < 10*time.Millisecond {
+				time.Sleep(time.Millisecond) // so that now is another time
+			}
+			note := func(when string) {
+				after := look(name)
+				p.note("%o %d %s: mtime changed %v, ctime %v, grew by %d", flags, i, when,
+					after.Mtime != before.Mtime, after.Ctime != before.Ctime, after.Blocks-before.Blocks)
+			}
+			p.mapped(name, flags, func(m []byte) {
+				m[(1+i)<<16]++
+				p.must(unix.Msync(m, unix.MS_SYNC))
+				note("mapped")
+			})
+			note("closed")
+		}
+	}
+}
+
+// mapped calls f with a file mapped, whose descriptor is closed already.
+func (p *probe) mapped(name string, flags int, f func(m []byte)) {
+	fd := p.open(name, flags)
+	m, err := unix.Mmap(fd, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	p.must(unix.Close(fd))
+	p.must(err)
+	f(m)
+	p.must(unix.Munmap(m))
 }
 
 // probeAtime reads with an atime that is older, and younger, than the mtime;
