@@ -225,6 +225,9 @@ func (fs *FS) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (u
 	} else {
 		status = change()
 	}
+	if n > 0 && src.mode != ioPassing {
+		fs.notifyAttr(src.node) // the kernel does not count it as a read
+	}
 	return uint32(max(n, 0)), status
 }
 

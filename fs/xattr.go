@@ -189,6 +189,9 @@ func (fs *FS) changeXAttr(cancel <-chan struct{}, h *fuse.InHeader, name, attr s
 		defer p.done()
 		defer n.plain.changed()
 		fs.labels.seen(attr)
-		return f(p)
+		if err = f(p); err == nil {
+			fs.notifyAttr(n) // a block may have come or gone; the kernel drops the ctime only
+		}
+		return err
 	})
 }

@@ -19,6 +19,7 @@ func timeProbes() []probeCase {
 		{"who may set times", probeTimesOfOthers},
 		{"which calls change which times", probeTimeChanges},
 		{"times of mapped writes", probeMappedTimes},
+		{"attributes asked for one at a time", probeSingleAttributes},
 		{"atime of reads", probeAtime},
 	}
 }
@@ -244,6 +245,55 @@ func probeMappedTimes(p *probe) {
 			})
 			note("closed")
 		}
+	}
+}
+
+// probeSingleAttributes makes changes between statx(2) calls for a single
+// attribute: the kernel forgets some of them with a change, and answers others
+// from what it knows.
+func probeSingleAttributes(p *probe) {
+	look := func(name string, mask int) (st unix.Statx_t) {
+		p.must(unix.Statx(unix.AT_FDCWD, p.at(name), 0, mask, &st))
+		return st
+	}
+	recent := func(t unix.StatxTimestamp) bool { return t.Sec != 1000 }
+	for _, c := range []namedCall{
+		{"a large attribute", func() error { return unix.Setxattr(p.at("f"), "user.a", make([]byte, 3000), 0) }},
+		{"a smaller one", func() error { return unix.Setxattr(p.at("f"), "user.a", make([]byte, 3), 0) }},
+		{"another large one", func() error { return unix.Setxattr(p.at("f"), "user.b", make([]byte, 3000), 0) }},
+		{"none any more", func() error { return unix.Removexattr(p.at("f"), "user.b") }},
+		{"a copy", func() error {
+			from, to := p.open("f", unix.O_RDONLY), p.open("g", unix.O_WRONLY)
+			defer unix.Close(from)
+			defer unix.Close(to)
+			_, err := unix.CopyFileRange(from, nil, to, nil, 5000, 0)
+			return err
+		}},
+		{"a truncation", func() error { return unix.Truncate(p.at("g"), 5) }},
+		{"a mode", func() error { return unix.Chmod(p.at("g"), 0o4711) }},
+		{"an owner", func() error { return unix.Chown(p.at("g"), 5, 6) }},
+		{"a name", func() error { return unix.Link(p.at("g"), p.at("h")) }},
+		{"no name", func() error { return unix.Unlink(p.at("h")) }},
+	} {
+		for _, name := range []string{"f", "g"} {
+			if _, err := os.Lstat(p.at(name)); err != nil {
+				p.file(name, strings.Repeat("x", 6000), 0o644)
+				fd := p.open(name, unix.O_RDONLY)
+				p.must(unix.Fsync(fd)) // its blocks are known from here on
+				p.must(unix.Close(fd))
+			}
+			p.must(unix.UtimesNanoAt(unix.AT_FDCWD, p.at(name), []unix.Timespec{{Sec: 1000}, {Sec: 1000}}, 0))
+			look(name, unix.STATX_BASIC_STATS)
+		}
+		err := c.do()
+		line := errnoName(err)
+		for _, name := range []string{"f", "g"} {
+			line += fmt.Sprintf(" %s: blocks %d mode %o links %d owner %d:%d size %d atime %v mtime %v", name,
+				look(name, unix.STATX_BLOCKS).Blocks, look(name, unix.STATX_MODE).Mode, look(name, unix.STATX_NLINK).Nlink,
+				look(name, unix.STATX_UID).Uid, look(name, unix.STATX_GID).Gid, look(name, unix.STATX_SIZE).Size,
+				recent(look(name, unix.STATX_ATIME).Atime), recent(look(name, unix.STATX_MTIME).Mtime))
+		}
+		p.note("%s: %s", c.name, line)
 	}
 }
 
