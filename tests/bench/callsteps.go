@@ -25,6 +25,7 @@ func callSteps(procs int, suffix string) []step {
 		s("create", keeps("f"), true, "create"),
 		s("stat", keeps("f"), false, "stat warm"),
 		s("missing", keeps("f"), false, "missing again"),
+		s("statfs", keeps("f"), false, "statfs"),
 		s("open", keeps("f"), false, "open+close"),
 		s("chmod", keeps("f"), false, "chmod"),
 		s("rename", keeps("g"), true, "rename"),

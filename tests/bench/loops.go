@@ -17,6 +17,7 @@ func loops() map[string]loop {
 		"open":    repeated(1, "f", dir.openClose),
 		"stat":    statLoop,
 		"missing": missingLoop,
+		"statfs":  statfsLoop,
 		"chmod":   chmodLoop,
 		"rename":  renameLoop,
 		"unlink":  overNames("g", dir.unlink),
@@ -108,6 +109,15 @@ func missingLoop(j job) (func() (result, error), error) {
 		}
 		return nil
 	})(j)
+}
+
+// statfsLoop is what a request costs that has next to nothing to do.
+func statfsLoop(j job) (func() (result, error), error) {
+	var buf unix.Statfs_t
+	d, err := openDir(j.Dir)
+	return func() (result, error) {
+		return timed(j.N, func(int) error { return d.statfs(&buf) })
+	}, err
 }
 
 func chmodLoop(j job) (func() (result, error), error) {

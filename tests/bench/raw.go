@@ -78,6 +78,13 @@ func (d dir) stat(n cname, buf *unix.Statx_t) error {
 	return err
 }
 
+var here = cstring(".")
+
+func (d dir) statfs(buf *unix.Statfs_t) error {
+	_, err := call("fstatfs", here, unix.SYS_FSTATFS, d.fd, uintptr(unsafe.Pointer(buf)), 0, 0, 0)
+	return err
+}
+
 func (d dir) chmod(n cname, mode uintptr) error {
 	_, err := call("chmod", n, unix.SYS_FCHMODAT, d.fd, n.ptr(), mode, 0, 0)
 	return err
