@@ -30,7 +30,7 @@ type leftovers struct {
 type leftover struct {
 	dir  *lockstate.Dir // with a reference
 	name string
-	id   identity
+	id   identity // ino 0: it could not be looked at, and was there at birth
 }
 
 // Between two tries lies leftoverPause at first, then twice that, and so on up
@@ -47,13 +47,13 @@ func (o *leftovers) init() {
 // add notes that a file could not be removed.
 func (o *leftovers) add(fs *FS, dir, name string, id identity) {
 	if id == (identity{}) {
-		return // not even looked at; whatever is there later may be another one
+		id.birth = time.Now().UnixNano() // not even looked at: what is made from now on is another one
 	}
 	d := fs.table.At(split(dir)...)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, l := range o.all {
-		if l.dir == d && l.name == name && l.id == id {
+		if l.dir == d && l.name == name && (l.id == id || l.id.ino == 0 && id.ino == 0) {
 			fs.table.Forget(d)
 			return
 		}
@@ -105,7 +105,7 @@ func (o *leftovers) try(fs *FS) bool {
 			id, err = fs.discardOne(l.name, &l.id, func() (string, bool) { return fs.table.Path(l.dir), true })
 		}
 		switch {
-		case err == nil && id != l.id: // gone already
+		case err == nil && id == (identity{}), err == unix.ENOENT: // gone already
 		case err == nil:
 			fs.log.Info("removed what a dead process left", "dir", fs.table.Path(l.dir), "file", l.name)
 		case errors.Is(err, errOther):
@@ -138,7 +138,7 @@ var (
 // mayRemove reports why a file that was left is not to be removed now. The
 // caller holds FS.ns alone.
 func (l *identity) mayRemove(fs *FS, dir string, st *unix.Statx_t) error {
-	if identityOf(st) != *l {
+	if !l.is(identityOf(st)) {
 		return errOther
 	}
 	d, ok := fs.table.Find(split(dir)...)
@@ -150,4 +150,12 @@ func (l *identity) mayRemove(fs *FS, dir string, st *unix.Statx_t) error {
 		return errInUse
 	}
 	return nil
+}
+
+// is reports whether a file is the one that was left.
+func (l *identity) is(found identity) bool {
+	if l.ino == 0 {
+		return found.birth != 0 && found.birth < l.birth
+	}
+	return found == *l
 }

@@ -70,6 +70,50 @@ func TestFaultDescriptors(t *testing.T) {
 	}
 }
 
+// TestFaultDescriptorsRemoval: the lock file of an owner who dies while the daemon
+// has no descriptor left is removed when it has some again, and a file of its name
+// that is made meanwhile is not. The lock ends at once.
+func TestFaultDescriptorsRemoval(t *testing.T) {
+	m := mount(t)
+	rival := agent(t)
+	dies := map[string]*Agent{}
+	for i := range 20 {
+		dir := "D" + itoa(i) + "/a/b"
+		openDir(t, m.Back(dir))
+		a := agent(t)
+		a.must("creat", m.At(dir, "devserver"), "wronly,creat,excl")
+		dies[dir] = a
+	}
+	old := m.limitFiles(t, 3) // what is open stays so
+	for _, a := range dies {
+		a.Kill()
+	}
+	for dir := range dies {
+		m.awaitFree(dir)
+	}
+	left := 0
+	for dir := range dies {
+		if exists(m.Back(dir, "devserver")) {
+			left++
+		}
+	}
+	t.Logf("%d of %d lock files could not be removed", left, len(dies))
+	const other = "D0/a/b"
+	mustDo(t, os.RemoveAll(m.Back(other, "devserver")))
+	mustDo(t, os.WriteFile(m.Back(other, "devserver"), []byte("another one"), 0o600))
+	m.limitFiles(t, int(old.Cur))
+	for dir := range dies {
+		if dir == other {
+			continue
+		}
+		eventually(t, "the lock file is removed", func() bool { return !exists(m.Back(dir, "devserver")) })
+		rival.must("creat", m.At(dir, "devserver"), "wronly,creat,excl")
+	}
+	if got, _ := os.ReadFile(m.Back(other, "devserver")); left > 0 && string(got) != "another one" {
+		t.Errorf("a file that was made later: %q", got)
+	}
+}
+
 // limitFiles sets how many descriptors the daemon may have.
 func (m *Mount) limitFiles(t *testing.T, n int) (old unix.Rlimit) {
 	t.Helper()
