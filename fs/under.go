@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,15 +25,41 @@ func waysUnder(root int, dir string, dead *deadMount) ([]string, error) {
 		return nil, err
 	}
 	var ways []string
+	patience := time.Second
 	for _, e := range pids {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		ways = append(ways, waysOf(pid, path, dead)...)
+		found, ok := waysInTime(pid, path, dead, patience)
+		if !ok {
+			patience = lessPatience // one of them is enough to wait for
+		}
+		ways = append(ways, found...)
 	}
 	mounts, err := mountsUnder(root, path)
 	return append(ways, mounts...), err
+}
+
+// lessPatience is how long the look at each further process may take.
+const lessPatience = 50 * time.Millisecond
+
+// waysInTime is waysOf, which waits for a process that is in execve(2) until that
+// has closed what it has to: perhaps on a file system that hangs.
+func waysInTime(pid int, path string, dead *deadMount, patience time.Duration) (ways []string, ok bool) {
+	found := make(chan []string, 1)
+	go func() { found <- waysOf(pid, path, dead) }()
+	t := time.NewTimer(patience)
+	defer t.Stop()
+	select {
+	case ways = <-found:
+		return ways, true
+	case <-t.C:
+	}
+	if dead != nil {
+		return nil, false // the first mount had looked
+	}
+	return []string{fmt.Sprintf("pid %d (%s) is in execve(2) and can't be looked at", pid, comm(pid))}, false
 }
 
 // waysOf looks at one process. What cannot be read belongs to somebody whose

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -49,7 +50,7 @@ func mountUsers(mount *fs.MountEntry) []mountUser {
 		if err != nil {
 			continue
 		}
-		what, path := useOf(proc, mount)
+		what, path := useInTime(proc, mount)
 		if what == "" {
 			continue
 		}
@@ -57,6 +58,28 @@ func mountUsers(mount *fs.MountEntry) []mountUser {
 		users = append(users, mountUser{pid, strings.TrimSuffix(string(comm), "\n"), what, path})
 	}
 	return users
+}
+
+// insideTime is how long the look at one process may take.
+const insideTime = time.Second
+
+// useInTime is useOf, which waits for a process that is in execve(2) until that
+// has closed what it has to: perhaps on this mount.
+func useInTime(proc string, mount *fs.MountEntry) (what, path string) {
+	type use struct{ what, path string }
+	found := make(chan use, 1)
+	go func() {
+		what, path := useOf(proc, mount)
+		found <- use{what, path}
+	}()
+	t := time.NewTimer(insideTime)
+	defer t.Stop()
+	select {
+	case u := <-found:
+		return u.what, u.path
+	case <-t.C:
+		return "it is in execve(2), and may close what it has open in", mount.Path
+	}
 }
 
 // useOf tells how the process below proc uses the mount, "" if it does not.
