@@ -16,17 +16,32 @@ import (
 
 // Opcodes and notifications that a transport has to know.
 const (
+	opLookup      = 1
 	opForget      = 2
+	opGetAttr     = 3
+	opSetAttr     = 4
+	opSymlink     = 6
+	opMknod       = 8
+	opMkdir       = 9
+	opUnlink      = 10
+	opRmdir       = 11
+	opRename      = 12
+	opLink        = 13
+	opOpen        = 14
 	opRead        = 15
 	opWrite       = 16
 	opRelease     = 18
-	opFlush       = 25
 	opInit        = 26
+	opOpenDir     = 27
+	opReadDir     = 28
 	opReleaseDir  = 29
 	opSetlkw      = 33
+	opCreate      = 35
 	opInterrupt   = 36
 	opNotifyReply = 41
 	opBatchForget = 42
+	opReadDirPlus = 44
+	opRename2     = 45
 
 	notifyInvalInode = 2
 	notifyIncEpoch   = 8

@@ -153,10 +153,9 @@ func (g *gathering) gave(op uint32) {
 }
 
 // took notes a request that a thread has just taken, and reports whether the
-// threads are to be more now. Who makes a FLUSH is not looked at: within an
-// exec(2) its stat file can't be read until that is answered.
+// threads are to be more now.
 func (g *gathering) took(own *sitting, op, tid uint32) (more bool) {
-	if g.cores == nil || op == opFlush || nobodys(op) {
+	if g.cores == nil || !fromOutside(op) {
 		return false
 	}
 	if s := g.stray.Load(); s != nil && s != own && g.stray.CompareAndSwap(s, nil) {
@@ -216,6 +215,18 @@ func (l *lately) note(tid uint32) (many, decided bool) {
 func nobodys(op uint32) bool {
 	switch op {
 	case opForget, opBatchForget, opRead, opWrite, opRelease, opReleaseDir, opInterrupt, opNotifyReply:
+		return true
+	}
+	return false
+}
+
+// fromOutside reports whether a request comes from no execve(2) that has replaced
+// its process already: that makes FLUSH, GETATTR and GETXATTR, and until they are
+// answered whoever reads its stat file waits.
+func fromOutside(op uint32) bool {
+	switch op {
+	case opLookup, opSetAttr, opSymlink, opMknod, opMkdir, opUnlink, opRmdir, opRename, opLink, opOpen,
+		opOpenDir, opReadDir, opCreate, opReadDirPlus, opRename2:
 		return true
 	}
 	return false

@@ -14,14 +14,6 @@ import (
 // what go-fuse does for those that may: a channel, and a place in a list of what
 // is under way.
 
-const (
-	opLookup  = 1
-	opGetAttr = 3
-	opSetAttr = 4
-	opUnlink  = 10
-	opRmdir   = 11
-)
-
 // A quick is what a thread needs for that.
 type quick struct {
 	in    fuse.SetAttrIn // the largest; a header is where each begins
