@@ -52,6 +52,12 @@
 //   - Subreapers cannot be recognised by the flag that makes them one: the
 //     kernel does not show it. They are known by name, by cgroup and as the init
 //     of a pid namespace.
+//   - A look at a process that is in execve(2) can take as long as that: some
+//     kernels (6.18.44) show its stat file and links to nobody before it has
+//     closed what is close-on-exec, on whichever file system. So a look must not be
+//     made for a FLUSH, GETATTR or GETXATTR, which may come from there, nor with
+//     locks that these need. A first look at a child of such a process, on
+//     behalf of a request that holds more, makes others wait with it.
 //
 // # Invariants
 //
