@@ -52,6 +52,7 @@ func TestAttackKillOwner(t *testing.T) {
 			}
 			rival.must("creat", m.At("D/x"), "wronly,creat,trunc")
 			rival.must("unlink", m.At("D/devserver"))
+			eventually(t, "the whole group is dead", func() bool { return syscall.Kill(-cmd.Process.Pid, 0) == syscall.ESRCH })
 		}
 	}
 	m.wantFree("D")

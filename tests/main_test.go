@@ -25,6 +25,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -59,7 +60,18 @@ func TestMain(m *testing.M) {
 	os.Exit(runSuite(m))
 }
 
+// heedSignals has the children of the tests heed signals that whoever started
+// the tests, nohup(1) perhaps, had them ignore.
+func heedSignals() {
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
+}
+
 func runSuite(m *testing.M) int {
+	heedSignals()
 	root, err := setUp()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "tests:", err)
