@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -28,6 +29,7 @@ func TestAttackKillOwner(t *testing.T) {
 		"link":    `: >tmp$$; ln tmp$$ D/devserver`,
 		"rename":  `: >tmp$$; mv -T tmp$$ D/devserver`,
 	}
+	groups := map[string]bool{}
 	for _, name := range []string{"create", "mkdir", "symlink", "link", "rename"} {
 		for i := range 25 {
 			// The tools exit with 0, so that the lock passes to the shell (R5).
@@ -52,10 +54,17 @@ func TestAttackKillOwner(t *testing.T) {
 			}
 			rival.must("creat", m.At("D/x"), "wronly,creat,trunc")
 			rival.must("unlink", m.At("D/devserver"))
-			eventually(t, "the whole group is dead", func() bool { return syscall.Kill(-cmd.Process.Pid, 0) == syscall.ESRCH })
+			groups[itoa(cmd.Process.Pid)] = true
 		}
 	}
 	m.wantFree("D")
+	eventually(t, "all groups are dead", func() bool {
+		procs, _ := filepath.Glob("/proc/[0-9]*/stat")
+		return !slices.ContainsFunc(procs, func(stat string) bool {
+			f := statFields(stat)
+			return len(f) > 2 && f[0] != "Z" && groups[f[2]]
+		})
+	})
 }
 
 // TestAttackKillRace attacks R4 and C3a: a rival tries without a pause while the
