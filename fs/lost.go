@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"maps"
 	"os"
 	"strconv"
 	"sync"
@@ -15,8 +16,47 @@ import (
 // lostKeys remembers where descriptors were seen that keep locks which another
 // daemon gave, and whose close(2) nobody is told of (R2).
 type lostKeys struct {
-	mu   sync.Mutex
-	seen map[uint64]openFile // by token
+	mu    sync.Mutex
+	seen  map[uint64]openFile        // by token
+	looks map[lookAt]<-chan openFile // that have not come to an end
+}
+
+// lookTime is how long the look at one process may take. While one is in
+// execve(2) it waits, perhaps for another file system, and it is not known what
+// that process has open.
+const lookTime = 100 * time.Millisecond
+
+// A lookAt is a look at a process on account of a lock.
+type lookAt struct {
+	pid   int
+	token uint64
+}
+
+// inTime returns what a look has found, a descriptor or nothing; known is false
+// if it has not come to an end. There is one of its kind at a time.
+func (k *lostKeys) inTime(at lookAt, look func() openFile) (found openFile, known bool) {
+	answer := k.looks[at]
+	if len(answer) > 0 {
+		answer = nil // of before
+	}
+	if answer == nil {
+		c := make(chan openFile, 1)
+		go func() { c <- look() }()
+		answer = c
+	}
+	t := time.NewTimer(lookTime)
+	defer t.Stop()
+	select {
+	case found = <-answer:
+		delete(k.looks, at)
+		return found, true
+	case <-t.C:
+	}
+	if k.looks == nil {
+		k.looks = make(map[lookAt]<-chan openFile)
+	}
+	k.looks[at] = answer
+	return found, false
 }
 
 // lostTime is how often somebody who waits for such a lock looks whether it is
@@ -52,15 +92,26 @@ func (fs *FS) stillOpen(l lockstate.Lock) bool {
 	k := &fs.lostKeys
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if at, ok := k.seen[l.Token]; ok && fs.procs.Alive(at.proc) && fs.shows(at, files) {
-		return true
-	}
 	if k.seen == nil {
 		k.seen = make(map[uint64]openFile)
 	}
+	open := func(pid int, look func() openFile) bool {
+		at, known := k.inTime(lookAt{pid, l.Token}, look)
+		if known && at.fd != "" {
+			k.seen[l.Token] = at
+		}
+		return !known || at.fd != ""
+	}
+	if at, ok := k.seen[l.Token]; ok && fs.procs.Alive(at.proc) && open(at.proc.Pid, func() (none openFile) {
+		if fs.shows(at, files) {
+			return at
+		}
+		return none
+	}) {
+		return true
+	}
 	delete(k.seen, l.Token)
-	if at, ok := fs.findOpen(l.Owner, files); ok {
-		k.seen[l.Token] = at
+	if open(l.Owner.Pid, func() openFile { return fs.findOpen(l.Owner, files) }) {
 		return true
 	}
 	pids, err := os.ReadDir("/proc")
@@ -72,15 +123,16 @@ func (fs *FS) stillOpen(l lockstate.Lock) bool {
 		if err != nil || pid == os.Getpid() || pid == l.Owner.Pid {
 			continue
 		}
-		p, err := fs.procs.ByPid(pid)
-		if err != nil {
-			continue
-		}
-		if _, holds := fs.table.HoldsBy(p, l.Token); !holds {
-			continue
-		}
-		if at, ok := fs.findOpen(p.ID(), files); ok {
-			k.seen[l.Token] = at
+		if open(pid, func() (none openFile) {
+			p, err := fs.procs.ByPid(pid)
+			if err != nil {
+				return none
+			}
+			if _, holds := fs.table.HoldsBy(p, l.Token); !holds {
+				return none
+			}
+			return fs.findOpen(p.ID(), files)
+		}) {
 			return true
 		}
 	}
@@ -104,15 +156,14 @@ func (fs *FS) inoAt(dir, name string) uint64 {
 }
 
 // findOpen looks for one of some files among the descriptors of a process.
-func (fs *FS) findOpen(id procid.ID, files []lockstate.FileID) (at openFile, ok bool) {
+func (fs *FS) findOpen(id procid.ID, files []lockstate.FileID) (found openFile) {
 	fds, _ := os.ReadDir("/proc/" + strconv.Itoa(id.Pid) + "/fd")
 	for _, fd := range fds {
-		at = openFile{id, fd.Name()}
-		if fs.shows(at, files) {
-			return at, true
+		if at := (openFile{id, fd.Name()}); fs.shows(at, files) {
+			return at
 		}
 	}
-	return at, false
+	return found
 }
 
 // shows reports whether a descriptor is one of a file among some. Neither a dead
@@ -142,4 +193,5 @@ func (k *lostKeys) forget(token uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.seen, token)
+	maps.DeleteFunc(k.looks, func(at lookAt, _ <-chan openFile) bool { return at.token == token })
 }

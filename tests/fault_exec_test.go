@@ -91,3 +91,24 @@ func TestFaultExecCommands(t *testing.T) {
 	}
 	othersGoOn(t, m, agent(t))
 }
+
+// TestFaultExecRestart: a daemon that starts while some process hangs in
+// execve(2) serves everybody. Whether a descriptor that keeps a lock is in that
+// one's hands can't be known then: the lock lasts until it is.
+func TestFaultExecRestart(t *testing.T) {
+	e, m := newElsewhere(t), mountOver(t)
+	openDir(t, m.At("E"))
+	m.Ctl("release E")
+	keeper, other, stuck := agent(t), agent(t), agent(t)
+	keeper.must("open", "lock", m.At("E/devserver"), "rdwr,creat")
+	keeper.must("flock", "lock")
+	e.stick(stuck)
+	m.restart(nil)
+	othersGoOn(t, m, other)
+	other.want("EEXIST", "creat", m.At("E/devserver.lock"), "wronly,creat,excl")
+	keeper.Try("close", "lock")
+	other.want("EEXIST", "creat", m.At("E/devserver.lock"), "wronly,creat,excl")
+	othersGoOn(t, m, other)
+	e.answer()
+	eventually(t, "E is free", func() bool { return other.Try("creat", m.At("E/devserver.lock"), "wronly,creat,excl") == "ok" })
+}
