@@ -87,6 +87,8 @@ func workerMain(spec string) int {
 		switch {
 		case outage(err):
 			return 3 // its end gives up what it may have got (R4)
+		case errors.Is(err, unix.EINTR):
+			continue // a signal of Go's own came during a short wait; os.OpenFile would try again, too
 		case err != nil:
 			w.say("V %s: to take %s: %v", w.Kind, w.slot, err)
 			return 3
