@@ -111,3 +111,22 @@ func BenchmarkEnqueue(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkCancelLine: 1000 waiters in line who all give up, the first one first.
+func BenchmarkCancelLine(b *testing.B) {
+	for name, lock := range kinds {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				table := advisory.New()
+				_ = table.Try(key, lock(0, true))
+				var line []*advisory.Waiter
+				for i := range uint64(1000) {
+					line = append(line, table.Start(key, lock(i+1, true)))
+				}
+				for _, w := range line {
+					w.Cancel()
+				}
+			}
+		})
+	}
+}

@@ -86,7 +86,7 @@ func (t *Table) unindexLocked(r *request) {
 }
 
 func remove[K comparable](index map[K][]*request, key K, r *request) {
-	rest := slices.DeleteFunc(index[key], func(o *request) bool { return o == r })
+	rest := without(index[key], r)
 	if len(rest) == 0 {
 		delete(index, key)
 	} else {

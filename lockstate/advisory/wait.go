@@ -177,9 +177,10 @@ func (t *Table) settleLocked(f *file) {
 // abandonLocked ends the wait of r with an error.
 func (t *Table) abandonLocked(r *request, err error) {
 	if b := r.blocker; b != nil {
-		b.beneath = slices.DeleteFunc(b.beneath, func(w *request) bool { return w == r })
+		b.beneath = without(b.beneath, r)
 		r.blocker = nil
 		t.unindexLocked(r)
+		r.moveUp(b)
 	} else if i, ok := slices.BinarySearchFunc(t.woken, r, bySeq); ok {
 		t.woken = slices.Delete(t.woken, i, i+1)
 	}
@@ -187,9 +188,25 @@ func (t *Table) abandonLocked(r *request, err error) {
 	t.finishLocked(r, err)
 }
 
+// moveUp puts those beneath r, which goes away, beneath b, where r was, if what is
+// held is in their way as before: they wait on, with all that is beneath them. To
+// wake each would put the whole line together anew.
+func (r *request) moveUp(b *request) {
+	r.beneath = slices.DeleteFunc(r.beneath, func(w *request) bool {
+		if !b.conflicts(&w.Lock) || r.file.obstacle(&w.Lock) == nil {
+			return false
+		}
+		w.blocker = b
+		b.beneath = append(b.beneath, w)
+		return true
+	})
+}
+
 func (t *Table) finishLocked(r *request, err error) {
 	f := r.file
-	if i, ok := slices.BinarySearchFunc(f.waiters, r, bySeq); ok {
+	if len(f.waiters) > 0 && f.waiters[0] == r {
+		f.waiters = without(f.waiters, r)
+	} else if i, ok := slices.BinarySearchFunc(f.waiters, r, bySeq); ok {
 		f.waiters = slices.Delete(f.waiters, i, i+1)
 	}
 	r.done <- err // has room for one
@@ -197,3 +214,16 @@ func (t *Table) finishLocked(r *request, err error) {
 }
 
 func bySeq(a, b *request) int { return cmp.Compare(a.seq, b.seq) }
+
+// without takes r out of a list, at no cost where the first of many leaves.
+func without(list []*request, r *request) []*request {
+	switch i := slices.Index(list, r); i {
+	case -1:
+		return list
+	case 0:
+		list[0] = nil
+		return list[1:]
+	default:
+		return slices.Delete(list, i, i+1)
+	}
+}
