@@ -76,11 +76,17 @@ func (fs *FS) inLine() uint64 {
 func (w *waitList) leave(x *waiting) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.lines[x.dir] = slices.DeleteFunc(w.lines[x.dir], func(y *waiting) bool { return y == x })
-	if len(w.lines[x.dir]) == 0 {
+	line := w.lines[x.dir]
+	if len(line) > 0 && line[0] == x { // as those do who had their turn
+		line[0], line = nil, line[1:]
+	} else if i := slices.Index(line, x); i > 0 {
+		line = slices.Delete(line, i, i+1)
+	}
+	if len(line) == 0 {
 		delete(w.lines, x.dir)
 		return
 	}
+	w.lines[x.dir] = line
 	w.callLocked(x.dir)
 }
 
@@ -175,7 +181,10 @@ func (w *waitList) circle(x *waiting, behind procid.ID) bool {
 func (w *waitList) waitsLocked(id procid.ID) *waiting {
 	for _, line := range w.lines {
 		for _, y := range line {
-			if y.first && y.proc.ID() == id {
+			if !y.first {
+				break // nor has anybody behind it
+			}
+			if y.proc.ID() == id {
 				return y
 			}
 		}
@@ -198,9 +207,15 @@ func (w *waitList) list(fs *FS) []lockstate.Waiter {
 	w.mu.Unlock()
 	slices.SortFunc(all, func(a, b *waiting) int { return cmp.Compare(a.since.UnixNano(), b.since.UnixNano()) })
 	rows := make([]lockstate.Waiter, 0, len(all))
+	cmds := make(map[procid.ID]string) // a process may wait with many threads
 	for _, x := range all {
 		id := x.proc.ID()
-		row := lockstate.Waiter{Since: x.since, Pid: id.Pid, Start: id.Start, Cmd: fs.procs.Cmdline(id)}
+		cmd, ok := cmds[id]
+		if !ok {
+			cmd = fs.procs.Cmdline(id)
+			cmds[id] = cmd
+		}
+		row := lockstate.Waiter{Since: x.since, Pid: id.Pid, Start: id.Start, Cmd: cmd}
 		row.Dir, _ = text(fs.table.Path(x.dir))
 		rows = append(rows, row)
 	}
