@@ -145,6 +145,94 @@ func TestFaultLineHeldBack(t *testing.T) {
 	}
 }
 
+// TestFaultLineFile: thousands who wait for a lock on an ordinary file end as soon as
+// they are killed, or each has its turn; whether they have a descriptor each or one.
+func TestFaultLineFile(t *testing.T) {
+	need(t, "root", "fuse")
+	n := *lineFlag
+	for _, how := range []string{"flock", "flock killed", "flockone", "fcntl killed"} {
+		t.Run(how, func(t *testing.T) {
+			by, end, _ := strings.Cut(how, " ")
+			m := mount(t)
+			file := m.At("file")
+			mustDo(t, os.WriteFile(m.Back("file"), nil, 0o666))
+			crowd, holder, next := agent(t), agent(t), agent(t)
+			holder.must("open", "l", file, "rdwr")
+			next.must("open", "l", file, "rdwr")
+			take := []string{"flock", "l"}
+			if by == "fcntl" {
+				take = []string{"setlk", "l", "wr"}
+			}
+			holder.must(take...)
+			before := m.metric("goroutines")
+			got := crowd.StartGet("line", by, file, itoa(n))
+			m.awaitWaits(before, n)
+			began := time.Now()
+			if end == "killed" {
+				crowd.Kill()
+				eventually(t, "nobody waits", func() bool { return m.metric("goroutines") < before+50 })
+				next.want("EAGAIN|EACCES", take...)
+				holder.must("close", "l")
+			} else {
+				holder.must("close", "l")
+				out, want := got(), itoa(n)+" had it"
+				if by != "flockone" {
+					want += ", 1 at once"
+				}
+				if !strings.HasPrefix(out, want) || strings.Contains(out, ";") {
+					t.Errorf("the line: %s, want %s", out, want)
+				}
+			}
+			t.Logf("%d are done after %v", n, time.Since(began).Round(time.Millisecond))
+			next.must(take...)
+		})
+	}
+}
+
+// TestFaultLineOfUser: a user who has as many waits for locks as a user may have is
+// refused one more (ENOLCK); another user waits, and has his turn after them.
+func TestFaultLineOfUser(t *testing.T) {
+	need(t, "root", "fuse")
+	const most = 16384
+	for _, transport := range transports[:2] {
+		t.Run(transport, func(t *testing.T) {
+			m := mountBy(t, transport)
+			openDir(t, m.Back("D"))
+			file := m.At("D/devserver")
+			mustDo(t, os.WriteFile(m.Back("D/devserver"), nil, 0o666))
+			mustDo(t, os.Chmod(m.Back("D/devserver"), 0o666))
+			crowd, again, other, holder := stranger(t), stranger(t), agentAs(t, 1000), agent(t)
+			for _, a := range []*Agent{again, other, holder} {
+				a.must("open", "l", file, "rdwr")
+			}
+			holder.must("flock", "l")
+			began := time.Now()
+			before := m.metric("goroutines")
+			got := crowd.StartGet("line", "flockone", file, itoa(most))
+			m.awaitWaits(before, most) // a look at the whole line delays it
+			m.awaitLine(most)
+			again.want("ENOLCK", "flockw", "l")
+			mine := other.Start("flockw", "l")
+			m.awaitLine(most + 1)
+			waiting := time.Since(began)
+			began = time.Now()
+			holder.must("close", "l")
+			// What has the lock is their descriptor.
+			if out, want := got(), itoa(most)+" had it"; !strings.HasPrefix(out, want) || strings.Contains(out, ";") {
+				t.Errorf("the line: %s, want %s", out, want)
+			}
+			all := time.Since(began)
+			crowd.Kill()
+			if got := mine(); got != "ok" {
+				t.Errorf("the other user's wait = %s", got)
+			}
+			m.wantOwner("D", other.Pid)
+			again.want("EAGAIN", "flock", "l")
+			t.Logf("%d wait after %v; all of them had it %v after its release, the other user after %v", most, waiting.Round(time.Millisecond), all.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+		})
+	}
+}
+
 // mountLine makes a mount in which n requests wait for a directory. got waits for
 // their end.
 func mountLine(t *testing.T, transport, by string, n int) (m *Mount, crowd *Agent, got func() string, release func()) {
@@ -174,6 +262,17 @@ func (m *Mount) awaitLine(n int) {
 	}
 }
 
+// awaitWaits waits until requests that wait, for whatever, have so many goroutines
+// more than there were before.
+func (m *Mount) awaitWaits(before, n int) {
+	m.t.Helper()
+	for end := time.Now().Add(patience + time.Duration(n)*10*time.Millisecond); m.metric("goroutines") < before+n; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			m.t.Fatalf("about %d of %d wait", m.metric("goroutines")-before, n)
+		}
+	}
+}
+
 // line has threads take one lock, or make one directory, or one each, and tells how many did,
 // how many of them at once at the most, and what the others heard. With flockone
 // they have one descriptor.
@@ -193,6 +292,7 @@ func line(by, path string, n int) (string, error) {
 	}
 	lock := func(i int) error {
 		runtime.LockOSThread()
+		defer runtime.UnlockOSThread() // to end a thread takes Go longer the more there are
 		if by == "mkdir" || by == "mkdirs" {
 			dir := path
 			if by == "mkdirs" {
