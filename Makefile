@@ -17,8 +17,8 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 
 # What the tests use as clients and tools, as Debian packages. gcc is for the
 # race detector.
-PACKAGES := acl attr bsdutils fuse3 gcc git libc6-dev liblockfile-bin lockfile-progs make ninja-build \
-	openjdk-17-jdk-headless procmail procps python3 python3-fasteners python3-filelock python3-lockfile \
+PACKAGES := acl attr bsdutils btrfs-progs fuse3 gcc git libc6-dev liblockfile-bin lockfile-progs make \
+	ninja-build openjdk-17-jdk-headless procmail procps python3 python3-fasteners python3-filelock python3-lockfile \
 	python3-oslo.concurrency rsync stress-ng unzip util-linux zip
 
 # What the benchmark compares with, and needs to do so.
