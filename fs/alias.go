@@ -30,7 +30,11 @@ func (fs *FS) findAliases(r *request, n *node) ([]*lockstate.Dir, error) {
 	if fs.table.Len() == 0 {
 		return nil, nil
 	}
-	for _, l := range fs.table.Foreign(r.process()) {
+	p, err := r.must()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range fs.table.Foreign(p) {
 		there, err := fs.hasInode(l.Path, n.key())
 		if err != nil {
 			return nil, err

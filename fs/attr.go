@@ -47,7 +47,7 @@ func (fs *FS) disguise(h *fuse.InHeader, n *node, a *fuse.Attr) bool {
 	}
 	names := n.lockNames()
 	for _, l := range names {
-		if fs.keeps(l) && !fs.table.Holds(fs.process(h), l.parent.dir) {
+		if fs.keeps(l) && !fs.table.Holds(fs.glance(h), l.parent.dir) {
 			now := time.Now()
 			a.Mtime, a.Mtimensec = uint64(now.Unix()), uint32(now.Nanosecond())
 			a.Ctime, a.Ctimensec = a.Mtime, a.Mtimensec
@@ -88,11 +88,14 @@ func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out 
 	uncached := fs.isLockName(parent, name)
 	if uncached {
 		fs.reapOn(parent.dir)
+		if fs.table.Len() > 0 {
+			fs.glance(h) // for disguise
+		}
 	} else {
 		uncached = fs.isCandidateName(name)
 	}
 	if uncached {
-		if c := fs.cands.get(fs, h, parent, name); c != nil {
+		if c := fs.cands.get(fs, cancel, h, parent, name); c != nil {
 			return c.entry(fs, out)
 		}
 	}

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"errors"
 	"runtime"
 	"unsafe"
 
@@ -11,14 +12,16 @@ import (
 )
 
 // process returns the process that sent a request, or nil if it cannot be
-// known (H4). The request pins it: as long as it is not answered, its thread
-// lives.
-func (fs *FS) process(h *fuse.InHeader) *procid.Process {
-	p, err := fs.procs.Lookup(h.Pid)
-	if err != nil {
-		return nil
+// known (H4), nor soon: it may wait for an ancestor in execve(2). ok is false if
+// the request was interrupted. The request pins the process: as long as it is not
+// answered, its thread lives.
+func (fs *FS) process(cancel <-chan struct{}, h *fuse.InHeader) (p *procid.Process, ok bool) {
+	tid := h.Pid
+	p, err := fs.procs.Seen(tid)
+	if errors.Is(err, procid.ErrBusy) {
+		return awaited(cancel, h, func() *procid.Process { p, _ := fs.procs.Lookup(tid); return p }, nil)
 	}
-	return p
+	return p, true
 }
 
 // asCaller runs f with the file-system identity of the caller, so that what it

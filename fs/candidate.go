@@ -141,12 +141,12 @@ func (cs *candidates) has(id procid.ID) bool {
 }
 
 // at returns the candidate of the caller at a place.
-func (cs *candidates) at(fs *FS, h *fuse.InHeader, parent *node, name string) *candidate {
+func (cs *candidates) at(parent *node, name string, caller func() *procid.Process) *candidate {
 	all := cs.here(parent, name)
 	if len(all) == 0 {
 		return nil
 	}
-	p := fs.process(h)
+	p := caller()
 	for _, c := range all {
 		if p != nil && (p.ID() == c.owner.ID() || p.Descends(c.owner.ID())) {
 			return c
@@ -156,8 +156,8 @@ func (cs *candidates) at(fs *FS, h *fuse.InHeader, parent *node, name string) *c
 }
 
 // get returns the caller's private candidate at a place.
-func (cs *candidates) get(fs *FS, h *fuse.InHeader, parent *node, name string) *candidate {
-	if c := cs.at(fs, h, parent, name); c.private() && c.node != nil {
+func (cs *candidates) get(fs *FS, cancel <-chan struct{}, h *fuse.InHeader, parent *node, name string) *candidate {
+	if c := cs.at(parent, name, func() *procid.Process { p, _ := fs.process(cancel, h); return p }); c.private() && c.node != nil {
 		return c
 	}
 	return nil
@@ -166,7 +166,7 @@ func (cs *candidates) get(fs *FS, h *fuse.InHeader, parent *node, name string) *
 // owned reports whether the request is about a candidate of the caller's that
 // is an ordinary file.
 func (cs *candidates) owned(r *request) bool {
-	c := cs.at(r.fs, r.header, r.parent, r.name)
+	c := cs.at(r.parent, r.name, r.process)
 	return c != nil && c.node == nil
 }
 

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -20,37 +21,64 @@ import (
 // clientVariable names the environment variable with a client's ID.
 const clientVariable = "STAGEFS_CLIENT"
 
-// claims reports whether a process holds a lock by what it carries now.
-func claims(p *procid.Process, c lockstate.Claim) bool {
-	st, ok := statOf(p.ID().Pid)
-	if !ok || st.start != p.ID().Start {
-		return false
-	}
-	if c.Scope.Kind != lockstate.ProcessScope && inScope(p.ID().Pid, st, c.Scope) {
-		return true
-	}
-	return c.Client != "" && hasUser(p.ID().Pid, c.UID) && carriesClient(p.ID().Pid, c.Client)
+// claims reports whether a process holds a lock by what it carries now. Of one
+// that is in execve(2) it is not known what it will carry.
+func claims(r *procid.Resolver, p *procid.Process, c lockstate.Claim) bool {
+	pid := p.ID().Pid
+	holds := c.Scope.Kind != lockstate.ProcessScope && inScope(r, pid, c.Scope) ||
+		c.Client != "" && hasUser(pid, c.UID) && carriesClientNow(r, pid, c.Client)
+	return holds && r.Alive(p.ID()) // after the look: it was at no later process
 }
 
-// procStat is what proc(5) tells in a stat file.
-type procStat struct {
-	state          byte
-	group, session string
-	start          uint64 // clock ticks after boot
+// A membership is what status of proc(5) tells of a process, also while it is
+// in execve(2). The first number of several is as the daemon sees it.
+type membership struct{ group, session string }
+
+func membershipOf(pid int) (m membership, ok bool) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return m, false
+	}
+	line := func(key string) string {
+		_, rest, _ := bytes.Cut(b, []byte("\n"+key+":"))
+		line, _, _ := bytes.Cut(rest, []byte("\n"))
+		if f := bytes.Fields(line); len(f) > 0 {
+			return string(f[0])
+		}
+		return ""
+	}
+	return membership{line("NSpgid"), line("NSsid")}, true
 }
 
-func statOf(pid int) (st procStat, ok bool) {
+// startOf returns when a process started, in clock ticks after boot. busy: it
+// can't be said now.
+func startOf(r *procid.Resolver, pid int) (start uint64, busy, ok bool) {
+	if p := r.Known(uint32(pid)); p != nil && p.ID().Pid == pid {
+		return p.ID().Start, false, true
+	}
+	type answer struct {
+		start uint64
+		ok    bool
+	}
+	a, known := procid.Soon(r, pid, func() (a answer) {
+		a.start, a.ok = readStart(pid)
+		return a
+	}, nil)
+	return a.start, !known, a.ok
+}
+
+func readStart(pid int) (uint64, bool) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return st, false
+		return 0, false
 	}
 	// The name before may hold anything, and ends at the last parenthesis.
 	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if len(f) < 20 || len(f[0]) != 1 {
-		return st, false
+	if len(f) < 20 {
+		return 0, false
 	}
 	start, err := strconv.ParseUint(string(f[19]), 10, 64)
-	return procStat{f[0][0], string(f[2]), string(f[3]), start}, err == nil
+	return start, err == nil
 }
 
 // scopeNamed returns the kind of scope with a name.
@@ -63,19 +91,20 @@ func scopeNamed(name string) (lockstate.ScopeKind, bool) {
 	return lockstate.ProcessScope, false
 }
 
-// scopeOf returns the scope of a kind that a process is in.
-func scopeOf(p *procid.Process, kind lockstate.ScopeKind) (lockstate.Scope, error) {
+// scopeOf returns the scope of a kind that a process is in. It waits for the
+// leader of that scope if it is in execve(2).
+func scopeOf(r *procid.Resolver, p *procid.Process, kind lockstate.ScopeKind) (lockstate.Scope, error) {
 	s := lockstate.Scope{Kind: kind}
-	st, ok := statOf(p.ID().Pid)
+	m, ok := membershipOf(p.ID().Pid)
 	switch {
 	case kind == lockstate.ProcessScope:
 		return s, nil
-	case !ok || st.start != p.ID().Start:
+	case !ok || !r.Alive(p.ID()):
 		return s, lockstate.ErrNobody
 	case kind == lockstate.GroupScope:
-		s.ID = st.group
+		s.ID = m.group
 	case kind == lockstate.SessionScope:
-		s.ID = st.session
+		s.ID = m.session
 	default:
 		s.ID, ok = cgroupOf(p.ID().Pid)
 		if !ok {
@@ -90,8 +119,10 @@ func scopeOf(p *procid.Process, kind lockstate.ScopeKind) (lockstate.Scope, erro
 		return s, &scopeError{fmt.Sprintf("the %s of the process is none that the daemon can see; "+
 			"start the process with setsid(1)", kind)}
 	}
-	if st, ok := statOf(leader); ok {
-		s.Born = st.start
+	if known := r.Known(uint32(leader)); known != nil && known.ID().Pid == leader {
+		s.Born = known.ID().Start
+	} else {
+		s.Born, _ = readStart(leader)
 	}
 	return s, nil
 }
@@ -106,12 +137,8 @@ func (e *scopeError) Error() string { return e.why }
 func (e *scopeError) Unwrap() error { return unix.EOPNOTSUPP }
 
 // inScope reports whether a process is in a scope.
-func inScope(pid int, st procStat, s lockstate.Scope) bool {
-	id := st.group
-	switch s.Kind {
-	case lockstate.SessionScope:
-		id = st.session
-	case lockstate.CgroupScope:
+func inScope(r *procid.Resolver, pid int, s lockstate.Scope) bool {
+	if s.Kind == lockstate.CgroupScope {
 		if !inCgroup(pid, s.ID) {
 			return false
 		}
@@ -119,33 +146,39 @@ func inScope(pid int, st procStat, s lockstate.Scope) bool {
 		born := cgroupBorn(s.ID)
 		return s.Born == 0 || born == 0 || born == s.Born
 	}
-	if id != s.ID {
+	m, ok := membershipOf(pid)
+	id := m.group
+	if s.Kind == lockstate.SessionScope {
+		id = m.session
+	}
+	if !ok || id != s.ID {
 		return false
 	}
 	// As long as a group has members its number is no other process's. If it
 	// is another's by now, this is another group.
 	leader, _ := strconv.Atoi(id)
-	first, ok := statOf(leader)
-	return !ok || s.Born == 0 || first.start == s.Born
+	start, busy, ok := startOf(r, leader)
+	return !ok || busy || s.Born == 0 || start == s.Born
 }
 
 // member returns the oldest process that lives in a scope, or nil. Processes
 // that are made while the list is read may be missed, so an empty one is read
-// again.
-func (fs *FS) member(s lockstate.Scope) *procid.Process {
+// again. busy: there is one, but only such as can't be looked at now.
+func (fs *FS) member(s lockstate.Scope) (p *procid.Process, busy bool) {
 	for range 2 {
-		for _, pid := range membersOf(s) {
+		for _, pid := range membersOf(fs.procs, s) {
 			p, err := fs.procs.ByPid(pid)
 			if err == nil && fs.procs.Alive(p.ID()) {
-				return p
+				return p, false
 			}
+			busy = busy || errors.Is(err, procid.ErrBusy)
 		}
 	}
-	return nil
+	return nil, busy
 }
 
 // membersOf lists the processes in a scope, but for the daemon, oldest first.
-func membersOf(s lockstate.Scope) []int {
+func membersOf(r *procid.Resolver, s lockstate.Scope) []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
@@ -157,11 +190,11 @@ func membersOf(s lockstate.Scope) []int {
 	var all []found
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() {
+		if err != nil || pid == os.Getpid() || !inScope(r, pid, s) {
 			continue
 		}
-		if st, ok := statOf(pid); ok && inScope(pid, st, s) {
-			all = append(all, found{pid, st.start})
+		if start, busy, ok := startOf(r, pid); ok || busy {
+			all = append(all, found{pid, start})
 		}
 	}
 	slices.SortFunc(all, func(a, b found) int {
@@ -199,6 +232,12 @@ func hasUser(pid int, uid uint32) bool {
 // maxEnviron bounds what is read of an environment, in bytes: more than the
 // kernel lets a program start with by default.
 const maxEnviron = 8 << 20
+
+// carriesClientNow is carriesClient, or false for a process in execve(2).
+func carriesClientNow(r *procid.Resolver, pid int, client string) bool {
+	carries, _ := procid.Soon(r, pid, func() bool { return carriesClient(pid, client) }, nil)
+	return carries
+}
 
 // carriesClient reports whether a process was started with a client's ID in its
 // environment. The first of several counts, as for getenv(3).

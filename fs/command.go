@@ -101,7 +101,10 @@ func (c *command) tell(l lockstate.Lock) fuse.Status {
 func (c *command) admin() bool { return c.header.Uid == 0 || c.header.Uid == c.fs.uid }
 
 // process returns the caller, which may be nil.
-func (c *command) process() *procid.Process { return c.fs.process(c.header) }
+func (c *command) process() *procid.Process {
+	p, _ := c.fs.process(c.cancel, c.header)
+	return p
+}
 
 // checkTables verifies the tables' invariants, for an admin: it stops them for
 // a moment. EIO says that one does not hold; the log says which.

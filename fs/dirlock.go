@@ -28,8 +28,11 @@ type dirLock struct {
 
 // try takes the lock if it is free and nobody stands in line for it.
 func (d *dirLock) try() fuse.Status {
-	r := d.request()
-	if r.proc == nil {
+	r, ok := d.request()
+	switch {
+	case !ok:
+		return fuse.EINTR
+	case r.proc == nil:
 		return fuse.Status(syscall.ENOLCK) // H4
 	}
 	if d.fs.waits.waited(d.at.parent.dir) && !d.holds(r.proc) {
@@ -46,8 +49,11 @@ func (d *dirLock) try() fuse.Status {
 
 // wait takes the lock when its turn has come.
 func (d *dirLock) wait() fuse.Status {
-	r := d.request()
-	if r.proc == nil {
+	r, ok := d.request()
+	switch {
+	case !ok:
+		return fuse.EINTR
+	case r.proc == nil:
 		return fuse.Status(syscall.ENOLCK) // H4: and nobody would ever be woken
 	}
 	r.quiet = true
@@ -99,11 +105,14 @@ func (d *dirLock) holds(p *procid.Process) bool {
 	return held && d.fs.table.Holds(p, d.at.parent.dir)
 }
 
-func (d *dirLock) request() *request {
+// request is the caller's, or of who opened the file; ok is false if it was
+// interrupted.
+func (d *dirLock) request() (r *request, ok bool) {
+	p, ok := d.fs.lockOwner(d.cancel, d.in, d.h, d.want)
 	return &request{
 		fs: d.fs, cancel: d.cancel, header: &d.in.InHeader, op: "lock", parent: d.at.parent, name: d.at.name,
-		errno: fuse.EAGAIN, proc: d.fs.lockOwner(d.in, d.h, d.want),
-	}
+		errno: fuse.EAGAIN, proc: p,
+	}, ok
 }
 
 func lockProtocol(flock bool) string {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -37,16 +38,19 @@ func (fs *FS) watchLine(p *procid.Process) error {
 	if err := fs.watchLocked(p); err != nil {
 		return err
 	}
-	for _, a := range p.Lineage() {
+	for i, a := range p.Lineage() {
 		if a.Reaper {
 			break
 		}
 		if fs.watched[a.ID] != nil {
 			continue
 		}
-		heir, err := fs.procs.ByPid(a.ID.Pid)
-		if err != nil || heir.ID() != a.ID || fs.watchLocked(heir) != nil {
-			break // dead already, or out of reach
+		heir := fs.procs.Process(a.ID)
+		if heir == nil { // not to be looked at with locks held
+			heir = procid.Recorded(a.ID, p.UID(), p.Lineage()[i+1:])
+		}
+		if fs.watchLocked(heir) != nil {
+			break // out of reach
 		}
 	}
 	return nil
@@ -133,8 +137,14 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		fs.narrowOwned(h)
 	}
 	for _, l := range dead {
-		if l.Scope.Kind != lockstate.ProcessScope && fs.represent(l) {
-			continue
+		if l.Scope.Kind != lockstate.ProcessScope {
+			switch found, busy := fs.represent(l); {
+			case busy:
+				fs.representLater(l, how)
+				continue
+			case found:
+				continue
+			}
 		}
 		if l.Sealed {
 			continue // what it left is being cleared away
@@ -153,21 +163,45 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 }
 
 // represent finds another process to stand for the scope that owns a lock (H3)
-// and reports whether there is one.
-func (fs *FS) represent(l lockstate.Lock) bool {
-	p := fs.member(l.Scope)
+// and reports whether there is one. busy: not one that can be told now.
+func (fs *FS) represent(l lockstate.Lock) (found, busy bool) {
+	p, busy := fs.member(l.Scope)
 	if p == nil || !fs.table.Represent(l.Token, p) {
-		return false
+		return false, busy
 	}
 	if err := fs.watch(p); err != nil {
 		fs.log.Warn("the end of a lock's scope may be noticed late", "dir", l.Path, "pid", p.ID().Pid, "err", err)
 	}
-	return true
+	return true, false
 }
 
-// alive returns the process with an identity, or nil if it is dead.
+// representTime is how soon the members of a scope are looked at again, if those
+// that are left are all in execve(2).
+const representTime = 100 * time.Millisecond
+
+// representLater leaves a lock to its dead owner for a while. The caller holds
+// FS.reapMu.
+func (fs *FS) representLater(l lockstate.Lock, how procid.Exit) {
+	if _, known := fs.unrepresented.LoadOrStore(l.Token, nil); known {
+		return
+	}
+	time.AfterFunc(representTime, func() {
+		fs.reapMu.Lock()
+		defer fs.reapMu.Unlock()
+		fs.unrepresented.Delete(l.Token)
+		if !fs.procs.Closed() && fs.table.Owns(l.Owner) {
+			fs.carryOut(l.Owner, how)
+		}
+	})
+}
+
+// alive returns the process with an identity, or nil if it is dead. One that
+// can't be looked at lives: it is watched, if need be, as soon as it can.
 func (fs *FS) alive(id procid.ID) *procid.Process {
 	p, err := fs.procs.ByPid(id.Pid)
+	if errors.Is(err, procid.ErrBusy) {
+		return procid.Recorded(id, 0, nil)
+	}
 	if err != nil || p.ID() != id || !fs.procs.Alive(id) {
 		return nil
 	}

@@ -71,7 +71,14 @@ func (fs *FS) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse
 	// Somebody may hold the directory by another protocol.
 	if at, ok := fs.lockFileOf(n); ok {
 		l, held := fs.table.Governing(at.parent.dir)
-		if held && l.Kind != lockstate.Shared && !fs.table.Holds(fs.process(&in.InHeader), at.parent.dir) {
+		if !held || l.Kind == lockstate.Shared {
+			return fuse.OK
+		}
+		p, ok := fs.process(cancel, &in.InHeader)
+		if !ok {
+			return fuse.EINTR
+		}
+		if !fs.table.Holds(p, at.parent.dir) {
 			out.Lk = fuse.FileLock{Typ: unix.F_WRLCK, End: advisory.MaxEnd, Pid: uint32(l.Owner.Pid)}
 		}
 	}
@@ -147,11 +154,11 @@ func (fs *FS) tryClosing(cancel <-chan struct{}, node uint64, try func() error) 
 // lockOwner returns who will own the directory: for flock(2) the process that
 // opened the description, so that a script holds what flock(1) locks for it
 // (A4).
-func (fs *FS) lockOwner(in *fuse.LkIn, h *handle, want advisory.Lock) *procid.Process {
+func (fs *FS) lockOwner(cancel <-chan struct{}, in *fuse.LkIn, h *handle, want advisory.Lock) (p *procid.Process, ok bool) {
 	if want.Flock && h.opener != nil && fs.procs.Alive(h.opener.ID()) {
-		return h.opener
+		return h.opener, true
 	}
-	return fs.process(&in.InHeader)
+	return fs.process(cancel, &in.InHeader)
 }
 
 // unlock gives up a lock on a lock file, and what only it kept (R2).

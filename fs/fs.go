@@ -53,6 +53,10 @@ type FS struct {
 	leftovers leftovers
 	control   controlDir
 
+	// unrepresented are the locks, by token, of scopes whose members can't be
+	// told now.
+	unrepresented sync.Map
+
 	replacing replacing
 
 	// ns protects the names in the backing: whoever relies on them holds it

@@ -41,8 +41,12 @@ type request struct {
 	// owner is who is to own what is acquired; nil: as the mount does (H3).
 	owner *lockstate.ScopeKind
 
-	proc *procid.Process
-	lock lockstate.Lock // what was acquired
+	proc   *procid.Process
+	asked  bool           // proc was looked up, without any lock
+	trying bool           // a try is under way: its locks are held
+	unseen bool           // it needs to know what is only found out without them
+	scoped *scopeAnswer   // of proc, likewise
+	lock   lockstate.Lock // what was acquired
 
 	// What a try keeps until it is over.
 	aliases   bool  // FS.aliasMu, shared
@@ -65,7 +69,7 @@ func (r *request) release() {
 	for _, d := range r.found {
 		r.fs.table.Forget(d)
 	}
-	r.aliases, r.changing, r.exclusive, r.found = false, nil, nil, nil
+	r.aliases, r.changing, r.exclusive, r.found, r.trying = false, nil, nil, nil, false
 }
 
 const (
@@ -81,14 +85,6 @@ const (
 	closeTime = 100 * time.Millisecond
 )
 
-// process returns the caller, once looked up.
-func (r *request) process() *procid.Process {
-	if r.proc == nil {
-		r.proc = r.fs.process(r.header)
-	}
-	return r.proc
-}
-
 // attempt runs try until it is neither refused by a lock whose owner is dead
 // nor by what a short wait may clear away. Names in the backing stand still
 // during a try; exclusive excludes all other tries.
@@ -96,9 +92,16 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 	var settle, closing time.Time
 	for reaps := 0; ; {
 		err := fs.locked(exclusive, func() error {
+			r.trying = true
 			defer r.release()
 			return try()
 		})
+		if errors.Is(err, errUnseen) {
+			if !r.see() {
+				return fuse.EINTR
+			}
+			continue
+		}
 		if err == nil {
 			fs.leftovers.changed()
 			return fuse.OK
@@ -198,23 +201,34 @@ func (fs *FS) awaitSettled(cancel <-chan struct{}, token uint64, d time.Duration
 // admit asks the table for a change. The caller ends the operation.
 func (r *request) admit(c lockstate.Change) (*lockstate.Op, error) {
 	c.Process, c.Who, c.Force = r.proc, r.process, r.forced
-	return r.fs.table.Begin(c)
+	if r.unseen {
+		return nil, errUnseen
+	}
+	op, err := r.fs.table.Begin(c)
+	if r.unseen {
+		op.End()
+		return nil, errUnseen
+	}
+	return op, err
 }
 
 // acquire asks the table for a lock.
 func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 	q.Process = r.process()
-	if q.Process == nil {
+	switch {
+	case r.unseen:
+		return nil, errUnseen
+	case q.Process == nil:
 		return nil, lockstate.ErrNobody
-	}
-	if q.Client == "" && r.scope() != lockstate.ProcessScope {
-		var err error
-		if q.Scope, err = scopeOf(q.Process, r.scope()); err != nil {
-			if r.owner != nil {
-				return nil, err
-			}
-			q.Scope = lockstate.Scope{} // the process alone: it did not ask for more
+	case q.Client == "" && r.scope() != lockstate.ProcessScope:
+		if r.scoped == nil {
+			r.unseen = true
+			return nil, errUnseen
 		}
+		if r.scoped.err != nil && r.owner != nil {
+			return nil, r.scoped.err
+		}
+		q.Scope = r.scoped.scope // or the process alone: it did not ask for more
 	}
 	g, err := r.fs.table.Acquire(r.cancel, q)
 	if err != nil {

@@ -82,6 +82,9 @@ func (fs *FS) lives(l lockstate.Lock) bool {
 	if l.Client != "" {
 		return l.Pending || fs.table.Clock() < l.Deadline
 	}
+	if _, busy := fs.unrepresented.Load(l.Token); busy {
+		return true // its scope does
+	}
 	return fs.procs.Alive(l.Owner)
 }
 

@@ -124,7 +124,7 @@ func (fs *FS) stillOpen(l lockstate.Lock) bool {
 			continue
 		}
 		if open(pid, func() (none openFile) {
-			p, err := fs.procs.ByPid(pid)
+			p, err := fs.procs.Lookup(uint32(pid))
 			if err != nil {
 				return none
 			}

@@ -148,7 +148,8 @@ func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) 
 	events := new(eventLog)
 	table := lockstate.Options{
 		LastToken: s.store.Tokens(), Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked, World: world(), OnCrash: o.OnCrash,
-		Claims: claims, Notify: events.add,
+		Claims: func(p *procid.Process, c lockstate.Claim) bool { return claims(procs, p, c) },
+		Notify: events.add,
 	}
 	if !o.NoLocking {
 		s.store.Notify(func(err error) {

@@ -22,7 +22,11 @@ func backingFlags(flags uint32) int {
 // openForWrite admits a write handle. The caller closes it if the backing
 // refuses.
 func (r *request) openForWrite(c lockstate.Change, name string) (*lockstate.Handle, error) {
-	c.Process, c.Force = r.process(), r.forced
+	p, err := r.must()
+	if err != nil {
+		return nil, err
+	}
+	c.Process, c.Force = p, r.forced
 	return r.fs.table.OpenHandle(c, name)
 }
 
@@ -72,14 +76,16 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 	m.before = func() (err error) {
 		switch {
 		case lockFile:
-			h.opener = r.process()
+			h.opener, err = r.must()
 		case writes(in.Flags):
 			h.lock, err = r.openForWrite(lockstate.Change{
 				Dirs: m.covered(fs), Quiet: candidate,
 			}, r.name)
 		}
 		if candidate && err == nil {
-			record = fs.announceCandidate(r)
+			if _, err = r.must(); err == nil {
+				record = fs.announceCandidate(r)
+			}
 		}
 		return err
 	}
@@ -174,7 +180,10 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	return fs.attempt(r, false, func() error {
 		h, flags := &handle{fd: -1}, in.Flags
 		if _, lockFile := fs.lockFileOf(n); lockFile {
-			h.opener = r.process()
+			var err error
+			if h.opener, err = r.must(); err != nil {
+				return err
+			}
 			if flags&unix.O_TRUNC != 0 {
 				op, ok := fs.mayChange(r, n)
 				defer op.End()

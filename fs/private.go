@@ -90,6 +90,7 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 	if c.lockFile || !fs.isLockName(m.parent, m.name) || m.parent != c.parent {
 		return fs.deny(r, &lockstate.HeldError{Err: lockstate.ErrHeld}, nil)
 	}
+	r.process() // which may have to wait
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.won.Load() {

@@ -79,7 +79,9 @@ func (fs *FS) restoreLock(rec lockstate.Record, world string, dead map[procid.ID
 	var owner *procid.Process
 	var how procid.Exit
 	if rec.World == world {
-		owner, how = fs.alive(rec.Owner), fs.procs.ExitOf(rec.Owner)
+		if owner, how = fs.alive(rec.Owner), fs.procs.ExitOf(rec.Owner); owner != nil && fs.procs.Process(rec.Owner) == nil {
+			owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage) // in execve(2)
+		}
 	} else {
 		// Nobody survives a boot. Whoever is in a group, session or cgroup of
 		// that name now, it is another one; and of what was recorded last, a

@@ -3,11 +3,13 @@
 package tests
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -68,6 +70,190 @@ func othersGoOn(t *testing.T, m *Mount, other *Agent) {
 	other.must("read", m.control("locks.json"))
 }
 
+// stays waits for a while in which an answer would come that must not.
+func stays(t *testing.T, done <-chan string, what string) {
+	t.Helper()
+	select {
+	case got := <-done:
+		t.Errorf("%s: %s, want no answer yet", what, got)
+	case <-time.After(300 * time.Millisecond):
+	}
+}
+
+func inBackground(answer func() string) <-chan string {
+	c := make(chan string, 1)
+	go func() { c <- answer() }()
+	return c
+}
+
+// TestFaultExecChild: who is not known yet, and descends from a process in
+// execve(2), waits for that one. Nobody else does, however many they are, and the
+// lock is its own.
+func TestFaultExecChild(t *testing.T) {
+	for _, step := range []struct{ name, lock string }{{"mkdir", "devserver.lock"}, {"creat", "devserver"}} {
+		t.Run(step.name, func(t *testing.T) {
+			e, m := newElsewhere(t), mount(t)
+			openDir(t, m.Back("D"))
+			openDir(t, m.Back("free"))
+			parent, other := agent(t), agent(t)
+			child := parent.Child()
+			e.stick(parent)
+			ask := []string{"mkdir", m.At("D", step.lock)}
+			if step.name == "creat" {
+				ask = []string{"creat", m.At("D", step.lock), "wronly,creat,excl"}
+			}
+			done := inBackground(child.Start(ask...))
+			othersGoOn(t, m, other)
+			stays(t, done, "a child of a process in execve(2)")
+			othersGoOn(t, m, other)
+			e.answer()
+			if got := <-done; got != "ok" {
+				t.Errorf("afterwards: %s, want ok", got)
+			}
+			if l := m.Locks()["D"]; l.Pid != child.Pid {
+				t.Errorf("D is locked by %d, want %d", l.Pid, child.Pid)
+			}
+			other.want("EBUSY", "put", m.At("D/f"), "x", "creat")
+		})
+	}
+}
+
+// TestFaultExecChildren: many of them at once do all kinds of things to a directory
+// that somebody holds, and wait for each other, as the kernel has one at a time
+// change a directory. Killed, they end; and nobody waits for ever.
+func TestFaultExecChildren(t *testing.T) {
+	e, m := newElsewhere(t), mount(t)
+	for _, f := range []string{"D/f", "D/old", "D/gone", "D/data"} {
+		openDir(t, filepath.Dir(m.Back(f)))
+		openFile(t, m.Back(f), "x")
+	}
+	openDir(t, m.Back("D/empty"))
+	parent, holder, other := agent(t), agent(t), agent(t)
+	holder.must("creat", m.At("D/devserver"), "rdwr,creat,excl")
+	asks := [][]string{
+		{"mkdir", m.At("D/new")},
+		{"rmdir", m.At("D/empty")},
+		{"unlink", m.At("D/gone")},
+		{"rename", m.At("D/old"), m.At("D/renamed")},
+		{"link", m.At("D/f"), m.At("D/linked")},
+		{"symlink", "f", m.At("D/symlink")},
+		{"put", m.At("D/data"), "y", ""},
+		{"creat", m.At("D/made"), "wronly,creat"},
+		{"truncate", m.At("D/f"), "0"},
+		{"chmod", m.At("D/f"), "600"},
+		{"put", m.control("ctl"), "acquire D", ""},
+	}
+	var children []*Agent
+	for range 2 * len(asks) {
+		children = append(children, parent.Child())
+	}
+	e.stick(parent)
+	var answers []func() string
+	for i, c := range children {
+		answers = append(answers, c.Start(asks[i%len(asks)]...))
+	}
+	othersGoOn(t, m, other)
+	for i, c := range children[:len(asks)] {
+		mustDo(t, syscall.Kill(c.Pid, syscall.SIGKILL))
+		eventually(t, fmt.Sprintf("kill -9 ends %q", asks[i]), func() bool {
+			b, err := os.ReadFile("/proc/" + itoa(c.Pid) + "/status")
+			return err != nil || strings.Contains(string(b), "\nState:\tZ")
+		})
+	}
+	holder.must("put", m.At("D/mine"), "x", "creat") // when those have been refused
+	othersGoOn(t, m, other)
+	e.answer()
+	for i, answer := range answers[len(asks):] {
+		if got := answer(); got != "EBUSY" {
+			t.Errorf("%q, afterwards: %s, want EBUSY", asks[i], got)
+		}
+	}
+	if got := m.Locks()["D"].Pid; got != holder.Pid {
+		t.Errorf("D is locked by %d, want %d", got, holder.Pid)
+	}
+}
+
+// TestFaultExecScope: the leader of a session is in execve(2), and not known yet:
+// who wants a lock for the session waits for it. Nobody else does.
+func TestFaultExecScope(t *testing.T) {
+	e, m := newElsewhere(t), mount(t)
+	openDir(t, m.Back("D"))
+	leader, other := scoped(t, &syscall.SysProcAttr{Setsid: true}), agent(t)
+	between := leader.Child()
+	member := between.Child()
+	between.Kill()
+	e.stick(leader)
+	done := inBackground(member.Start("put", m.control("ctl"), "acquire D owner=session", ""))
+	othersGoOn(t, m, other)
+	stays(t, done, "a lock for a session whose leader is in execve(2)")
+	othersGoOn(t, m, other)
+	e.answer()
+	if got := <-done; got != "ok" {
+		t.Fatalf("afterwards: %s, want ok", got)
+	}
+	if l := m.Locks()["D"]; l.Scope != "session" {
+		t.Errorf("D is locked for the %s, want session", l.Scope)
+	}
+	other.want("EBUSY", "put", m.At("D/f"), "x", "creat")
+}
+
+// TestFaultExecOwner: an owner that dies is noticed, whoever is in execve(2); a
+// lock of a group lasts while its last member is.
+func TestFaultExecOwner(t *testing.T) {
+	e, m := newElsewhere(t), mount(t)
+	openDir(t, m.Back("D"))
+	openDir(t, m.Back("E"))
+	group := &syscall.SysProcAttr{Setpgid: true}
+	first, alone, stuck, other := scoped(t, group), agent(t), agent(t), agent(t)
+	last := scoped(t, &syscall.SysProcAttr{Setpgid: true, Pgid: first.Pid})
+	empty := scoped(t, group)
+	first.mustCommand(m, "acquire D owner=group")
+	empty.mustCommand(m, "acquire E owner=group")
+	alone.must("mkdir", m.At("A"))
+	e.stick(stuck)
+	empty.Kill()
+	alone.Kill()
+	for _, dir := range []string{"A", "E"} {
+		eventually(t, dir+" is free", func() bool { return other.Try("put", m.At(dir, "f"), "x", "creat") == "ok" })
+	}
+	e.answer()
+	eventually(t, "the process gets on", func() bool {
+		b, _ := os.ReadFile("/proc/" + itoa(stuck.Pid) + "/comm")
+		return string(b) == "sleep\n"
+	})
+
+	e2 := newElsewhere(t)
+	e2.stick(last)
+	first.Kill()
+	for range 20 {
+		other.want("EBUSY", "put", m.At("D/f"), "x", "creat")
+	}
+	othersGoOn(t, m, other)
+	e2.answer()
+	eventually(t, "the last member stands for the group", func() bool { return m.Locks()["D"].Pid == last.Pid })
+	other.want("EBUSY", "put", m.At("D/f"), "x", "creat")
+	mustDo(t, syscall.Kill(last.Pid, syscall.SIGKILL))
+	eventually(t, "D is free", func() bool { return other.Try("put", m.At("D/f"), "x", "creat") == "ok" })
+}
+
+// TestFaultExecLease: whether a process in execve(2) is one of a client's is not
+// known; a file that it has open beneath a directory stands in the client's way
+// until it is.
+func TestFaultExecLease(t *testing.T) {
+	e, m := newElsewhere(t), mount(t)
+	openDir(t, m.Back("D"))
+	writer, client, other := agent(t), agent(t), agent(t)
+	writer.must("open", "f", m.At("D/f"), "rdwr,creat")
+	_, letGo := copyFD(t, writer, "f")
+	e.stick(writer, "STAGEFS_CLIENT=x")
+	client.wantCommand(m, "EBUSY", "acquire D client=x")
+	othersGoOn(t, m, other)
+	client.wantCommand(m, "EBUSY", "acquire D client=x")
+	e.answer()
+	letGo()
+	eventually(t, "the client has it", func() bool { return client.Try("put", m.control("ctl"), "acquire D client=x", "") == "ok" })
+}
+
 // TestFaultExecCommands: what looks through all processes comes to its end.
 func TestFaultExecCommands(t *testing.T) {
 	e, m := newElsewhere(t), mount(t)
@@ -111,4 +297,23 @@ func TestFaultExecRestart(t *testing.T) {
 	othersGoOn(t, m, other)
 	e.answer()
 	eventually(t, "E is free", func() bool { return other.Try("creat", m.At("E/devserver.lock"), "wronly,creat,excl") == "ok" })
+}
+
+// TestFaultExecRestartOwner: a daemon that starts while an owner is in execve(2)
+// leaves him what is his.
+func TestFaultExecRestartOwner(t *testing.T) {
+	e, m := newElsewhere(t), mountOver(t)
+	owner, other := agent(t), agent(t)
+	owner.must("mkdir", m.At("D"))
+	token := m.Locks()["D"].Token
+	e.stick(owner)
+	m.restart(nil)
+	other.want("EBUSY", "put", m.At("D/f"), "x", "creat")
+	if l := m.Locks()["D"]; l.Token != token || l.Pid != owner.Pid {
+		t.Errorf("D has the lock %d of %d, want %d of %d", l.Token, l.Pid, token, owner.Pid)
+	}
+	othersGoOn(t, m, other)
+	e.answer()
+	mustDo(t, syscall.Kill(owner.Pid, syscall.SIGKILL))
+	eventually(t, "D is free", func() bool { return other.Try("put", m.At("D/f"), "x", "creat") == "ok" })
 }

@@ -135,49 +135,51 @@ func inForeground() bool {
 	return err == nil && group == unix.Getpgrp()
 }
 
-// A process is one that may be gone by the time it is looked at again.
+// A process is one that may be gone by the time it is looked at again: the
+// descriptor is its own. (Its start time could not be read while it is in
+// execve(2), which may wait for the very mount that is lost.)
 type process struct {
-	pid   int
-	start string
+	pid, fd int
 }
 
-// descendants are a process and all beneath it.
-func descendants(pid int) []process {
-	start := startOf(pid)
-	if start == "" {
+// descendants are this process's child and all beneath it.
+func descendants(pid int) []process { return family(pid, os.Getpid()) }
+
+// family are a process, if that is its parent, and all beneath it.
+func family(pid, parent int) []process {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
 		return nil
 	}
-	all := []process{{pid, start}}
+	if up := parentOf(pid); up != parent && parentOf(parent) != 0 {
+		unix.Close(fd)
+		return nil // gone, and the number another's
+	}
+	all := []process{{pid, fd}}
 	tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/children")
 	for _, file := range tasks {
 		data, _ := os.ReadFile(file)
 		for _, word := range strings.Fields(string(data)) {
 			if kid, err := strconv.Atoi(word); err == nil {
-				all = append(all, descendants(kid)...)
+				all = append(all, family(kid, pid)...)
 			}
 		}
 	}
 	return all
 }
 
-// startOf is when a process started, in ticks after boot; "" if it is gone.
-func startOf(pid int) string {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return ""
-	}
-	f := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-	if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
-		return ""
-	}
-	return f[19]
+// parentOf returns the parent of a process, 0 if it is gone.
+func parentOf(pid int) int {
+	status, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	_, rest, _ := strings.Cut(string(status), "\nPPid:\t")
+	line, _, _ := strings.Cut(rest, "\n")
+	parent, _ := strconv.Atoi(line)
+	return parent
 }
 
 func killAll(all []process, sig syscall.Signal) {
 	for _, p := range all {
-		if startOf(p.pid) == p.start {
-			syscall.Kill(p.pid, sig)
-		}
+		unix.PidfdSendSignal(p.fd, sig, nil, 0)
 	}
 }
 

@@ -10,9 +10,9 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// signalTime is how long a request of a ring waits before its caller is looked
-// at.
-const signalTime = time.Millisecond
+// SignalTime is how long a request that came through a ring waits before its
+// caller is looked at.
+const SignalTime = time.Millisecond
 
 // wait carries out a request that may wait without end and came through a ring.
 //
@@ -22,9 +22,9 @@ const signalTime = time.Millisecond
 func (c *conn) wait(at *slot, h *fuse.InHeader, in, out [][]byte) int {
 	unique, pid := h.Unique, h.Pid
 	c.threads.Add(1)
-	look := time.AfterFunc(signalTime, func() {
+	look := time.AfterFunc(SignalTime, func() {
 		defer c.threads.Done()
-		if signalled(pid) {
+		if Signalled(pid) {
 			c.interrupt(unique)
 		}
 	})
@@ -39,10 +39,12 @@ func (c *conn) wait(at *slot, h *fuse.InHeader, in, out [][]byte) int {
 	return n
 }
 
-// signalled reports whether a thread has a signal pending that it does not
+// Signalled reports whether a thread has a signal pending that it does not
 // block. One for a process of several threads counts if it kills: else another
-// thread may take it.
-func signalled(tid uint32) bool {
+// thread may take it. A request that was not known to be one that may wait is to
+// look once, [SignalTime] after it began to: it may not be told of a signal that
+// came before.
+func Signalled(tid uint32) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	return err == nil && tid != 0 && pendingSignal(string(b))
 }

@@ -68,6 +68,14 @@
 //   - I3: a descriptor is used under Resolver.mu (either side) or under a pin, so
 //     that its number cannot come to mean another file meanwhile.
 //
+// # What waits
+//
+// The kernel shows stat, environ, maps and the links of a process only while it is
+// not in execve(2), which may wait for any file system, ours included, without end;
+// status, comm, cmdline, cgroup, the list of descriptors and PIDFD_GET_INFO it
+// always shows. Lookup waits for an ancestor. Seen, Known and Watch wait for
+// nobody; ByPid, Alive and ExitOf for a moment (see Soon).
+//
 // # Lock order
 //
 //	connector.mu

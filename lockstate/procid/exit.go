@@ -3,6 +3,7 @@
 package procid
 
 import (
+	"errors"
 	"os"
 	"time"
 
@@ -86,9 +87,9 @@ func (k kernel) tryExitStatus(id ID, fd int) (e Exit, patience time.Duration) {
 	if k.blind {
 		return Exit{}, exitPatience
 	}
-	st, err := readStat(id.Pid)
-	gone := err != nil || st.start != id.Start
-	if !gone && (st.state == 'Z' || st.state == 'X') && (st.code != 0 || mayKnow(id.Pid)) {
+	st, err := zombieStat(id.Pid)
+	gone := err != errNoZombie && (err != nil || st.start != id.Start)
+	if err == nil && !gone && (st.state == 'Z' || st.state == 'X') && (st.code != 0 || mayKnow(id.Pid)) {
 		return fromWait(st.code), 0
 	}
 	if k.info && fd >= 0 {
@@ -111,6 +112,22 @@ func (k kernel) tryExitStatus(id ID, fd int) (e Exit, patience time.Duration) {
 		return Exit{}, 0
 	}
 	return Exit{}, exitPatience
+}
+
+// errNoZombie: the process is not quite dead, or the pid is another's by now.
+var errNoZombie = errors.New("no zombie")
+
+// zombieStat is readStat for what is dead. Whoever has the pid by now may be in
+// execve(2), and its stat file wait for that; its status file does not.
+func zombieStat(pid int) (stat, error) {
+	st, err := readStatus(pid)
+	if err == nil && st.state != 'Z' && st.state != 'X' {
+		err = errNoZombie
+	}
+	if err != nil {
+		return stat{}, err
+	}
+	return readStat(pid)
 }
 
 // mayKnow reports whether the kernel shows us the exit status in a zombie's

@@ -21,6 +21,7 @@ type stat struct {
 // A status is what this package needs of /proc/TID/status.
 type status struct {
 	name  string
+	state byte
 	tgid  int
 	euid  uint32
 	nsPid int // in the innermost pid namespace
@@ -163,6 +164,8 @@ func parseStatus(b []byte) (status, error) {
 		switch string(key) {
 		case "Name":
 			st.name = string(bytes.TrimSpace(value))
+		case "State":
+			st.state = fields[0][0]
 		case "Tgid":
 			st.tgid, err = strconv.Atoi(string(fields[0]))
 		case "Uid":

@@ -37,8 +37,9 @@ func (s *sighting) current() bool {
 }
 
 // resolve finds the process of a thread, puts both into the cache and returns
-// the process pinned.
-func (r *Resolver) resolve(tid uint32) (*group, error) {
+// the process pinned. If it is not to wait, it is ErrBusy for a process whose
+// parent would have to be looked at.
+func (r *Resolver) resolve(tid uint32, wait bool) (*group, error) {
 	s, err := r.kernel.find(int(tid))
 	if err != nil {
 		return nil, fmt.Errorf("%w: thread %d: %w", ErrUnknown, tid, err)
@@ -49,7 +50,12 @@ func (r *Resolver) resolve(tid uint32) (*group, error) {
 	// Its first sighting. The ancestors are taken down now, not when somebody
 	// asks for them: its parent may be gone by then (H2). That is cheap, since
 	// the parent is in the cache mostly.
-	p := &Process{id: s.id, uid: s.euid, chain: r.ancestors(s), from: r}
+	chain, err := r.ancestors(s, wait)
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	p := &Process{id: s.id, uid: s.euid, chain: chain, from: r}
 	g, ok := r.attach(tid, s, p)
 	if !ok {
 		s.close()
@@ -169,32 +175,38 @@ func (k kernel) parent(s *sighting) (int, error) {
 // ancestors returns the ancestors of a process that is seen for the first time.
 // Those of a parent that was seen before are the recorded ones, whatever became
 // of them since (H2).
-func (r *Resolver) ancestors(s *sighting) []ID {
+func (r *Resolver) ancestors(s *sighting, wait bool) ([]ID, error) {
 	const tries = 8 // each but the first follows the death of a parent in between
 	ppid := s.ppid
 	for range tries {
 		if ppid == 0 { // pid 1, or the parent is outside of the pid namespace
-			return nil
+			return nil, nil
 		}
-		parent, err := r.ByPid(ppid)
+		parent, err := r.checkPid(ppid, r.cached(uint32(ppid)))
+		if err == nil && parent == nil {
+			if !wait {
+				return nil, fmt.Errorf("the parent of pid %d: %w", s.id.Pid, ErrBusy)
+			}
+			parent, err = r.byPid(ppid)
+		}
 		now, errNow := r.kernel.parent(s)
 		if errNow != nil {
-			return nil // gone; so is what it descended from, for all that matters
+			return nil, nil // gone; so is what it descended from, for all that matters
 		}
 		// Still its parent after the look at the parent: then the number meant
 		// the parent all the time. A parent is never the younger one.
 		if err == nil && now == ppid && parent.id.Start <= s.id.Start {
-			return r.prune(append([]ID{parent.id}, parent.chain...))
+			return r.prune(append([]ID{parent.id}, parent.chain...)), nil
 		}
 		// A dead parent would have lost its child by the time that it shows as
 		// dead: this one is hidden from us (hidepid in proc(5)), or we are short
 		// of descriptors.
 		if err != nil && now == ppid {
-			return nil
+			return nil, nil
 		}
 		ppid = now
 	}
-	return nil
+	return nil, nil
 }
 
 // maxChain bounds what is remembered of the dead: a program that forks and

@@ -36,14 +36,16 @@ type Resolver struct {
 	clock  atomic.Uint64  // counts uses, for the LRU order
 
 	connector connector
+	looks     looks
 
 	mu      sync.RWMutex
-	closed  bool               // guarded by mu
-	threads map[uint32]*thread // by thread id; guarded by mu
-	groups  map[ID]*group      // guarded by mu
-	pids    map[int]*group     // the latest of each pid in groups; guarded by mu
-	watched map[uint64]*group  // by group.serial; guarded by mu
-	serial  uint64             // last group.serial given; guarded by mu
+	closed  bool                    // guarded by mu
+	threads map[uint32]*thread      // by thread id; guarded by mu
+	groups  map[ID]*group           // guarded by mu
+	pids    map[int]*group          // the latest of each pid in groups; guarded by mu
+	watched map[uint64]*group       // by group.serial; guarded by mu
+	late    map[ID][]func(ID, Exit) // watches that are about to begin; guarded by mu
+	serial  uint64                  // last group.serial given; guarded by mu
 }
 
 // NewResolver returns a resolver for the processes of the caller's pid
@@ -64,6 +66,7 @@ func NewResolver(o Options) (*Resolver, error) {
 		groups:    make(map[ID]*group),
 		pids:      make(map[int]*group),
 		watched:   make(map[uint64]*group),
+		late:      make(map[ID][]func(ID, Exit)),
 	}
 	if err := r.startWatcher(); err != nil {
 		return nil, err
@@ -80,6 +83,7 @@ func (r *Resolver) Close() error {
 		return os.ErrClosed
 	}
 	r.closed = true
+	clear(r.late)
 	for _, g := range r.watched {
 		r.unwatchLocked(g)
 	}
@@ -90,10 +94,19 @@ func (r *Resolver) Close() error {
 	return r.stopWatcher()
 }
 
+// Closed reports whether Close was called.
+func (r *Resolver) Closed() bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.closed
+}
+
 // Lookup returns the process that the thread tid belongs to. The caller of a
 // FUSE request cannot end before it is answered, so a handler that calls Lookup
 // gets that very caller. The error is an [ErrUnknown] for 0, a thread of
 // another pid namespace and one that is gone (H4).
+//
+// It waits for an ancestor that is in execve(2).
 func (r *Resolver) Lookup(tid uint32) (*Process, error) {
 	if tid == 0 {
 		return nil, fmt.Errorf("%w: thread 0", ErrUnknown)
@@ -101,16 +114,67 @@ func (r *Resolver) Lookup(tid uint32) (*Process, error) {
 	if p := r.cached(tid); p != nil {
 		return p, nil
 	}
-	g, err := r.resolve(tid)
+	g, err := r.resolve(tid, true)
 	if err != nil {
 		return nil, err
 	}
 	return r.unpin(g), nil
 }
 
+// Seen is Lookup for the caller of a request when nothing must be waited for: it
+// is ErrBusy if the process is seen for the first time and its parent is not
+// known.
+func (r *Resolver) Seen(tid uint32) (*Process, error) {
+	if tid == 0 {
+		return nil, fmt.Errorf("%w: thread 0", ErrUnknown)
+	}
+	if p := r.cached(tid); p != nil {
+		return p, nil
+	}
+	g, err := r.resolve(tid, false)
+	if err != nil {
+		return nil, err
+	}
+	return r.unpin(g), nil
+}
+
+// Known returns the process of a thread that is in the cache, or nil.
+func (r *Resolver) Known(tid uint32) *Process { return r.cached(tid) }
+
 // ByPid returns the process with that pid, as [Resolver.Lookup] does for the
-// id of any of its threads. A thread's id that is no pid is unknown.
-func (r *Resolver) ByPid(pid int) (*Process, error) {
+// id of any of its threads. A thread's id that is no pid is unknown. For one that
+// is in execve(2) it may be ErrBusy.
+func (r *Resolver) ByPid(pid int) (p *Process, err error) {
+	if p, err = r.checkPid(pid, r.cached(uint32(pid))); p != nil || err != nil {
+		return p, err
+	}
+	type answer struct {
+		p   *Process
+		err error
+	}
+	a, ok := Soon(r, pid, func() (a answer) {
+		a.p, a.err = r.byPid(pid)
+		return a
+	}, nil)
+	if !ok {
+		return nil, fmt.Errorf("pid %d: %w", pid, ErrBusy)
+	}
+	return a.p, a.err
+}
+
+// checkPid makes sure that a process has the pid that it was asked for.
+func (r *Resolver) checkPid(pid int, p *Process) (*Process, error) {
+	if pid <= 0 || pid > maxPid {
+		return nil, fmt.Errorf("%w: pid %d", ErrUnknown, pid)
+	}
+	if p != nil && p.id.Pid != pid {
+		return nil, fmt.Errorf("%w: %d is a thread of %d", ErrUnknown, pid, p.id.Pid)
+	}
+	return p, nil
+}
+
+// byPid is ByPid, but waits.
+func (r *Resolver) byPid(pid int) (*Process, error) {
 	if pid <= 0 || pid > maxPid {
 		return nil, fmt.Errorf("%w: pid %d", ErrUnknown, pid)
 	}
@@ -118,18 +182,15 @@ func (r *Resolver) ByPid(pid int) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.id.Pid != pid {
-		return nil, fmt.Errorf("%w: %d is a thread of %d", ErrUnknown, pid, p.id.Pid)
-	}
-	return p, nil
+	return r.checkPid(pid, p)
 }
 
 // maxPid is PID_MAX_LIMIT, see /proc/sys/kernel/pid_max in proc(5).
 const maxPid = 1 << 22
 
 // Alive reports whether any thread of the process still lives. When the daemon
-// is short of descriptors it says yes to what it cannot look at: no lock ends
-// by mistake.
+// is short of descriptors, or the process with that pid is in execve(2), it says
+// yes to what it cannot look at: no lock ends by mistake.
 func (r *Resolver) Alive(id ID) bool {
 	r.mu.RLock()
 	if g := r.groups[id]; g != nil {
@@ -137,12 +198,32 @@ func (r *Resolver) Alive(id ID) bool {
 		return !readable(g.fd)
 	}
 	r.mu.RUnlock()
-	fd, err := openExact(id)
+	fd, err := r.openSoon(id)
 	if err != nil {
 		return !isGone(err)
 	}
 	defer unix.Close(fd)
 	return !readable(fd)
+}
+
+// openSoon is openExact, or ErrBusy.
+func (r *Resolver) openSoon(id ID) (int, error) {
+	type opened struct {
+		fd  int
+		err error
+	}
+	o, ok := Soon(r, id.Pid, func() (o opened) {
+		o.fd, o.err = openExact(id)
+		return o
+	}, func(o opened) {
+		if o.err == nil {
+			unix.Close(o.fd)
+		}
+	})
+	if !ok {
+		return -1, ErrBusy
+	}
+	return o.fd, o.err
 }
 
 // ExitOf returns how a dead process ended. The answer is unknown, and no success
@@ -160,7 +241,7 @@ func (r *Resolver) ExitOf(id ID) Exit {
 		return r.exitStatus(id, g.fd, g)
 	}
 	r.mu.Unlock()
-	fd, err := openExact(id)
+	fd, err := r.openSoon(id)
 	if err != nil {
 		return r.unheard()
 	}

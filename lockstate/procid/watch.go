@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,7 +14,8 @@ import (
 // Watch has fn called once as soon as the process is dead, also when it is dead
 // already. Each death has a goroutine of its own, so fn may take its time; it may
 // call the resolver, but not Close. Any number of watches on a process
-// share a descriptor.
+// share a descriptor. Watch itself waits for nothing: on a process that is not in
+// the cache, the watch begins as soon as that one can be looked at.
 func (r *Resolver) Watch(id ID, fn func(ID, Exit)) error {
 	if id.Pid <= 0 {
 		return fmt.Errorf("watch %v: %w", id, ErrUnknown)
@@ -21,20 +23,71 @@ func (r *Resolver) Watch(id ID, fn func(ID, Exit)) error {
 	if !r.kernel.exits {
 		r.listen() // without it, some statuses stay unknown: see KnowsExits
 	}
-	g, err := r.hold(id)
-	if err != nil {
-		if !isGone(err) {
-			return fmt.Errorf("watch %v: %w", id, err)
-		}
-		return r.begin(func() { fn(id, r.ExitOf(id)) })
-	}
-	defer r.unpin(g)
-
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return os.ErrClosed
 	}
+	if g := r.groups[id]; g != nil {
+		return r.watchLocked(g, fn)
+	}
+	// It has to be looked at, which waits if it is in execve(2).
+	if r.late[id] = append(r.late[id], fn); len(r.late[id]) == 1 {
+		go r.watchLate(id)
+	}
+	return nil
+}
+
+// lateTime is how soon a watch is tried again that could not begin for want of
+// descriptors.
+const lateTime = time.Second
+
+// watchLate begins watches on a process that is not in the cache.
+func (r *Resolver) watchLate(id ID) {
+	for {
+		g, err := r.hold(id)
+		done := r.beginLate(id, g, err)
+		if g != nil {
+			r.unpin(g)
+		}
+		if done {
+			return
+		}
+		time.Sleep(lateTime)
+	}
+}
+
+// beginLate begins the watches on a process that is pinned, or was not found.
+func (r *Resolver) beginLate(id ID, g *group, err error) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fns := r.late[id]
+	if r.closed || len(fns) == 0 {
+		delete(r.late, id)
+		return true
+	}
+	if isGone(err) {
+		delete(r.late, id)
+		r.wg.Go(func() {
+			how := r.ExitOf(id)
+			for _, fn := range fns {
+				fn(id, how)
+			}
+		})
+		return true
+	}
+	for err == nil && len(fns) > 0 {
+		if err = r.watchLocked(g, fns[0]); err == nil {
+			fns = fns[1:]
+		}
+	}
+	if r.late[id] = fns; len(fns) == 0 {
+		delete(r.late, id)
+	}
+	return len(fns) == 0
+}
+
+func (r *Resolver) watchLocked(g *group, fn func(ID, Exit)) error {
 	g.watches = append(g.watches, fn)
 	if g.serial != 0 {
 		return nil
@@ -43,7 +96,7 @@ func (r *Resolver) Watch(id ID, fn func(ID, Exit)) error {
 	ev := event(r.serial)
 	if err := unix.EpollCtl(r.epfd, unix.EPOLL_CTL_ADD, g.fd, &ev); err != nil {
 		g.watches = g.watches[:len(g.watches)-1]
-		return fmt.Errorf("watch %v: %w", id, err)
+		return fmt.Errorf("watch %v: %w", g.proc.id, err)
 	}
 	g.serial = r.serial
 	r.watched[g.serial] = g
@@ -55,6 +108,9 @@ func (r *Resolver) Watch(id ID, fn func(ID, Exit)) error {
 func (r *Resolver) Unwatch(id ID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.late[id] != nil {
+		r.late[id] = []func(ID, Exit){} // watchLate finds out
+	}
 	if g := r.groups[id]; g != nil {
 		r.unwatchLocked(g)
 	}
@@ -85,7 +141,7 @@ func (r *Resolver) hold(id ID) (*group, error) {
 		return g, nil
 	}
 	r.mu.Unlock()
-	g, err := r.resolve(uint32(id.Pid))
+	g, err := r.resolve(uint32(id.Pid), true)
 	if err != nil {
 		return nil, err
 	}
@@ -94,17 +150,6 @@ func (r *Resolver) hold(id ID) (*group, error) {
 		return nil, unix.ESRCH
 	}
 	return g, nil
-}
-
-// begin runs f on a goroutine that Close waits for.
-func (r *Resolver) begin(f func()) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return os.ErrClosed
-	}
-	r.wg.Go(f)
-	return nil
 }
 
 func (r *Resolver) startWatcher() (err error) {

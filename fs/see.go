@@ -1,0 +1,133 @@
+package fs
+
+import (
+	"errors"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/stagefs/stagefs/fs/transport"
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// While a process is in execve(2), much of what the kernel shows of it cannot be
+// read: its start time, environment and descriptors. And an execve(2) may wait:
+// for our own answer to a FLUSH or a WRITE, or for any other file system, for
+// ever. So nobody looks at a process while he keeps others waiting, but at the
+// caller of the very request, which is in none. Who can't be known for that long
+// is nobody (H4).
+
+// errUnseen ends a try that needs to know more of processes than can be had
+// with locks held. attempt finds it out, and tries again.
+var errUnseen = errors.New("to be seen without locks")
+
+// process returns the caller, once looked up. In a try it may be nil because
+// unseen is set; then the try ends with errUnseen.
+func (r *request) process() *procid.Process {
+	switch {
+	case r.proc != nil || r.asked:
+	case !r.trying:
+		r.ask()
+	default:
+		p, err := r.fs.procs.Seen(r.header.Pid)
+		r.proc, r.unseen = p, errors.Is(err, procid.ErrBusy)
+	}
+	return r.proc
+}
+
+// must is process for a try that goes by nobody but the caller.
+func (r *request) must() (*procid.Process, error) {
+	p := r.process()
+	if r.unseen {
+		return nil, errUnseen
+	}
+	return p, nil
+}
+
+// ask looks the caller up, and reports false when the request was interrupted.
+func (r *request) ask() bool {
+	p, ok := r.fs.process(r.cancel, r.header)
+	r.proc, r.asked = p, ok // or nobody (H4)
+	return ok
+}
+
+// see finds out what a try could not. It reports false when the request was
+// interrupted.
+func (r *request) see() bool {
+	if r.proc == nil && !r.asked && !r.ask() {
+		return false
+	}
+	if p, kind := r.proc, r.scope(); p != nil && r.scoped == nil && kind != lockstate.ProcessScope {
+		procs := r.fs.procs
+		s, ok := awaited(r.cancel, r.header, func() *scopeAnswer {
+			s, err := scopeOf(procs, p, kind)
+			return &scopeAnswer{s, err}
+		}, &scopeAnswer{err: lockstate.ErrNobody})
+		if !ok {
+			return false
+		}
+		r.scoped = s
+	}
+	r.unseen = false
+	return true
+}
+
+// A scopeAnswer is what scopeOf says.
+type scopeAnswer struct {
+	scope lockstate.Scope
+	err   error
+}
+
+const (
+	// seeTime bounds how long a request waits to be known who sent it. The
+	// kernel keeps others waiting for it meanwhile: all who change the names of
+	// the same directory.
+	seeTime = time.Second
+	// signalTime is how often its caller is looked at. For a request that was
+	// not expected to wait the transport may not say that it is interrupted.
+	signalTime = 100 * time.Millisecond
+)
+
+// awaited returns what look finds out, which may wait for an execve(2), or late if
+// that takes too long. ok is false when the request is interrupted.
+func awaited[T any](cancel <-chan struct{}, h *fuse.InHeader, look func() T, late T) (v T, ok bool) {
+	answer := make(chan T, 1)
+	go func() { answer <- look() }()
+	began := time.Now()
+	for pause := transport.SignalTime; ; pause = signalTime {
+		t := time.NewTimer(pause)
+		select {
+		case v = <-answer:
+			t.Stop()
+			return v, true
+		case <-cancel:
+			t.Stop()
+			return v, false
+		case <-t.C:
+		}
+		switch {
+		case transport.Signalled(h.Pid):
+			return v, false
+		case time.Since(began) > seeTime:
+			return late, true
+		}
+	}
+}
+
+// glance returns the caller of a request that may be part of an execve(2), or is
+// answered with locks held: nil also where it can't be said at once.
+func (fs *FS) glance(h *fuse.InHeader) *procid.Process {
+	if p := fs.procs.Known(h.Pid); p != nil || h.Pid == 0 {
+		return p
+	}
+	tid := h.Pid
+	p, _ := procid.Soon(fs.procs, int(tid), func() *procid.Process {
+		p, err := fs.procs.Lookup(tid)
+		if err != nil {
+			return nil
+		}
+		return p
+	}, nil)
+	return p
+}
