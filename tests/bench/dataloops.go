@@ -14,72 +14,65 @@ const (
 	page     = 4096
 )
 
-func writeLoop(j job) (func() (result, error), error) {
+// inChunks times something on a file, chunk by chunk, with its open and close.
+func inChunks(j job, flags, mode int, do func(fd uintptr, at int64) error) (func() (result, error), error) {
 	d, err := openDir(j.Dir)
-	n, buf := cstring(dataName), pattern(chunk)
+	n, last := cstring(dataName), int(j.Size/chunk)-1
 	return func() (result, error) {
-		return timed(1, func(int) error {
-			fd, err := d.open(n, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY, 0o644)
-			if err != nil {
-				return err
-			}
-			for at := int64(0); at < j.Size; at += chunk {
-				if err := transfer(unix.SYS_PWRITE64, fd, buf, at); err != nil {
+		var fd uintptr
+		return timed(last+1, func(i int) error {
+			if i == 0 {
+				if fd, err = d.open(n, flags, mode); err != nil {
 					return err
 				}
+			}
+			if err := do(fd, int64(i)*chunk); err != nil || i < last {
+				return err
 			}
 			return closeFD(n, fd)
 		})
 	}, err
+}
+
+func writeLoop(j job) (func() (result, error), error) {
+	buf := pattern(chunk)
+	return inChunks(j, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY, 0o644, func(fd uintptr, at int64) error {
+		return transfer(unix.SYS_PWRITE64, fd, buf, at)
+	})
 }
 
 func readLoop(j job) (func() (result, error), error) {
-	d, err := openDir(j.Dir)
-	n, buf, want := cstring(dataName), make([]byte, chunk), pattern(chunk)
-	return func() (result, error) {
-		return timed(1, func(int) error {
-			fd, err := d.open(n, unix.O_RDONLY, 0)
-			if err != nil {
-				return err
-			}
-			for at := int64(0); at < j.Size; at += chunk {
-				if err := transfer(unix.SYS_PREAD64, fd, buf, at); err != nil {
-					return err
-				}
-				if buf[chunk-1] != want[chunk-1] {
-					return fmt.Errorf("another content at %d than was written", at)
-				}
-			}
-			return closeFD(n, fd)
-		})
-	}, err
+	buf, want := make([]byte, chunk), pattern(chunk)
+	return inChunks(j, unix.O_RDONLY, 0, func(fd uintptr, at int64) error {
+		if err := transfer(unix.SYS_PREAD64, fd, buf, at); err != nil {
+			return err
+		}
+		if buf[chunk-1] != want[chunk-1] {
+			return fmt.Errorf("another content at %d than was written", at)
+		}
+		return nil
+	})
 }
 
-// mapped times something on the whole file as a shared mapping, with the
-// mapping itself and its end.
+// mapped times something on the whole file as a shared mapping, chunk by chunk,
+// with the mapping itself and its end.
 func mapped(flags, prot int, do func(mem []byte) error) loop {
 	return func(j job) (func() (result, error), error) {
-		d, err := openDir(j.Dir)
-		n := cstring(dataName)
-		return func() (result, error) {
-			return timed(1, func(int) error {
-				fd, err := d.open(n, flags, 0)
-				if err != nil {
-					return err
-				}
-				mem, err := unix.Mmap(int(fd), 0, int(j.Size), prot, unix.MAP_SHARED)
-				if err != nil {
+		var mem []byte
+		return inChunks(j, flags, 0, func(fd uintptr, at int64) (err error) {
+			if at == 0 {
+				if mem, err = unix.Mmap(int(fd), 0, int(j.Size), prot, unix.MAP_SHARED); err != nil {
 					return fmt.Errorf("mmap: %w", err)
 				}
-				if err := do(mem); err != nil {
-					return err
-				}
-				if err := unix.Munmap(mem); err != nil {
-					return fmt.Errorf("munmap: %w", err)
-				}
-				return closeFD(n, fd)
-			})
-		}, err
+			}
+			if err := do(mem[at : at+chunk]); err != nil || at+chunk < j.Size {
+				return err
+			}
+			if err := unix.Munmap(mem); err != nil {
+				return fmt.Errorf("munmap: %w", err)
+			}
+			return nil
+		})
 	}
 }
 

@@ -77,7 +77,15 @@ func start(root string, j job, env ...string) (*client, error) {
 	return c, nil
 }
 
-func (c *client) said() string { return strings.TrimSpace(c.errs.String()) }
+// said is what the client complained of: the beginning, if every file fails.
+func (c *client) said() string {
+	const enough = 400
+	said := strings.TrimSpace(c.errs.String())
+	if len(said) > enough {
+		said = said[:enough] + " and so on"
+	}
+	return said
+}
 
 // end kills what still runs, and waits.
 func (c *client) end() error {
