@@ -58,27 +58,13 @@ func startOf(r *procid.Resolver, pid int) (start uint64, busy, ok bool) {
 	}
 	type answer struct {
 		start uint64
-		ok    bool
+		err   error
 	}
 	a, known := procid.Soon(r, pid, func() (a answer) {
-		a.start, a.ok = readStart(pid)
+		a.start, a.err = procid.StartOf(pid)
 		return a
 	}, nil)
-	return a.start, !known, a.ok
-}
-
-func readStart(pid int) (uint64, bool) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, false
-	}
-	// The name before may hold anything, and ends at the last parenthesis.
-	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if len(f) < 20 {
-		return 0, false
-	}
-	start, err := strconv.ParseUint(string(f[19]), 10, 64)
-	return start, err == nil
+	return a.start, !known, known && a.err == nil
 }
 
 // scopeNamed returns the kind of scope with a name.
@@ -122,7 +108,7 @@ func scopeOf(r *procid.Resolver, p *procid.Process, kind lockstate.ScopeKind) (l
 	if known := r.Known(uint32(leader)); known != nil && known.ID().Pid == leader {
 		s.Born = known.ID().Start
 	} else {
-		s.Born, _ = readStart(leader)
+		s.Born, _ = procid.StartOf(leader)
 	}
 	return s, nil
 }

@@ -1,7 +1,6 @@
 package fs
 
 import (
-	"maps"
 	"os"
 	"strconv"
 	"sync"
@@ -16,47 +15,8 @@ import (
 // lostKeys remembers where descriptors were seen that keep locks which another
 // daemon gave, and whose close(2) nobody is told of (R2).
 type lostKeys struct {
-	mu    sync.Mutex
-	seen  map[uint64]openFile        // by token
-	looks map[lookAt]<-chan openFile // that have not come to an end
-}
-
-// lookTime is how long the look at one process may take. While one is in
-// execve(2) it waits, perhaps for another file system, and it is not known what
-// that process has open.
-const lookTime = 100 * time.Millisecond
-
-// A lookAt is a look at a process on account of a lock.
-type lookAt struct {
-	pid   int
-	token uint64
-}
-
-// inTime returns what a look has found, a descriptor or nothing; known is false
-// if it has not come to an end. There is one of its kind at a time.
-func (k *lostKeys) inTime(at lookAt, look func() openFile) (found openFile, known bool) {
-	answer := k.looks[at]
-	if len(answer) > 0 {
-		answer = nil // of before
-	}
-	if answer == nil {
-		c := make(chan openFile, 1)
-		go func() { c <- look() }()
-		answer = c
-	}
-	t := time.NewTimer(lookTime)
-	defer t.Stop()
-	select {
-	case found = <-answer:
-		delete(k.looks, at)
-		return found, true
-	case <-t.C:
-	}
-	if k.looks == nil {
-		k.looks = make(map[lookAt]<-chan openFile)
-	}
-	k.looks[at] = answer
-	return found, false
+	mu   sync.Mutex
+	seen map[uint64]openFile // by token
 }
 
 // lostTime is how often somebody who waits for such a lock looks whether it is
@@ -96,7 +56,8 @@ func (fs *FS) stillOpen(l lockstate.Lock) bool {
 		k.seen = make(map[uint64]openFile)
 	}
 	open := func(pid int, look func() openFile) bool {
-		at, known := k.inTime(lookAt{pid, l.Token}, look)
+		// What one has open that is in execve(2) is not known.
+		at, known := procid.Soon(fs.procs, pid, look, nil)
 		if known && at.fd != "" {
 			k.seen[l.Token] = at
 		}
@@ -193,5 +154,4 @@ func (k *lostKeys) forget(token uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.seen, token)
-	maps.DeleteFunc(k.looks, func(at lookAt, _ <-chan openFile) bool { return at.token == token })
 }

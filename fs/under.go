@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // waysUnder returns what reaches the backing past the mount that is about to
@@ -47,14 +49,9 @@ const lessPatience = 50 * time.Millisecond
 // waysInTime is waysOf, which waits for a process that is in execve(2) until that
 // has closed what it has to: perhaps on a file system that hangs.
 func waysInTime(pid int, path string, dead *deadMount, patience time.Duration) (ways []string, ok bool) {
-	found := make(chan []string, 1)
-	go func() { found <- waysOf(pid, path, dead) }()
-	t := time.NewTimer(patience)
-	defer t.Stop()
-	select {
-	case ways = <-found:
+	ways, ok = procid.Within(patience, func() []string { return waysOf(pid, path, dead) })
+	if ok {
 		return ways, true
-	case <-t.C:
 	}
 	if dead != nil {
 		return nil, false // the first mount had looked

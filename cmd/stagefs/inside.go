@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // A mountUser is one thing that keeps a mount busy.
@@ -67,19 +68,14 @@ const insideTime = time.Second
 // has closed what it has to: perhaps on this mount.
 func useInTime(proc string, mount *fs.MountEntry) (what, path string) {
 	type use struct{ what, path string }
-	found := make(chan use, 1)
-	go func() {
-		what, path := useOf(proc, mount)
-		found <- use{what, path}
-	}()
-	t := time.NewTimer(insideTime)
-	defer t.Stop()
-	select {
-	case u := <-found:
-		return u.what, u.path
-	case <-t.C:
+	u, ok := procid.Within(insideTime, func() (u use) {
+		u.what, u.path = useOf(proc, mount)
+		return u
+	})
+	if !ok {
 		return "it is in execve(2), and may close what it has open in", mount.Path
 	}
+	return u.what, u.path
 }
 
 // useOf tells how the process below proc uses the mount, "" if it does not.

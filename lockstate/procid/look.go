@@ -34,6 +34,22 @@ type looks struct {
 	stuck map[int]<-chan struct{} // by pid; closed when the look is over
 }
 
+// Within returns what look finds out about a process, which waits as long as that
+// one is in execve(2), or false if it takes longer than d. Then look goes on by
+// itself.
+func Within[T any](d time.Duration, look func() T) (v T, ok bool) {
+	answer := make(chan T, 1)
+	go func() { answer <- look() }()
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case v = <-answer:
+		return v, true
+	case <-t.C:
+		return v, false
+	}
+}
+
 // Soon returns what look reads of a process, although the kernel shows it only
 // while that one is not in execve(2), or false if it was not read in time. Then
 // look goes on by itself, and drop, if there is one, is given the result. Until

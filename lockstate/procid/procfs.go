@@ -87,6 +87,13 @@ func readLeaderStat(pid int) (stat, error) {
 	return readStatFile(pid, "task/"+strconv.Itoa(pid)+"/stat")
 }
 
+// StartOf returns when a process started, in clock ticks after boot, as in proc(5).
+// It waits for one that is in execve(2).
+func StartOf(pid int) (uint64, error) {
+	st, err := readLeaderStat(pid)
+	return st.start, err
+}
+
 func readStatFile(pid int, name string) (stat, error) {
 	var buf [1024]byte
 	b, err := readProc(pid, name, buf[:])
