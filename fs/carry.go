@@ -131,6 +131,9 @@ func (s *Server) carry(t *transport.State) (c *carried, fds []int, err error) {
 		c.Watched = append(c.Watched, id)
 	}
 	fs.watchMu.Unlock()
+	for id := range fs.unrepresented.owners {
+		c.Watched = append(c.Watched, id)
+	}
 	var ok bool
 	if c.Rows, ok = fs.table.CarryRows(); !ok {
 		return nil, nil, fmt.Errorf("what a crashed owner left is being cleared away; try again: %w", unix.EAGAIN)

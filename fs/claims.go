@@ -25,9 +25,12 @@ const clientVariable = "STAGEFS_CLIENT"
 // that is in execve(2) it is not known what it will carry.
 func claims(r *procid.Resolver, p *procid.Process, c lockstate.Claim) bool {
 	pid := p.ID().Pid
-	holds := c.Scope.Kind != lockstate.ProcessScope && inScope(r, pid, c.Scope) ||
-		c.Client != "" && hasUser(pid, c.UID) && carriesClientNow(r, pid, c.Client)
-	return holds && r.Alive(p.ID()) // after the look: it was at no later process
+	in, busy := false, false
+	if c.Scope.Kind != lockstate.ProcessScope {
+		in, busy = inScope(r, pid, c.Scope)
+	}
+	holds := in && !busy || c.Client != "" && hasUser(pid, c.UID) && carriesClientNow(r, pid, c.Client)
+	return holds && r.Lives(p.ID()) // after the look: it was at no later process
 }
 
 // A membership is what status of proc(5) tells of a process, also while it is
@@ -77,24 +80,23 @@ func scopeNamed(name string) (lockstate.ScopeKind, bool) {
 	return lockstate.ProcessScope, false
 }
 
-// scopeOf returns the scope of a kind that a process is in. It waits for the
-// leader of that scope if it is in execve(2).
+// scopeOf returns the scope of a kind that a process is in; with an error, that of
+// the process alone. It waits for the leader of that scope if it is in execve(2).
 func scopeOf(r *procid.Resolver, p *procid.Process, kind lockstate.ScopeKind) (lockstate.Scope, error) {
 	s := lockstate.Scope{Kind: kind}
 	m, ok := membershipOf(p.ID().Pid)
 	switch {
 	case kind == lockstate.ProcessScope:
 		return s, nil
-	case !ok || !r.Alive(p.ID()):
-		return s, lockstate.ErrNobody
+	case !ok || !r.Lives(p.ID()):
+		return lockstate.Scope{}, lockstate.ErrNobody
 	case kind == lockstate.GroupScope:
 		s.ID = m.group
 	case kind == lockstate.SessionScope:
 		s.ID = m.session
 	default:
-		s.ID, ok = cgroupOf(p.ID().Pid)
-		if !ok {
-			return s, errNoCgroup
+		if s.ID, ok = cgroupOf(p.ID().Pid); !ok {
+			return lockstate.Scope{}, errNoCgroup
 		}
 		s.Born = cgroupBorn(s.ID)
 		return s, nil
@@ -102,7 +104,7 @@ func scopeOf(r *procid.Resolver, p *procid.Process, kind lockstate.ScopeKind) (l
 	// "0": begun outside of the daemon's pid namespace, or by the kernel.
 	leader, err := strconv.Atoi(s.ID)
 	if err != nil || leader <= 0 {
-		return s, &scopeError{fmt.Sprintf("the %s of the process is none that the daemon can see; "+
+		return lockstate.Scope{}, &scopeError{fmt.Sprintf("the %s of the process is none that the daemon can see; "+
 			"start the process with setsid(1)", kind)}
 	}
 	if known := r.Known(uint32(leader)); known != nil && known.ID().Pid == leader {
@@ -122,15 +124,16 @@ type scopeError struct{ why string }
 func (e *scopeError) Error() string { return e.why }
 func (e *scopeError) Unwrap() error { return unix.EOPNOTSUPP }
 
-// inScope reports whether a process is in a scope.
-func inScope(r *procid.Resolver, pid int, s lockstate.Scope) bool {
+// inScope reports whether a process is in a scope, but for busy: it may be one of
+// the same name.
+func inScope(r *procid.Resolver, pid int, s lockstate.Scope) (in, busy bool) {
 	if s.Kind == lockstate.CgroupScope {
 		if !inCgroup(pid, s.ID) {
-			return false
+			return false, false
 		}
 		// It may have been removed, and made anew by another step or service.
 		born := cgroupBorn(s.ID)
-		return s.Born == 0 || born == 0 || born == s.Born
+		return s.Born == 0 || born == 0 || born == s.Born, false
 	}
 	m, ok := membershipOf(pid)
 	id := m.group
@@ -138,13 +141,13 @@ func inScope(r *procid.Resolver, pid int, s lockstate.Scope) bool {
 		id = m.session
 	}
 	if !ok || id != s.ID {
-		return false
+		return false, false
 	}
 	// As long as a group has members its number is no other process's. If it
 	// is another's by now, this is another group.
 	leader, _ := strconv.Atoi(id)
 	start, busy, ok := startOf(r, leader)
-	return !ok || busy || s.Born == 0 || start == s.Born
+	return !ok || busy || s.Born == 0 || start == s.Born, busy && s.Born != 0
 }
 
 // member returns the oldest process that lives in a scope, or nil. Processes
@@ -157,7 +160,7 @@ func (fs *FS) member(s lockstate.Scope) (p *procid.Process, busy bool) {
 			if err == nil && fs.procs.Alive(p.ID()) {
 				return p, false
 			}
-			busy = busy || errors.Is(err, procid.ErrBusy)
+			busy = busy || errors.Is(err, procid.ErrBusy) || errors.Is(err, os.ErrClosed)
 		}
 	}
 	return nil, busy
@@ -176,7 +179,10 @@ func membersOf(r *procid.Resolver, s lockstate.Scope) []int {
 	var all []found
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() || !inScope(r, pid, s) {
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if in, _ := inScope(r, pid, s); !in {
 			continue
 		}
 		if start, busy, ok := startOf(r, pid); ok || busy {

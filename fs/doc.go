@@ -71,7 +71,7 @@
 //	              eventLog.mu
 //	advisory.Table         taken without any of the above
 //
-// No lock is held while a request waits for somebody else's lock to end, or looks
-// at a process that may be in execve(2) (see.go). The caller of a FLUSH is in one,
-// and is never looked at.
+// No lock is held while a request waits for somebody else's lock to end, or for
+// more than a moment for a process in execve(2) (see.go). The caller of a FLUSH
+// may be in one, and is never looked at.
 package fs

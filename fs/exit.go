@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -62,8 +63,11 @@ func (fs *FS) heir(id procid.ID) *procid.Process {
 	fs.watchMu.Lock()
 	p := fs.watched[id]
 	fs.watchMu.Unlock()
-	if p == nil {
-		p = fs.alive(id)
+	if p != nil {
+		return p
+	}
+	if p = fs.alive(id); p != nil && fs.watch(p) != nil {
+		return nil // its own death would not be noticed
 	}
 	return p
 }
@@ -136,13 +140,20 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 	for _, h := range heirs {
 		fs.narrowOwned(h)
 	}
+	members := make(map[lockstate.Scope]member)
+	var later []uint64
 	for _, l := range dead {
 		if l.Scope.Kind != lockstate.ProcessScope {
-			switch found, busy := fs.represent(l); {
-			case busy:
-				fs.representLater(l, how)
+			m, known := members[l.Scope]
+			if !known {
+				m.proc, m.busy = fs.member(l.Scope)
+				members[l.Scope] = m
+			}
+			if m.proc != nil && fs.represent(l, m.proc) {
 				continue
-			case found:
+			}
+			if m.proc == nil && m.busy {
+				later = append(later, l.Token)
 				continue
 			}
 		}
@@ -159,44 +170,78 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		fs.table.End(l.Token, lockstate.Exited)
 		fs.logReleased(l, lockstate.Exited)
 	}
+	if len(later) > 0 {
+		fs.representLater(id, how, later)
+	}
 	fs.cands.reap(fs, id)
 }
 
-// represent finds another process to stand for the scope that owns a lock (H3)
-// and reports whether there is one. busy: not one that can be told now.
-func (fs *FS) represent(l lockstate.Lock) (found, busy bool) {
-	p, busy := fs.member(l.Scope)
-	if p == nil || !fs.table.Represent(l.Token, p) {
-		return false, busy
+// A member is who may stand for a scope that owns locks; busy: those that are left
+// can't be looked at now.
+type member struct {
+	proc *procid.Process
+	busy bool
+}
+
+// represent has p stand for the scope that owns a lock (H3), and reports false if
+// that lock is no more.
+func (fs *FS) represent(l lockstate.Lock, p *procid.Process) bool {
+	if !fs.table.Represent(l.Token, p) {
+		return false
 	}
 	if err := fs.watch(p); err != nil {
 		fs.log.Warn("the end of a lock's scope may be noticed late", "dir", l.Path, "pid", p.ID().Pid, "err", err)
 	}
-	return true, false
+	return true
 }
 
-// representTime is how soon the members of a scope are looked at again, if those
-// that are left are all in execve(2).
+// unrepresented are locks of scopes whose members are all in execve(2), so that
+// nobody can be told to stand for them.
+type unrepresented struct {
+	tokens sync.Map               // their tokens
+	owners map[procid.ID][]uint64 // the same by the dead owner; protected by FS.reapMu
+	over   bool                   // likewise: nobody looks again
+}
+
+// representTime is how soon the members are looked at again.
 const representTime = 100 * time.Millisecond
 
-// representLater leaves a lock to its dead owner for a while. The caller holds
+// representLater leaves locks to their dead owner for a while. The caller holds
 // FS.reapMu.
-func (fs *FS) representLater(l lockstate.Lock, how procid.Exit) {
-	if _, known := fs.unrepresented.LoadOrStore(l.Token, nil); known {
+func (fs *FS) representLater(id procid.ID, how procid.Exit, tokens []uint64) {
+	u := &fs.unrepresented
+	for _, t := range tokens {
+		u.tokens.Store(t, nil)
+	}
+	_, known := u.owners[id]
+	if u.owners == nil {
+		u.owners = make(map[procid.ID][]uint64)
+	}
+	if u.owners[id] = tokens; known || u.over {
 		return
 	}
 	time.AfterFunc(representTime, func() {
 		fs.reapMu.Lock()
 		defer fs.reapMu.Unlock()
-		fs.unrepresented.Delete(l.Token)
-		if !fs.procs.Closed() && fs.table.Owns(l.Owner) {
-			fs.carryOut(l.Owner, how)
+		for _, t := range u.owners[id] {
+			u.tokens.Delete(t)
+		}
+		delete(u.owners, id)
+		if !u.over && fs.table.Owns(id) {
+			fs.carryOut(id, how)
 		}
 	})
 }
 
+// stopRepresenting ends that, and waits for what is under way.
+func (fs *FS) stopRepresenting() {
+	fs.reapMu.Lock()
+	defer fs.reapMu.Unlock()
+	fs.unrepresented.over = true
+}
+
 // alive returns the process with an identity, or nil if it is dead. One that
-// can't be looked at lives: it is watched, if need be, as soon as it can.
+// can't be looked at lives.
 func (fs *FS) alive(id procid.ID) *procid.Process {
 	p, err := fs.procs.ByPid(id.Pid)
 	if errors.Is(err, procid.ErrBusy) {

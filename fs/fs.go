@@ -53,9 +53,7 @@ type FS struct {
 	leftovers leftovers
 	control   controlDir
 
-	// unrepresented are the locks, by token, of scopes whose members can't be
-	// told now.
-	unrepresented sync.Map
+	unrepresented unrepresented
 
 	replacing replacing
 

@@ -82,7 +82,7 @@ func (fs *FS) lives(l lockstate.Lock) bool {
 	if l.Client != "" {
 		return l.Pending || fs.table.Clock() < l.Deadline
 	}
-	if _, busy := fs.unrepresented.Load(l.Token); busy {
+	if _, busy := fs.unrepresented.tokens.Load(l.Token); busy {
 		return true // its scope does
 	}
 	return fs.procs.Alive(l.Owner)

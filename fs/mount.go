@@ -440,6 +440,7 @@ func (s *Server) serve() {
 	s.fs.clearings.Wait()
 	s.fs.linger.close()
 	s.fs.hot.close()
+	s.fs.stopRepresenting()
 	err := s.fs.procs.Close()
 	s.fs.leftovers.close() // no death comes any more
 	s.fs.close()

@@ -90,7 +90,9 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 	if c.lockFile || !fs.isLockName(m.parent, m.name) || m.parent != c.parent {
 		return fs.deny(r, &lockstate.HeldError{Err: lockstate.ErrHeld}, nil)
 	}
-	r.process() // which may have to wait
+	if !r.see() {
+		return fuse.EINTR
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.won.Load() {

@@ -14,9 +14,9 @@ import (
 // While a process is in execve(2), much of what the kernel shows of it cannot be
 // read: its start time, environment and descriptors. And an execve(2) may wait:
 // for our own answer to a FLUSH or a WRITE, or for any other file system, for
-// ever. So nobody looks at a process while he keeps others waiting, but at the
-// caller of the very request, which is in none. Who can't be known for that long
-// is nobody (H4).
+// ever. So nobody looks at a process for more than a moment (procid.Soon) while he
+// keeps others waiting, but at the caller of the very request, which is in none.
+// Who can't be known for a second is nobody (H4).
 
 // errUnseen ends a try that needs to know more of processes than can be had
 // with locks held. attempt finds it out, and tries again.
@@ -62,8 +62,8 @@ func (r *request) see() bool {
 		procs := r.fs.procs
 		s, ok := awaited(r.cancel, r.header, func() *scopeAnswer {
 			s, err := scopeOf(procs, p, kind)
-			return &scopeAnswer{s, err}
-		}, &scopeAnswer{err: lockstate.ErrNobody})
+			return &scopeAnswer{scope: s, err: err}
+		}, &scopeAnswer{err: lockstate.ErrNobody, late: true})
 		if !ok {
 			return false
 		}
@@ -77,6 +77,7 @@ func (r *request) see() bool {
 type scopeAnswer struct {
 	scope lockstate.Scope
 	err   error
+	late  bool // it took too long to find out
 }
 
 const (
@@ -117,17 +118,4 @@ func awaited[T any](cancel <-chan struct{}, h *fuse.InHeader, look func() T, lat
 
 // glance returns the caller of a request that may be part of an execve(2), or is
 // answered with locks held: nil also where it can't be said at once.
-func (fs *FS) glance(h *fuse.InHeader) *procid.Process {
-	if p := fs.procs.Known(h.Pid); p != nil || h.Pid == 0 {
-		return p
-	}
-	tid := h.Pid
-	p, _ := procid.Soon(fs.procs, int(tid), func() *procid.Process {
-		p, err := fs.procs.Lookup(tid)
-		if err != nil {
-			return nil
-		}
-		return p
-	}, nil)
-	return p
-}
+func (fs *FS) glance(h *fuse.InHeader) *procid.Process { return fs.procs.Glance(h.Pid) }

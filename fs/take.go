@@ -107,7 +107,7 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 			errors.As(failure, &held)
 			return failure
 		})
-		if status != fuse.OK && held == nil && failure != nil {
+		if status != fuse.OK && held == nil && failure != nil && failure != errUnseen {
 			c.answer.Message = failure.Error()
 		}
 		return status, status == fuse.OK || held == nil

@@ -148,6 +148,7 @@ func TestFaultExecChildren(t *testing.T) {
 		children = append(children, parent.Child())
 	}
 	e.stick(parent)
+	threads := threadsOf(t, m.cmd.Process.Pid)
 	var answers []func() string
 	for i, c := range children {
 		answers = append(answers, c.Start(asks[i%len(asks)]...))
@@ -161,6 +162,9 @@ func TestFaultExecChildren(t *testing.T) {
 		})
 	}
 	holder.must("put", m.At("D/mine"), "x", "creat") // when those have been refused
+	if now := threadsOf(t, m.cmd.Process.Pid); now > threads+len(asks) {
+		t.Errorf("the daemon had %d threads, and has %d", threads, now)
+	}
 	othersGoOn(t, m, other)
 	e.answer()
 	for i, answer := range answers[len(asks):] {
@@ -197,17 +201,12 @@ func TestFaultExecScope(t *testing.T) {
 	other.want("EBUSY", "put", m.At("D/f"), "x", "creat")
 }
 
-// TestFaultExecOwner: an owner that dies is noticed, whoever is in execve(2); a
-// lock of a group lasts while its last member is.
+// TestFaultExecOwner: an owner that dies is noticed, whoever is in execve(2).
 func TestFaultExecOwner(t *testing.T) {
 	e, m := newElsewhere(t), mount(t)
-	openDir(t, m.Back("D"))
 	openDir(t, m.Back("E"))
-	group := &syscall.SysProcAttr{Setpgid: true}
-	first, alone, stuck, other := scoped(t, group), agent(t), agent(t), agent(t)
-	last := scoped(t, &syscall.SysProcAttr{Setpgid: true, Pgid: first.Pid})
-	empty := scoped(t, group)
-	first.mustCommand(m, "acquire D owner=group")
+	alone, stuck, other := agent(t), agent(t), agent(t)
+	empty := scoped(t, &syscall.SysProcAttr{Setpgid: true})
 	empty.mustCommand(m, "acquire E owner=group")
 	alone.must("mkdir", m.At("A"))
 	e.stick(stuck)
@@ -216,24 +215,45 @@ func TestFaultExecOwner(t *testing.T) {
 	for _, dir := range []string{"A", "E"} {
 		eventually(t, dir+" is free", func() bool { return other.Try("put", m.At(dir, "f"), "x", "creat") == "ok" })
 	}
-	e.answer()
-	eventually(t, "the process gets on", func() bool {
-		b, _ := os.ReadFile("/proc/" + itoa(stuck.Pid) + "/comm")
-		return string(b) == "sleep\n"
-	})
+}
 
-	e2 := newElsewhere(t)
-	e2.stick(last)
-	first.Kill()
-	for range 20 {
-		other.want("EBUSY", "put", m.At("D/f"), "x", "creat")
+// TestFaultExecMember: the locks of a group last while its last member is in
+// execve(2), also beyond an upgrade, and keep nobody from being released. Then it
+// stands for the group.
+func TestFaultExecMember(t *testing.T) {
+	e, m := newElsewhere(t), mount(t)
+	first, other, alone := scoped(t, &syscall.SysProcAttr{Setpgid: true}), agent(t), agent(t)
+	last := scoped(t, &syscall.SysProcAttr{Setpgid: true, Pgid: first.Pid})
+	var dirs []string
+	for i := range 50 {
+		dirs = append(dirs, "D"+itoa(i))
+		openDir(t, m.Back(dirs[i]))
+		first.mustCommand(m, "acquire %s owner=group", dirs[i])
 	}
-	othersGoOn(t, m, other)
-	e2.answer()
-	eventually(t, "the last member stands for the group", func() bool { return m.Locks()["D"].Pid == last.Pid })
-	other.want("EBUSY", "put", m.At("D/f"), "x", "creat")
+	alone.must("mkdir", m.At("A"))
+	e.stick(last)
+	first.Kill()
+	lasts := func() {
+		t.Helper()
+		for _, dir := range dirs {
+			other.want("EBUSY", "put", m.At(dir, "f"), "x", "creat")
+		}
+		othersGoOn(t, m, other)
+	}
+	lasts()
+	alone.Kill()
+	eventually(t, "A is free", func() bool { return other.Try("put", m.At("A/f"), "x", "creat") == "ok" })
+	m.replace()
+	lasts()
+	e.answer()
+	for _, dir := range dirs {
+		eventually(t, "the last member stands for the group", func() bool { return m.Locks()[dir].Pid == last.Pid })
+	}
+	lasts()
 	mustDo(t, syscall.Kill(last.Pid, syscall.SIGKILL))
-	eventually(t, "D is free", func() bool { return other.Try("put", m.At("D/f"), "x", "creat") == "ok" })
+	for _, dir := range dirs {
+		eventually(t, dir+" is free", func() bool { return other.Try("put", m.At(dir, "f"), "x", "creat") == "ok" })
+	}
 }
 
 // TestFaultExecLease: whether a process in execve(2) is one of a client's is not
@@ -316,4 +336,24 @@ func TestFaultExecRestartOwner(t *testing.T) {
 	e.answer()
 	mustDo(t, syscall.Kill(owner.Pid, syscall.SIGKILL))
 	eventually(t, "D is free", func() bool { return other.Try("put", m.At("D/f"), "x", "creat") == "ok" })
+}
+
+// TestFaultExecRestartChild: an owner whose parent is in execve(2) while a daemon
+// starts keeps his lock as long as he lives, and no longer.
+func TestFaultExecRestartChild(t *testing.T) {
+	e, m := newElsewhere(t), mountOver(t)
+	parent, other, waits := agent(t), agent(t), agent(t)
+	owner := parent.Child()
+	owner.must("mkdir", m.At("D"))
+	e.stick(parent)
+	m.restart(nil)
+	other.want("EBUSY", "put", m.At("D/f"), "x", "creat")
+	waits.must("open", "l", m.At("D/devserver"), "rdwr,creat")
+	done := inBackground(waits.Start("flockw", "l"))
+	othersGoOn(t, m, other)
+	mustDo(t, syscall.Kill(owner.Pid, syscall.SIGKILL))
+	if got := <-done; got != "ok" { // without anybody else's asking
+		t.Errorf("who waits for D has %s", got)
+	}
+	other.want("EBUSY", "put", m.At("D/f"), "x", "creat")
 }

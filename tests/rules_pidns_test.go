@@ -63,7 +63,7 @@ func TestH4(t *testing.T) {
 
 // TestH3Unseen: who asks for a lock of his session, and the daemon can't see
 // that session, is told so; where the mount has that by default, the process
-// alone holds.
+// alone holds, and others of a session that can't be seen do not.
 func TestH3Unseen(t *testing.T) {
 	need(t, "root", "fuse")
 	base := tempDir(t)
@@ -73,11 +73,16 @@ func TestH3Unseen(t *testing.T) {
 		until [ -e "$BASE/static/.stagefs" ]; do sleep 0.02; done
 		cd "$BASE/static"
 		sh -c 'mkdir D; : >D/devserver; grep -c "^D .* explicit " .stagefs/locks; mkdir S; "$BIN" acquire --owner=session S; echo $?; setsid -w "$BIN" run --owner=session S true; echo $?'
+		sh -c 'mkdir E; : >E/devserver; : >"$BASE/held"; while [ -e "$BASE/held" ]; do sleep 0.02; done' &
+		holder=$!
+		until [ -e "$BASE/held" ]; do sleep 0.02; done
+		sh -c ': >E/x' 2>/dev/null; echo $?
+		rm "$BASE/held"; wait $holder
 		cd /; "$BIN" umount "$BASE/static"; wait`)
 	inside.Env = append(os.Environ(), "BIN="+stagefsBin(), "BASE="+base)
 	inside.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS, Unshareflags: syscall.CLONE_NEWNS}
 	r := startCmd(t, inside).Wait()
-	if got, want := r.Out, "1\n71\n0\n"; got != want || !strings.Contains(r.Err, "setsid") {
+	if got, want := r.Out, "1\n71\n0\n2\n"; got != want || !strings.Contains(r.Err, "setsid") {
 		t.Errorf("prints %q, want %q and a word of setsid: %v", got, want, r)
 	}
 }

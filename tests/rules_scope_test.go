@@ -272,3 +272,21 @@ func TestH3Step(t *testing.T) {
 	m.awaitFree("board/v1")
 	other.must("put", m.At("board/v1/x"), "", "creat")
 }
+
+// TestH3RootCgroup: processes in no cgroup of their own hold alone, where the mount
+// has the cgroup by default.
+func TestH3RootCgroup(t *testing.T) {
+	m := mount(t, "--owner=cgroup")
+	root := cgroupRoot(t)
+	a, b := agent(t), agent(t)
+	enter(t, a.Pid, root)
+	enter(t, b.Pid, root)
+	openDir(t, m.Back("D"))
+	a.must("mkdir", m.At("D/sub"))
+	b.want("EEXIST", "creat", m.At("D/devserver"), "wronly,creat,excl")
+	b.want("EBUSY", "put", m.At("D/sub/f"), "x", "creat")
+	a.must("put", m.At("D/sub/f"), "x", "creat")
+	if scope := m.Locks()["D/sub"].Scope; scope != "" && scope != "process" {
+		t.Errorf("D/sub is locked for the %s", scope)
+	}
+}

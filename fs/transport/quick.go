@@ -9,8 +9,9 @@ import (
 )
 
 // The kernel asks for names and attributes more than for all else together, and
-// before most changes. These requests, and a few short ones beside, never wait
-// for anybody, so that there is nothing to interrupt, and are carried out without
+// before most changes. These requests, and a few short ones beside, wait for nobody,
+// but to know their caller, which looks for a signal itself (fs/see.go). So
+// there is nothing to interrupt, and they are carried out without
 // what go-fuse does for those that may: a channel, and a place in a list of what
 // is under way.
 

@@ -47,5 +47,6 @@ func (r *Resolver) TakeUp(all []Carried) {
 	}
 }
 
-// Process returns the process with an identity as it was carried over, or nil.
+// Process returns the process with an identity if it is in the cache, as what was
+// carried over is, or nil.
 func (r *Resolver) Process(id ID) *Process { return r.held(id) }

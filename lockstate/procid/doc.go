@@ -23,7 +23,7 @@
 //     was seen with, and hands them on to the children it has from then on (H2).
 //   - A process lives until its last thread is gone. A zombie is dead; a process
 //     whose first thread ended before the others is not.
-//   - A watch fires once, well within the 10 ms of R4, and no callback and no
+//   - A watch that has begun fires once, well within the 10 ms of R4, and no callback and no
 //     search for an exit status delays another watch.
 //   - Nothing is left open after [Resolver.Close]; every descriptor is
 //     close-on-exec.
@@ -52,12 +52,8 @@
 //   - Subreapers cannot be recognised by the flag that makes them one: the
 //     kernel does not show it. They are known by name, by cgroup and as the init
 //     of a pid namespace.
-//   - A look at a process that is in execve(2) can take as long as that: some
-//     kernels (6.18.44) show its stat file and links to nobody before it has
-//     closed what is close-on-exec, on whichever file system. So a look must not be
-//     made for a FLUSH, GETATTR or GETXATTR, which may come from there, nor with
-//     locks that these need. A first look at a child of such a process, on
-//     behalf of a request that holds more, makes others wait with it.
+//   - Nothing is known of a process, but that it lives, while it or an ancestor
+//     is in execve(2) and was not seen before.
 //
 // # Invariants
 //
@@ -70,11 +66,14 @@
 //
 // # What waits
 //
-// The kernel shows stat, environ, maps and the links of a process only while it is
-// not in execve(2), which may wait for any file system, ours included, without end;
-// status, comm, cmdline, cgroup, the list of descriptors and PIDFD_GET_INFO it
-// always shows. Lookup waits for an ancestor. Seen, Known and Watch wait for
-// nobody; ByPid, Alive and ExitOf for a moment (see Soon).
+// The kernel (6.18.44) shows stat, environ, maps and the links of a process only
+// while it is not in execve(2), until that has closed what is close-on-exec: it may
+// wait for any file system, ours included, without end. It always shows status,
+// comm, cmdline, cgroup, the list of descriptors and PIDFD_GET_INFO. So no look is
+// made for a FLUSH or GETXATTR, which may come from there, nor one that may take
+// long with locks that these need. Lookup waits for an ancestor, and for the
+// process itself if it is not the caller. Seen waits for no ancestor, Known and
+// Watch for nobody; ByPid, Glance, Alive and ExitOf for a moment (see Soon).
 //
 // # Lock order
 //

@@ -30,8 +30,9 @@ const (
 
 // looks are those that were not over in time.
 type looks struct {
-	mu    sync.Mutex
-	stuck map[int]<-chan struct{} // by pid; closed when the look is over
+	mu      sync.Mutex
+	stuck   map[int]<-chan struct{} // by pid; closed when the look is over
+	flights map[int]*flight         // by pid
 }
 
 // Within returns what look finds out about a process, which waits as long as that
@@ -50,7 +51,7 @@ func Within[T any](d time.Duration, look func() T) (v T, ok bool) {
 	}
 }
 
-// Soon returns what look reads of a process, although the kernel shows it only
+// Soon returns what look reads of that very process, although the kernel shows it only
 // while that one is not in execve(2), or false if it was not read in time. Then
 // look goes on by itself, and drop, if there is one, is given the result. Until
 // that is over nobody else waits for the process.
@@ -103,6 +104,9 @@ func (l *looks) busy(pid int) bool {
 	defer l.mu.Unlock()
 	over, ok := l.stuck[pid]
 	if !ok {
+		if len(l.stuck) >= maxStuck {
+			l.sweep()
+		}
 		return len(l.stuck) >= maxStuck
 	}
 	select {
@@ -114,16 +118,8 @@ func (l *looks) busy(pid int) bool {
 	}
 }
 
-func (l *looks) add(pid int, over <-chan struct{}) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.stuck == nil {
-		l.stuck = make(map[int]<-chan struct{})
-	}
-	l.stuck[pid] = over
-	if len(l.stuck) < maxStuck {
-		return
-	}
+// sweep forgets the looks that are over.
+func (l *looks) sweep() {
 	for pid, over := range l.stuck {
 		select {
 		case <-over:
@@ -131,4 +127,13 @@ func (l *looks) add(pid int, over <-chan struct{}) {
 		default:
 		}
 	}
+}
+
+func (l *looks) add(pid int, over <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stuck == nil {
+		l.stuck = make(map[int]<-chan struct{})
+	}
+	l.stuck[pid] = over
 }

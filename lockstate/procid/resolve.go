@@ -3,6 +3,7 @@
 package procid
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -37,10 +38,10 @@ func (s *sighting) current() bool {
 }
 
 // resolve finds the process of a thread, puts both into the cache and returns
-// the process pinned. If it is not to wait, it is ErrBusy for a process whose
-// parent would have to be looked at.
-func (r *Resolver) resolve(tid uint32, wait bool) (*group, error) {
-	s, err := r.kernel.find(int(tid))
+// the process pinned. It is ErrBusy where it would have to wait longer for an
+// ancestor. f is the flight that asks, if one does.
+func (r *Resolver) resolve(tid uint32, how patience, f *flight) (*group, error) {
+	s, err := f.find(r.kernel, int(tid))
 	if err != nil {
 		return nil, fmt.Errorf("%w: thread %d: %w", ErrUnknown, tid, err)
 	}
@@ -50,7 +51,7 @@ func (r *Resolver) resolve(tid uint32, wait bool) (*group, error) {
 	// Its first sighting. The ancestors are taken down now, not when somebody
 	// asks for them: its parent may be gone by then (H2). That is cheap, since
 	// the parent is in the cache mostly.
-	chain, err := r.ancestors(s, wait)
+	chain, err := r.ancestors(s, how, f)
 	if err != nil {
 		s.close()
 		return nil, err
@@ -175,7 +176,7 @@ func (k kernel) parent(s *sighting) (int, error) {
 // ancestors returns the ancestors of a process that is seen for the first time.
 // Those of a parent that was seen before are the recorded ones, whatever became
 // of them since (H2).
-func (r *Resolver) ancestors(s *sighting, wait bool) ([]ID, error) {
+func (r *Resolver) ancestors(s *sighting, how patience, f *flight) ([]ID, error) {
 	const tries = 8 // each but the first follows the death of a parent in between
 	ppid := s.ppid
 	for range tries {
@@ -184,10 +185,9 @@ func (r *Resolver) ancestors(s *sighting, wait bool) ([]ID, error) {
 		}
 		parent, err := r.checkPid(ppid, r.cached(uint32(ppid)))
 		if err == nil && parent == nil {
-			if !wait {
-				return nil, fmt.Errorf("the parent of pid %d: %w", s.id.Pid, ErrBusy)
+			if parent, err = r.parentBy(ppid, how, f); errors.Is(err, ErrBusy) {
+				return nil, fmt.Errorf("an ancestor of pid %d: %w", s.id.Pid, err)
 			}
-			parent, err = r.byPid(ppid)
 		}
 		now, errNow := r.kernel.parent(s)
 		if errNow != nil {

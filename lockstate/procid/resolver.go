@@ -114,11 +114,7 @@ func (r *Resolver) Lookup(tid uint32) (*Process, error) {
 	if p := r.cached(tid); p != nil {
 		return p, nil
 	}
-	g, err := r.resolve(tid, true)
-	if err != nil {
-		return nil, err
-	}
-	return r.unpin(g), nil
+	return r.settled(r.resolve(tid, patient, nil))
 }
 
 // Seen is Lookup for the caller of a request when nothing must be waited for: it
@@ -131,36 +127,11 @@ func (r *Resolver) Seen(tid uint32) (*Process, error) {
 	if p := r.cached(tid); p != nil {
 		return p, nil
 	}
-	g, err := r.resolve(tid, false)
-	if err != nil {
-		return nil, err
-	}
-	return r.unpin(g), nil
+	return r.settled(r.resolve(tid, impatient, nil))
 }
 
 // Known returns the process of a thread that is in the cache, or nil.
 func (r *Resolver) Known(tid uint32) *Process { return r.cached(tid) }
-
-// ByPid returns the process with that pid, as [Resolver.Lookup] does for the
-// id of any of its threads. A thread's id that is no pid is unknown. For one that
-// is in execve(2) it may be ErrBusy.
-func (r *Resolver) ByPid(pid int) (p *Process, err error) {
-	if p, err = r.checkPid(pid, r.cached(uint32(pid))); p != nil || err != nil {
-		return p, err
-	}
-	type answer struct {
-		p   *Process
-		err error
-	}
-	a, ok := Soon(r, pid, func() (a answer) {
-		a.p, a.err = r.byPid(pid)
-		return a
-	}, nil)
-	if !ok {
-		return nil, fmt.Errorf("pid %d: %w", pid, ErrBusy)
-	}
-	return a.p, a.err
-}
 
 // checkPid makes sure that a process has the pid that it was asked for.
 func (r *Resolver) checkPid(pid int, p *Process) (*Process, error) {
@@ -173,18 +144,6 @@ func (r *Resolver) checkPid(pid int, p *Process) (*Process, error) {
 	return p, nil
 }
 
-// byPid is ByPid, but waits.
-func (r *Resolver) byPid(pid int) (*Process, error) {
-	if pid <= 0 || pid > maxPid {
-		return nil, fmt.Errorf("%w: pid %d", ErrUnknown, pid)
-	}
-	p, err := r.Lookup(uint32(pid))
-	if err != nil {
-		return nil, err
-	}
-	return r.checkPid(pid, p)
-}
-
 // maxPid is PID_MAX_LIMIT, see /proc/sys/kernel/pid_max in proc(5).
 const maxPid = 1 << 22
 
@@ -192,18 +151,30 @@ const maxPid = 1 << 22
 // is short of descriptors, or the process with that pid is in execve(2), it says
 // yes to what it cannot look at: no lock ends by mistake.
 func (r *Resolver) Alive(id ID) bool {
+	alive, known := r.lives(id)
+	return alive || !known
+}
+
+// Lives is Alive that says no to what cannot be looked at: nothing is granted by
+// mistake.
+func (r *Resolver) Lives(id ID) bool {
+	alive, known := r.lives(id)
+	return alive && known
+}
+
+func (r *Resolver) lives(id ID) (alive, known bool) {
 	r.mu.RLock()
 	if g := r.groups[id]; g != nil {
 		defer r.mu.RUnlock()
-		return !readable(g.fd)
+		return !readable(g.fd), true
 	}
 	r.mu.RUnlock()
 	fd, err := r.openSoon(id)
 	if err != nil {
-		return !isGone(err)
+		return false, isGone(err)
 	}
 	defer unix.Close(fd)
-	return !readable(fd)
+	return !readable(fd), true
 }
 
 // openSoon is openExact, or ErrBusy.

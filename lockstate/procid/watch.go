@@ -38,27 +38,61 @@ func (r *Resolver) Watch(id ID, fn func(ID, Exit)) error {
 	return nil
 }
 
-// lateTime is how soon a watch is tried again that could not begin for want of
-// descriptors.
-const lateTime = time.Second
+// lateTime is how often a process is looked at whose watch can't begin yet: it or
+// an ancestor is in execve(2), or there are no descriptors.
+const lateTime = 100 * time.Millisecond
 
-// watchLate begins watches on a process that is not in the cache.
+// watchLate begins watches on a process that is not in the cache. That it is dead
+// can be seen without its ancestors.
 func (r *Resolver) watchLate(id ID) {
+	fd, err := -1, error(nil)
+	defer func() {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}()
 	for {
-		g, err := r.hold(id)
-		done := r.beginLate(id, g, err)
+		g := r.pin(id)
+		if g == nil && fd < 0 {
+			fd, err = openExact(id)
+		}
+		dead := g == nil && (fd < 0 && isGone(err) || fd >= 0 && readable(fd))
+		done := r.beginLate(id, g, dead)
 		if g != nil {
 			r.unpin(g)
 		}
 		if done {
 			return
 		}
-		time.Sleep(lateTime)
+		again := time.After(lateTime)
+		if f := r.flight(id.Pid); f != nil {
+			select {
+			case <-f.done:
+				if f.proc != nil && f.proc.id == id {
+					continue
+				}
+			case <-again:
+				continue
+			}
+		}
+		<-again
 	}
 }
 
-// beginLate begins the watches on a process that is pinned, or was not found.
-func (r *Resolver) beginLate(id ID, g *group, err error) bool {
+// pin returns a process of the cache pinned, or nil.
+func (r *Resolver) pin(id ID) *group {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g := r.groups[id]
+	if g != nil {
+		g.pins++
+	}
+	return g
+}
+
+// beginLate begins the watches on a process that is pinned, or dead, and reports
+// whether there is nothing left to do.
+func (r *Resolver) beginLate(id ID, g *group, dead bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	fns := r.late[id]
@@ -66,7 +100,7 @@ func (r *Resolver) beginLate(id ID, g *group, err error) bool {
 		delete(r.late, id)
 		return true
 	}
-	if isGone(err) {
+	if dead {
 		delete(r.late, id)
 		r.wg.Go(func() {
 			how := r.ExitOf(id)
@@ -76,10 +110,8 @@ func (r *Resolver) beginLate(id ID, g *group, err error) bool {
 		})
 		return true
 	}
-	for err == nil && len(fns) > 0 {
-		if err = r.watchLocked(g, fns[0]); err == nil {
-			fns = fns[1:]
-		}
+	for g != nil && len(fns) > 0 && r.watchLocked(g, fns[0]) == nil {
+		fns = fns[1:]
 	}
 	if r.late[id] = fns; len(fns) == 0 {
 		delete(r.late, id)
@@ -130,26 +162,6 @@ func (r *Resolver) disarmLocked(g *group) {
 	unix.EpollCtl(r.epfd, unix.EPOLL_CTL_DEL, g.fd, nil) // cannot fail: it was added
 	delete(r.watched, g.serial)
 	g.serial = 0
-}
-
-// hold returns the process id pinned. The error is ESRCH when it is dead.
-func (r *Resolver) hold(id ID) (*group, error) {
-	r.mu.Lock()
-	if g := r.groups[id]; g != nil {
-		g.pins++
-		r.mu.Unlock()
-		return g, nil
-	}
-	r.mu.Unlock()
-	g, err := r.resolve(uint32(id.Pid), true)
-	if err != nil {
-		return nil, err
-	}
-	if g.proc.id != id {
-		r.unpin(g)
-		return nil, unix.ESRCH
-	}
-	return g, nil
 }
 
 func (r *Resolver) startWatcher() (err error) {
