@@ -23,8 +23,8 @@
 //     was seen with, and hands them on to the children it has from then on (H2).
 //   - A process lives until its last thread is gone. A zombie is dead; a process
 //     whose first thread ended before the others is not.
-//   - A watch that has begun fires once, well within the 10 ms of R4, and no callback and no
-//     search for an exit status delays another watch.
+//   - A watch that has begun fires once, well within the 10 ms of R4, and no
+//     callback and no search for an exit status delays another watch.
 //   - Nothing is left open after [Resolver.Close]; every descriptor is
 //     close-on-exec.
 //
