@@ -194,7 +194,7 @@ func (fs *FS) noteCandidate(r *request, h *handle, key identity, record uint64) 
 func (fs *FS) registerCandidate(c *candidate) bool {
 	c.won.Store(true)
 	if c.record == 0 {
-		c.record = fs.cands.record(fs.table.Path(c.parent.dir), c.name, c.owner.ID())
+		c.record = fs.cands.recordMade(c)
 	}
 	if fs.register(c) {
 		return true

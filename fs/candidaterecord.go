@@ -46,10 +46,24 @@ func (cs *candidates) start(store lockstate.Store, world string) (left map[uint6
 // record writes down that a process is about to make a candidate, to be kept by
 // the next flush. It is the caller's to unrecord, or a candidate's.
 func (cs *candidates) record(dir, name string, owner procid.ID) uint64 {
+	return cs.recordSince(time.Now(), dir, name, owner)
+}
+
+// recordMade is record for a candidate that is there: one of before this daemon,
+// maybe.
+func (cs *candidates) recordMade(c *candidate) uint64 {
+	since := time.Now()
+	if c.key.birth != 0 {
+		since = time.Unix(0, c.key.birth)
+	}
+	return cs.recordSince(since, c.fs.table.Path(c.parent.dir), c.name, c.owner.ID())
+}
+
+func (cs *candidates) recordSince(since time.Time, dir, name string, owner procid.ID) uint64 {
 	if cs.store == nil {
 		return 0
 	}
-	data, err := json.Marshal(candRecord{lockstate.Bytes(dir), lockstate.Bytes(name), cs.world, owner, time.Now()})
+	data, err := json.Marshal(candRecord{lockstate.Bytes(dir), lockstate.Bytes(name), cs.world, owner, since})
 	if err != nil { // nothing in it can fail
 		return 0
 	}

@@ -291,7 +291,7 @@ func (fs *FS) takeUpCandidates(all []carriedCandidate, cands []*candidate) error
 			c.lock = fs.takeUpLock(c.node, *x.Lock)
 		}
 		if x.Registered && c.node == nil {
-			c.record = fs.cands.record(fs.table.Path(c.parent.dir), c.name, c.owner.ID())
+			c.record = fs.cands.recordMade(c)
 		}
 		if x.Registered && !fs.cands.add(c) {
 			return fmt.Errorf("%w: two candidates of one name", errNodes)

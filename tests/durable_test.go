@@ -237,3 +237,33 @@ func TestS1Race(t *testing.T) {
 	wg.Wait()
 	t.Logf("%d acquisitions, 15 kills of the daemon", takes.Load())
 }
+
+// TestS1Candidate: the temporary file of a link(2) protocol goes with its creator
+// (R4), however many daemons have died or been replaced before.
+func TestS1Candidate(t *testing.T) {
+	for _, while := range []string{"a daemon serves", "none does"} {
+		t.Run(while, func(t *testing.T) {
+			m := mountOver(t)
+			mustDo(t, os.Mkdir(m.At("D"), 0o777))
+			m.Ctl("release D")
+			a := agent(t)
+			u := m.At("D", candidateNames(t, a.Pid)["lockfile"])
+			a.must("put", u, "x", "creat")
+			m.replace()
+			m.restart(nil)
+			time.Sleep(200 * time.Millisecond) // a file of this age is not the next daemon's
+			m.restart(nil)
+			m.replace()
+			m.restart(nil)
+			if !exists(u) {
+				t.Fatal("it is gone before its creator")
+			}
+			if while == "none does" {
+				m.restart(a.Kill)
+			} else {
+				a.Kill()
+			}
+			eventually(t, "it goes with its creator", func() bool { return !exists(u) })
+		})
+	}
+}
