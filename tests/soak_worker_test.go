@@ -42,6 +42,7 @@ type workerSpec struct {
 //	d  it is about to remove a file          D  the removal was acknowledged
 //	R  it has given the directory up         V  a violation
 //	N  a rival's operations and refusals so far
+//	E  a call failed with EIO
 //	X  an attack of a rival's that went through
 type worker struct {
 	workerSpec
@@ -53,15 +54,23 @@ type worker struct {
 	lease   lease
 }
 
-// errOutage: a daemon died under the request, which may have been carried out.
+// outage: a daemon died under the request, which may have been carried out. The
+// kernel says EIO of one that was being handed over when its reader was killed.
 func outage(err error) bool {
 	for _, e := range []error{unix.ENOTCONN, unix.ECONNABORTED, unix.ECANCELED, unix.ESHUTDOWN} {
 		if errors.Is(err, e) {
 			return true
 		}
 	}
+	if errors.Is(err, unix.EIO) && heardEIO != nil {
+		heardEIO()
+		return true
+	}
 	return false
 }
+
+// heardEIO tells the harness, which knows how many of them there may be.
+var heardEIO func()
 
 func workerMain(spec string) int {
 	os.Unsetenv(envWorker)
@@ -75,6 +84,7 @@ func workerMain(spec string) int {
 		fmt.Fprintln(os.Stderr, "worker:", err)
 		return 2
 	}
+	heardEIO = func() { w.say("E") }
 	unix.Umask(0)
 	if w.Kind == "rival" {
 		w.rival()
