@@ -621,11 +621,12 @@ func (s *faultSoak) measure() {
 	for line := range strings.Lines(string(text)) {
 		fmt.Sscanf(line, "stagefs_goroutines %d", &sm.goroutines)
 	}
-	// Those of processes are bounded by themselves, and take their time to get
-	// there.
+	// Those of processes and directories are bounded by themselves, and take
+	// their time to get there: each rival leaves a directory behind.
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, f := range files {
-		if target, err := os.Readlink(f); err == nil && !strings.Contains(target, "pidfd") {
+		info, err := os.Stat(f)
+		if target, bad := os.Readlink(f); err == nil && bad == nil && !info.IsDir() && !strings.Contains(target, "pidfd") {
 			sm.files++
 		}
 	}
