@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"runtime"
 	"strconv"
 	"strings"
@@ -31,6 +32,9 @@ func TestMain(m *testing.M) {
 		n, _ := strconv.Atoi(arg)
 		helper(name, n)
 		os.Exit(0)
+	}
+	if signal.Ignored(unix.SIGHUP) { // by nohup(1), and the helpers are to end by it
+		signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)
 	}
 	os.Exit(m.Run())
 }
