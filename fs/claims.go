@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -81,8 +82,9 @@ func scopeNamed(name string) (lockstate.ScopeKind, bool) {
 }
 
 // scopeOf returns the scope of a kind that a process is in; with an error, that of
-// the process alone. It waits for the leader of that scope if it is in execve(2).
-func scopeOf(r *procid.Resolver, p *procid.Process, kind lockstate.ScopeKind) (lockstate.Scope, error) {
+// the process alone. It waits for the leader of that scope if it is in execve(2),
+// until stop is closed.
+func scopeOf(r *procid.Resolver, p *procid.Process, kind lockstate.ScopeKind, stop <-chan struct{}) (lockstate.Scope, error) {
 	s := lockstate.Scope{Kind: kind}
 	m, ok := membershipOf(p.ID().Pid)
 	switch {
@@ -107,10 +109,14 @@ func scopeOf(r *procid.Resolver, p *procid.Process, kind lockstate.ScopeKind) (l
 		return lockstate.Scope{}, &scopeError{fmt.Sprintf("the %s of the process is none that the daemon can see; "+
 			"start the process with setsid(1)", kind)}
 	}
-	if known := r.Known(uint32(leader)); known != nil && known.ID().Pid == leader {
-		s.Born = known.ID().Start
-	} else {
-		s.Born, _ = procid.StartOf(leader)
+	for busy := true; busy; {
+		if s.Born, busy, _ = startOf(r, leader); busy {
+			select {
+			case <-stop:
+				return lockstate.Scope{}, lockstate.ErrNobody
+			case <-time.After(signalTime):
+			}
+		}
 	}
 	return s, nil
 }

@@ -70,6 +70,7 @@ func (d *dirLock) wait() fuse.Status {
 		defer d.fs.waits.leave(x)
 	}
 	return d.fs.await(x, d.cancel, nil, func() (fuse.Status, bool) {
+		r.anew()
 		status, held, conflict := d.take(r)
 		if held != nil && !d.want.Flock && held.Lock.Client == "" && d.fs.waits.circle(x, owner(held)) {
 			return fuse.Status(syscall.EDEADLK), true

@@ -3,6 +3,7 @@ package fs
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -66,8 +67,10 @@ func (fs *FS) heir(id procid.ID) *procid.Process {
 	if p != nil {
 		return p
 	}
-	if p = fs.alive(id); p != nil && fs.watch(p) != nil {
-		return nil // its own death would not be noticed
+	if p = fs.alive(id); p != nil {
+		if err := fs.watch(p); err != nil && !errors.Is(err, os.ErrClosed) {
+			return nil // its own death would not be noticed
+		}
 	}
 	return p
 }
@@ -213,7 +216,12 @@ func (fs *FS) representLater(id procid.ID, how procid.Exit, tokens []uint64) {
 	for _, t := range tokens {
 		u.tokens.Store(t, nil)
 	}
-	_, known := u.owners[id]
+	old, known := u.owners[id]
+	for _, t := range old {
+		if !slices.Contains(tokens, t) {
+			u.tokens.Delete(t)
+		}
+	}
 	if u.owners == nil {
 		u.owners = make(map[procid.ID][]uint64)
 	}
@@ -244,7 +252,7 @@ func (fs *FS) stopRepresenting() {
 // can't be looked at lives.
 func (fs *FS) alive(id procid.ID) *procid.Process {
 	p, err := fs.procs.ByPid(id.Pid)
-	if errors.Is(err, procid.ErrBusy) {
+	if errors.Is(err, procid.ErrBusy) || errors.Is(err, os.ErrClosed) {
 		return procid.Recorded(id, 0, nil)
 	}
 	if err != nil || p.ID() != id || !fs.procs.Alive(id) {

@@ -90,9 +90,6 @@ const (
 // during a try; exclusive excludes all other tries.
 func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status {
 	var settle, closing time.Time
-	if r.scoped != nil && r.scoped.late {
-		r.scoped = nil
-	}
 	for reaps := 0; ; {
 		err := fs.locked(exclusive, func() error {
 			r.trying = true

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"errors"
 	"os"
 	"strconv"
 	"sync"
@@ -84,16 +85,14 @@ func (fs *FS) stillOpen(l lockstate.Lock) bool {
 		if err != nil || pid == os.Getpid() || pid == l.Owner.Pid {
 			continue
 		}
-		if open(pid, func() (none openFile) {
-			p, err := fs.procs.Lookup(uint32(pid))
-			if err != nil {
-				return none
-			}
-			if _, holds := fs.table.HoldsBy(p, l.Token); !holds {
-				return none
-			}
-			return fs.findOpen(p.ID(), files)
-		}) {
+		p, err := fs.procs.ByPid(pid)
+		if errors.Is(err, procid.ErrBusy) {
+			return true // it may be a holder
+		}
+		if err != nil {
+			continue
+		}
+		if _, holds := fs.table.HoldsBy(p, l.Token); holds && open(pid, func() openFile { return fs.findOpen(p.ID(), files) }) {
 			return true
 		}
 	}

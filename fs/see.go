@@ -60,8 +60,8 @@ func (r *request) see() bool {
 	}
 	if p, kind := r.proc, r.scope(); p != nil && r.scoped == nil && kind != lockstate.ProcessScope {
 		procs := r.fs.procs
-		s, ok := awaited(r.cancel, r.header, func() *scopeAnswer {
-			s, err := scopeOf(procs, p, kind)
+		s, ok := awaited(r.cancel, r.header, func(stop <-chan struct{}) *scopeAnswer {
+			s, err := scopeOf(procs, p, kind, stop)
 			return &scopeAnswer{scope: s, err: err}
 		}, &scopeAnswer{err: lockstate.ErrNobody, late: true})
 		if !ok {
@@ -90,11 +90,20 @@ const (
 	signalTime = 100 * time.Millisecond
 )
 
+// anew forgets an answer that came late, for a request that has waited since.
+func (r *request) anew() {
+	if r.scoped != nil && r.scoped.late {
+		r.scoped = nil
+	}
+}
+
 // awaited returns what look finds out, which may wait for an execve(2), or late if
-// that takes too long. ok is false when the request is interrupted.
-func awaited[T any](cancel <-chan struct{}, h *fuse.InHeader, look func() T, late T) (v T, ok bool) {
-	answer := make(chan T, 1)
-	go func() { answer <- look() }()
+// that takes too long. ok is false when the request is interrupted. Then the look
+// is told to stop.
+func awaited[T any](cancel <-chan struct{}, h *fuse.InHeader, look func(stop <-chan struct{}) T, late T) (v T, ok bool) {
+	answer, stop := make(chan T, 1), make(chan struct{})
+	defer close(stop)
+	go func() { answer <- look(stop) }()
 	began := time.Now()
 	for pause := transport.SignalTime; ; pause = signalTime {
 		t := time.NewTimer(pause)

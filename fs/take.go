@@ -98,6 +98,7 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 	var held *lockstate.HeldError
 	try := func() (fuse.Status, bool) {
 		held = nil
+		r.anew()
 		var failure error
 		status := fs.attempt(r, false, func() error {
 			failure = c.placeOf(d)

@@ -13,10 +13,10 @@ import (
 )
 
 // A flight finds out which process has a pid, for all who want to know: so one
-// thread waits for a process in execve(2), however many ask.
+// thread waits for a process in execve(2), however many ask. What it has found is
+// in the cache, where it is known whether it is still the one.
 type flight struct {
-	done chan struct{} // closed when the rest is there
-	proc *Process
+	done chan struct{} // closed when err is there
 	err  error
 
 	tid   atomic.Int32           // of the thread that looks; 0: none does
@@ -24,16 +24,32 @@ type flight struct {
 	stuck atomic.Bool            // the thread was seen to wait
 }
 
-// errCircle: numbers of processes went round while they were looked at.
-var errCircle = errors.New("a process descends from itself")
+// A busyError says whose process has to be known first.
+type busyError struct{ pid int }
 
-// flight returns the one for a pid, or nil if there are too many.
+func (e *busyError) Error() string { return fmt.Sprintf("pid %d is not known yet", e.pid) }
+func (e *busyError) Unwrap() error { return ErrBusy }
+
+// A failure is what became of a flight for a parent.
+type failure struct {
+	pid int
+	err error
+}
+
+var (
+	// errCircle: numbers of processes went round while they were looked at.
+	errCircle = errors.New("a process descends from itself")
+	// errStopped: nobody wants to know any more.
+	errStopped = errors.New("stopped")
+)
+
+// flight returns the one for a pid, or nil if too many threads wait already.
 func (r *Resolver) flight(pid int) *flight {
 	l := &r.looks
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f := l.flights[pid]
-	if f != nil || len(l.flights) >= maxStuck {
+	if f != nil || l.finding.Load() >= maxStuck {
 		return f
 	}
 	if l.flights == nil {
@@ -42,7 +58,7 @@ func (r *Resolver) flight(pid int) *flight {
 	f = &flight{done: make(chan struct{})}
 	l.flights[pid] = f
 	go func() {
-		f.proc, f.err = r.settled(r.resolve(uint32(pid), patient, f))
+		_, f.err = r.learn(uint32(pid), f, nil)
 		l.mu.Lock()
 		delete(l.flights, pid)
 		l.mu.Unlock()
@@ -51,29 +67,37 @@ func (r *Resolver) flight(pid int) *flight {
 	return f
 }
 
-func (r *Resolver) settled(g *group, err error) (*Process, error) {
-	if err != nil {
-		return nil, err
+// learn resolves a thread, and waits for its ancestors until stop is closed. It
+// keeps no descriptor meanwhile, and ends when the process does.
+func (r *Resolver) learn(tid uint32, f *flight, stop <-chan struct{}) (*Process, error) {
+	const tries = 8 // each but the first follows the death of a parent in between
+	var failed *failure
+	for known := 0; known < tries; {
+		g, err := r.resolve(tid, impatient, f, failed)
+		if err == nil {
+			return r.unpin(g), nil
+		}
+		var busy *busyError
+		if !errors.As(err, &busy) {
+			return nil, err
+		}
+		over := false
+		if failed, over, err = r.wait(f, busy.pid, stop); err != nil {
+			return nil, err
+		}
+		if over {
+			known++
+		}
 	}
-	return r.unpin(g), nil
+	return nil, ErrBusy
 }
 
-// find is kernel.find, of which is known which thread does it.
-func (f *flight) find(k kernel, tid int) (*sighting, error) {
-	if f == nil {
-		return k.find(tid)
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	f.tid.Store(int32(unix.Gettid()))
-	defer f.tid.Store(0)
-	return k.find(tid)
-}
-
-// wait waits for another flight.
-func (r *Resolver) wait(f, other *flight) (*Process, error) {
+// wait waits a while for the flight of a pid, and tells whether it is over, and if
+// that has failed.
+func (r *Resolver) wait(f *flight, pid int, stop <-chan struct{}) (failed *failure, over bool, err error) {
+	other := r.flight(pid)
 	if other == nil {
-		return nil, ErrBusy
+		return nil, false, ErrBusy
 	}
 	if f != nil {
 		r.looks.mu.Lock()
@@ -84,11 +108,25 @@ func (r *Resolver) wait(f, other *flight) (*Process, error) {
 		}
 		r.looks.mu.Unlock()
 		if circle {
-			return nil, errCircle
+			return &failure{pid, errCircle}, true, nil
 		}
 	}
-	<-other.done
-	return other.proc, other.err
+	t := time.NewTimer(lateTime)
+	defer t.Stop()
+	select {
+	case <-other.done:
+	case <-t.C: // whoever asks may be dead by now
+		return nil, false, nil
+	case <-stop:
+		return nil, false, errStopped
+	}
+	switch {
+	case errors.Is(other.err, ErrBusy):
+		return nil, true, other.err
+	case other.err != nil:
+		return &failure{pid, other.err}, true, nil
+	}
+	return nil, true, nil
 }
 
 // last is the one at the end of those that wait for each other.
@@ -102,28 +140,47 @@ func (f *flight) last() *flight {
 	}
 }
 
-// soon is wait, or ErrBusy where that may take long.
-func (r *Resolver) soon(f *flight) (*Process, error) {
+// find is kernel.find, of which is known which thread does it.
+func (r *Resolver) find(f *flight, tid int) (*sighting, error) {
 	if f == nil {
-		return nil, ErrBusy
+		return r.kernel.find(tid)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	r.looks.finding.Add(1)
+	defer r.looks.finding.Add(-1)
+	f.tid.Store(int32(unix.Gettid()))
+	defer f.tid.Store(0)
+	return r.kernel.find(tid)
+}
+
+// soon waits for a flight, or is ErrBusy where that may take long.
+func (r *Resolver) soon(f *flight) error {
+	if f == nil {
+		return ErrBusy
 	}
 	t := time.NewTicker(lookTime)
 	defer t.Stop()
-	for began, waits := time.Now(), false; ; {
+	var waits *flight
+	for began := time.Now(); ; {
 		if f.last().stuck.Load() {
-			return nil, ErrBusy
+			return ErrBusy
 		}
 		select {
 		case <-f.done:
-			return f.proc, f.err
+			return f.err
 		case <-t.C:
 		}
 		end, waited := f.last(), waits
-		tid := int(end.tid.Load())
-		if waits = tid != 0 && inKernel(tid); waits && waited {
+		waits = nil
+		if tid := int(end.tid.Load()); tid != 0 && inKernel(tid) {
+			waits = end
+		}
+		switch {
+		case waits != nil && waits == waited:
 			end.stuck.Store(true)
-		} else if time.Since(began) > lookPatience {
-			return nil, ErrBusy
+		case time.Since(began) > lookPatience:
+			return ErrBusy
 		}
 	}
 }
@@ -134,24 +191,7 @@ type patience int
 const (
 	impatient patience = iota // not at all
 	brief                     // for a moment
-	patient                   // until they can be looked at
 )
-
-// parentBy returns a process's parent, which is not in the cache. f is the flight
-// that asks, if one does.
-func (r *Resolver) parentBy(ppid int, how patience, f *flight) (*Process, error) {
-	switch how {
-	case impatient:
-		return nil, ErrBusy
-	case brief:
-		return r.ByPid(ppid)
-	}
-	p, err := r.wait(f, r.flight(ppid))
-	if err != nil {
-		return nil, err
-	}
-	return r.checkPid(ppid, p)
-}
 
 // Glance returns the process of a thread, or nil where that can't be said at once.
 func (r *Resolver) Glance(tid uint32) *Process {
@@ -159,11 +199,11 @@ func (r *Resolver) Glance(tid uint32) *Process {
 		return p
 	}
 	p, _ := Soon(r, int(tid), func() *Process {
-		p, err := r.settled(r.resolve(tid, brief, nil))
+		g, err := r.resolve(tid, brief, nil, nil)
 		if err != nil {
 			return nil
 		}
-		return p
+		return r.unpin(g)
 	}, nil)
 	return p
 }
@@ -173,11 +213,14 @@ func (r *Resolver) Glance(tid uint32) *Process {
 // for one that is in execve(2) for long, and for a child of such a one that was
 // not seen before.
 func (r *Resolver) ByPid(pid int) (p *Process, err error) {
-	if p, err = r.checkPid(pid, r.cached(uint32(pid))); p != nil || err != nil {
-		return p, err
+	const tries = 4 // each but the first follows the death of a process with that pid
+	for range tries {
+		if p, err = r.checkPid(pid, r.cached(uint32(pid))); p != nil || err != nil {
+			return p, err
+		}
+		if err = r.soon(r.flight(pid)); err != nil {
+			return nil, fmt.Errorf("pid %d: %w", pid, err)
+		}
 	}
-	if p, err = r.soon(r.flight(pid)); err != nil {
-		return nil, fmt.Errorf("pid %d: %w", pid, err)
-	}
-	return r.checkPid(pid, p)
+	return nil, fmt.Errorf("%w: pid %d", ErrUnknown, pid)
 }

@@ -33,6 +33,7 @@ type looks struct {
 	mu      sync.Mutex
 	stuck   map[int]<-chan struct{} // by pid; closed when the look is over
 	flights map[int]*flight         // by pid
+	finding atomic.Int64            // threads that look for flights
 }
 
 // Within returns what look finds out about a process, which waits as long as that

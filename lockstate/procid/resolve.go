@@ -39,9 +39,10 @@ func (s *sighting) current() bool {
 
 // resolve finds the process of a thread, puts both into the cache and returns
 // the process pinned. It is ErrBusy where it would have to wait longer for an
-// ancestor. f is the flight that asks, if one does.
-func (r *Resolver) resolve(tid uint32, how patience, f *flight) (*group, error) {
-	s, err := f.find(r.kernel, int(tid))
+// ancestor. f is the flight that asks, if one does, and failed what is known of
+// its parent.
+func (r *Resolver) resolve(tid uint32, how patience, f *flight, failed *failure) (*group, error) {
+	s, err := r.find(f, int(tid))
 	if err != nil {
 		return nil, fmt.Errorf("%w: thread %d: %w", ErrUnknown, tid, err)
 	}
@@ -51,7 +52,7 @@ func (r *Resolver) resolve(tid uint32, how patience, f *flight) (*group, error) 
 	// Its first sighting. The ancestors are taken down now, not when somebody
 	// asks for them: its parent may be gone by then (H2). That is cheap, since
 	// the parent is in the cache mostly.
-	chain, err := r.ancestors(s, how, f)
+	chain, err := r.ancestors(s, how, failed)
 	if err != nil {
 		s.close()
 		return nil, err
@@ -176,7 +177,7 @@ func (k kernel) parent(s *sighting) (int, error) {
 // ancestors returns the ancestors of a process that is seen for the first time.
 // Those of a parent that was seen before are the recorded ones, whatever became
 // of them since (H2).
-func (r *Resolver) ancestors(s *sighting, how patience, f *flight) ([]ID, error) {
+func (r *Resolver) ancestors(s *sighting, how patience, failed *failure) ([]ID, error) {
 	const tries = 8 // each but the first follows the death of a parent in between
 	ppid := s.ppid
 	for range tries {
@@ -185,7 +186,15 @@ func (r *Resolver) ancestors(s *sighting, how patience, f *flight) ([]ID, error)
 		}
 		parent, err := r.checkPid(ppid, r.cached(uint32(ppid)))
 		if err == nil && parent == nil {
-			if parent, err = r.parentBy(ppid, how, f); errors.Is(err, ErrBusy) {
+			switch {
+			case failed != nil && failed.pid == ppid:
+				err = failed.err
+			case how == impatient:
+				return nil, &busyError{ppid}
+			default:
+				parent, err = r.ByPid(ppid)
+			}
+			if errors.Is(err, ErrBusy) {
 				return nil, fmt.Errorf("an ancestor of pid %d: %w", s.id.Pid, err)
 			}
 		}

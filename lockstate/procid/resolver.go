@@ -107,14 +107,17 @@ func (r *Resolver) Closed() bool {
 // another pid namespace and one that is gone (H4).
 //
 // It waits for an ancestor that is in execve(2).
-func (r *Resolver) Lookup(tid uint32) (*Process, error) {
+func (r *Resolver) Lookup(tid uint32) (*Process, error) { return r.LookupUntil(tid, nil) }
+
+// LookupUntil is Lookup that fails when stop is closed.
+func (r *Resolver) LookupUntil(tid uint32, stop <-chan struct{}) (*Process, error) {
 	if tid == 0 {
 		return nil, fmt.Errorf("%w: thread 0", ErrUnknown)
 	}
 	if p := r.cached(tid); p != nil {
 		return p, nil
 	}
-	return r.settled(r.resolve(tid, patient, nil))
+	return r.learn(tid, nil, stop)
 }
 
 // Seen is Lookup for the caller of a request when nothing must be waited for: it
@@ -127,7 +130,11 @@ func (r *Resolver) Seen(tid uint32) (*Process, error) {
 	if p := r.cached(tid); p != nil {
 		return p, nil
 	}
-	return r.settled(r.resolve(tid, impatient, nil))
+	g, err := r.resolve(tid, impatient, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	return r.unpin(g), nil
 }
 
 // Known returns the process of a thread that is in the cache, or nil.

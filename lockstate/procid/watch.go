@@ -68,7 +68,7 @@ func (r *Resolver) watchLate(id ID) {
 		if f := r.flight(id.Pid); f != nil {
 			select {
 			case <-f.done:
-				if f.proc != nil && f.proc.id == id {
+				if g == nil && r.held(id) != nil {
 					continue
 				}
 			case <-again:
