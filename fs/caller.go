@@ -19,7 +19,7 @@ func (fs *FS) process(cancel <-chan struct{}, h *fuse.InHeader) (p *procid.Proce
 	tid := h.Pid
 	p, err := fs.procs.Seen(tid)
 	if errors.Is(err, procid.ErrBusy) {
-		return awaited(cancel, h, func(stop <-chan struct{}) *procid.Process {
+		return awaited(h, func(stop <-chan struct{}) *procid.Process {
 			p, _ := fs.procs.LookupUntil(tid, stop)
 			return p
 		}, nil)

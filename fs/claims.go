@@ -114,7 +114,7 @@ func scopeOf(r *procid.Resolver, p *procid.Process, kind lockstate.ScopeKind, st
 			select {
 			case <-stop:
 				return lockstate.Scope{}, lockstate.ErrNobody
-			case <-time.After(signalTime):
+			case <-time.After(killTime):
 			}
 		}
 	}

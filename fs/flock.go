@@ -146,7 +146,7 @@ func (fs *FS) tryClosing(cancel <-chan struct{}, node uint64, try func() error) 
 			return statusOf(err)
 		}
 		if !sleep(cancel, 100*time.Microsecond) {
-			return fuse.EINTR
+			return statusOf(err)
 		}
 	}
 }

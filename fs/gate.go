@@ -7,6 +7,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"github.com/stagefs/stagefs/fs/transport"
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
@@ -133,12 +134,12 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 		case held.Err == lockstate.ErrOpen && fs.settleLingering(held):
 			continue
 		case held.Err == lockstate.ErrOpen && fs.closingSoon(held) && more(&closing, closeTime):
-			if !sleep(r.cancel, 500*time.Microsecond) {
+			if !r.rest(500 * time.Microsecond) {
 				return fuse.EINTR
 			}
 			continue
 		case held.Settling && time.Since(held.Lock.Since) < settleAge && r.waitable != nil && r.waitable(held) && more(&settle, settleTime):
-			if !fs.awaitSettled(r.cancel, held.Lock.Token, time.Until(settle)) {
+			if !fs.awaitSettled(r, held.Lock.Token, time.Until(settle)) {
 				return fuse.EINTR
 			}
 			continue
@@ -182,20 +183,39 @@ func sleep(cancel <-chan struct{}, d time.Duration) bool {
 	}
 }
 
+// rest is sleep that a signal does not end, unless it kills: see
+// [transport.Patient].
+func (r *request) rest(d time.Duration) bool {
+	if sleep(r.cancel, d) {
+		return true
+	}
+	if !transport.Patient(r.header.Pid) {
+		return false
+	}
+	time.Sleep(d)
+	return true
+}
+
 // awaitSettled waits until the lock ends, until something beneath it is
 // changed (then it will not be narrowed), or until d is over.
-func (fs *FS) awaitSettled(cancel <-chan struct{}, token uint64, d time.Duration) bool {
+func (fs *FS) awaitSettled(r *request, token uint64, d time.Duration) bool {
 	ended, changed := fs.table.Watch(token)
 	t := time.NewTimer(d)
 	defer t.Stop()
-	select {
-	case <-ended:
-	case <-changed:
-	case <-t.C:
-	case <-cancel:
-		return false
+	for cancel := r.cancel; ; {
+		select {
+		case <-ended:
+		case <-changed:
+		case <-t.C:
+		case <-cancel:
+			if !transport.Patient(r.header.Pid) {
+				return false
+			}
+			cancel = nil
+			continue
+		}
+		return true
 	}
-	return true
 }
 
 // admit asks the table for a change. The caller ends the operation.
@@ -231,6 +251,12 @@ func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 		q.Scope = r.scoped.scope // or the process alone: it did not ask for more
 	}
 	g, err := r.fs.table.Acquire(r.cancel, q)
+	if err == lockstate.ErrCancelled && transport.Patient(r.header.Pid) {
+		cancel := make(chan struct{})
+		t := time.AfterFunc(seeTime, func() { close(cancel) })
+		g, err = r.fs.table.Acquire(cancel, q)
+		t.Stop()
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -60,7 +60,7 @@ func (r *request) see() bool {
 	}
 	if p, kind := r.proc, r.scope(); p != nil && r.scoped == nil && kind != lockstate.ProcessScope {
 		procs := r.fs.procs
-		s, ok := awaited(r.cancel, r.header, func(stop <-chan struct{}) *scopeAnswer {
+		s, ok := awaited(r.header, func(stop <-chan struct{}) *scopeAnswer {
 			s, err := scopeOf(procs, p, kind, stop)
 			return &scopeAnswer{scope: s, err: err}
 		}, &scopeAnswer{err: lockstate.ErrNobody, late: true})
@@ -85,9 +85,9 @@ const (
 	// kernel keeps others waiting for it meanwhile: all who change the names of
 	// the same directory.
 	seeTime = time.Second
-	// signalTime is how often its caller is looked at. For a request that was
-	// not expected to wait the transport may not say that it is interrupted.
-	signalTime = 100 * time.Millisecond
+	// killTime is how often it is looked whether its caller is being killed. For
+	// a request that was not expected to wait the transport may not say so.
+	killTime = 50 * time.Millisecond
 )
 
 // anew forgets an answer that came late, for a request that has waited since.
@@ -98,26 +98,22 @@ func (r *request) anew() {
 }
 
 // awaited returns what look finds out, which may wait for an execve(2), or late if
-// that takes too long. ok is false when the request is interrupted. Then the look
-// is told to stop.
-func awaited[T any](cancel <-chan struct{}, h *fuse.InHeader, look func(stop <-chan struct{}) T, late T) (v T, ok bool) {
+// that takes too long. ok is false when the caller is being killed; another signal
+// ends no call of a local file system. In the end the look is told to stop.
+func awaited[T any](h *fuse.InHeader, look func(stop <-chan struct{}) T, late T) (v T, ok bool) {
 	answer, stop := make(chan T, 1), make(chan struct{})
 	defer close(stop)
 	go func() { answer <- look(stop) }()
-	began := time.Now()
-	for pause := transport.SignalTime; ; pause = signalTime {
-		t := time.NewTimer(pause)
+	t := time.NewTicker(killTime)
+	defer t.Stop()
+	for began := time.Now(); ; {
 		select {
 		case v = <-answer:
-			t.Stop()
 			return v, true
-		case <-cancel:
-			t.Stop()
-			return v, false
 		case <-t.C:
 		}
 		switch {
-		case transport.Signalled(h.Pid):
+		case transport.Killed(h.Pid):
 			return v, false
 		case time.Since(began) > seeTime:
 			return late, true
