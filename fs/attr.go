@@ -95,7 +95,7 @@ func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out 
 		uncached = fs.isCandidateName(name)
 	}
 	if uncached {
-		if c := fs.cands.get(fs, cancel, h, parent, name); c != nil {
+		if c := fs.cands.get(fs, h, parent, name); c != nil {
 			return c.entry(fs, out)
 		}
 	}

@@ -13,9 +13,9 @@ import (
 
 // process returns the process that sent a request, or nil if it cannot be
 // known (H4), nor soon: it may wait for an ancestor in execve(2). ok is false if
-// the request was interrupted. The request pins the process: as long as it is not
+// the caller is being killed. The request pins the process: as long as it is not
 // answered, its thread lives.
-func (fs *FS) process(cancel <-chan struct{}, h *fuse.InHeader) (p *procid.Process, ok bool) {
+func (fs *FS) process(h *fuse.InHeader) (p *procid.Process, ok bool) {
 	tid := h.Pid
 	p, err := fs.procs.Seen(tid)
 	if errors.Is(err, procid.ErrBusy) {

@@ -156,8 +156,8 @@ func (cs *candidates) at(parent *node, name string, caller func() *procid.Proces
 }
 
 // get returns the caller's private candidate at a place.
-func (cs *candidates) get(fs *FS, cancel <-chan struct{}, h *fuse.InHeader, parent *node, name string) *candidate {
-	if c := cs.at(parent, name, func() *procid.Process { p, _ := fs.process(cancel, h); return p }); c.private() && c.node != nil {
+func (cs *candidates) get(fs *FS, h *fuse.InHeader, parent *node, name string) *candidate {
+	if c := cs.at(parent, name, func() *procid.Process { p, _ := fs.process(h); return p }); c.private() && c.node != nil {
 		return c
 	}
 	return nil

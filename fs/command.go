@@ -102,7 +102,7 @@ func (c *command) admin() bool { return c.header.Uid == 0 || c.header.Uid == c.f
 
 // process returns the caller, which may be nil.
 func (c *command) process() *procid.Process {
-	p, _ := c.fs.process(c.cancel, c.header)
+	p, _ := c.fs.process(c.header)
 	return p
 }
 

@@ -109,7 +109,7 @@ func (d *dirLock) holds(p *procid.Process) bool {
 // request is the caller's, or of who opened the file; ok is false if it was
 // interrupted.
 func (d *dirLock) request() (r *request, ok bool) {
-	p, ok := d.fs.lockOwner(d.cancel, d.in, d.h, d.want)
+	p, ok := d.fs.lockOwner(d.in, d.h, d.want)
 	return &request{
 		fs: d.fs, cancel: d.cancel, header: &d.in.InHeader, op: "lock", parent: d.at.parent, name: d.at.name,
 		errno: fuse.EAGAIN, proc: p,

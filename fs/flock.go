@@ -74,7 +74,7 @@ func (fs *FS) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse
 		if !held || l.Kind == lockstate.Shared {
 			return fuse.OK
 		}
-		p, ok := fs.process(cancel, &in.InHeader)
+		p, ok := fs.process(&in.InHeader)
 		if !ok {
 			return fuse.EINTR
 		}
@@ -154,11 +154,11 @@ func (fs *FS) tryClosing(cancel <-chan struct{}, node uint64, try func() error) 
 // lockOwner returns who will own the directory: for flock(2) the process that
 // opened the description, so that a script holds what flock(1) locks for it
 // (A4).
-func (fs *FS) lockOwner(cancel <-chan struct{}, in *fuse.LkIn, h *handle, want advisory.Lock) (p *procid.Process, ok bool) {
+func (fs *FS) lockOwner(in *fuse.LkIn, h *handle, want advisory.Lock) (p *procid.Process, ok bool) {
 	if want.Flock && h.opener != nil && fs.procs.Alive(h.opener.ID()) {
 		return h.opener, true
 	}
-	return fs.process(cancel, &in.InHeader)
+	return fs.process(&in.InHeader)
 }
 
 // unlock gives up a lock on a lock file, and what only it kept (R2).

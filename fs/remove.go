@@ -89,7 +89,7 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 	if parent == nil || fs.reserved(parent, name) {
 		return frozen
 	}
-	if c := fs.cands.get(fs, cancel, h, parent, name); c != nil {
+	if c := fs.cands.get(fs, h, parent, name); c != nil {
 		if flags != 0 {
 			return fuse.ENOTDIR
 		}

@@ -30,7 +30,7 @@ func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 		r:    &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "rename", parent: from, name: oldName},
 		from: link{from, oldName}, to: link{to, newName}, flags: uint(in.Flags),
 	}
-	if c := fs.cands.get(fs, cancel, &in.InHeader, from, oldName); c != nil {
+	if c := fs.cands.get(fs, &in.InHeader, from, oldName); c != nil {
 		return fs.renameCandidate(m, c)
 	}
 	// Everything beneath a directory changes its path, so that nothing else

@@ -47,7 +47,7 @@ func (r *request) must() (*procid.Process, error) {
 
 // ask looks the caller up, and reports false when the request was interrupted.
 func (r *request) ask() bool {
-	p, ok := r.fs.process(r.cancel, r.header)
+	p, ok := r.fs.process(r.header)
 	r.proc, r.asked = p, ok // or nobody (H4)
 	return ok
 }

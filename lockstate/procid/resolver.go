@@ -94,13 +94,6 @@ func (r *Resolver) Close() error {
 	return r.stopWatcher()
 }
 
-// Closed reports whether Close was called.
-func (r *Resolver) Closed() bool {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	return r.closed
-}
-
 // Lookup returns the process that the thread tid belongs to. The caller of a
 // FUSE request cannot end before it is answered, so a handler that calls Lookup
 // gets that very caller. The error is an [ErrUnknown] for 0, a thread of
