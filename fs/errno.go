@@ -57,6 +57,14 @@ func statusOf(err error) fuse.Status {
 	return fuse.EIO
 }
 
+// errorOf is the way back.
+func errorOf(status fuse.Status) error {
+	if status == fuse.OK {
+		return nil
+	}
+	return syscall.Errno(status)
+}
+
 // refused reports whether err is a refusal that is counted and shown (W6).
 func refused(err error) bool {
 	return errors.Is(err, lockstate.ErrHeld) || errors.Is(err, lockstate.ErrOpen) ||

@@ -1,8 +1,6 @@
 package fs
 
 import (
-	"syscall"
-
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
@@ -49,49 +47,40 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 	if h == nil {
 		return 0, fuse.EBADF
 	}
-	if h.opener != nil {
-		return fs.writeLockFile(cancel, h, in, data)
-	}
 	if h.cand != nil {
-		return h.cand.write(in, data)
+		status = fs.changing(cancel, &in.InHeader, h, "write", func() error {
+			n, status = h.cand.write(in, data)
+			return errorOf(status)
+		})
+		return n, status
 	}
 	if h.misaligned(in.Offset, uint64(len(data))) {
 		return 0, fuse.EINVAL
 	}
-	if h.lock == nil {
+	if h.lock == nil && h.opener == nil {
 		return 0, fuse.EBADF
 	}
 	status = statusOf(fs.writeFD(h, func(fd int) error {
-		if in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0 {
-			if err := fs.killFD(fd, &in.InHeader); err != nil {
-				return err
+		return errorOf(fs.changing(cancel, &in.InHeader, h, "write", func() error {
+			if in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0 {
+				if err := fs.killFD(fd, &in.InHeader); err != nil {
+					return err
+				}
 			}
-		}
-		n, status = writeAt(fd, in, data)
-		if status != fuse.OK {
-			return syscall.Errno(status)
-		}
-		return nil
+			n, status = writeAt(fd, in, data)
+			return errorOf(status)
+		}))
 	}))
 	fs.wroteDirectly(h)
 	return n, status
 }
 
-func (fs *FS) writeLockFile(cancel <-chan struct{}, h *handle, in *fuse.WriteIn, data []byte) (n uint32, status fuse.Status) {
-	status = fs.changeLockFile(cancel, &in.InHeader, h, "write", func() (s fuse.Status) {
-		if h.cand != nil {
-			n, s = h.cand.write(in, data)
-		} else {
-			n, s = writeAt(h.fd, in, data)
-		}
-		return s
-	})
-	return n, status
-}
-
-// changeLockFile passes the gate for one change through a handle on a lock
-// file.
-func (fs *FS) changeLockFile(cancel <-chan struct{}, header *fuse.InHeader, h *handle, op string, change func() fuse.Status) fuse.Status {
+// changing makes one change through a handle. That on a lock file passes the
+// gate first.
+func (fs *FS) changing(cancel <-chan struct{}, header *fuse.InHeader, h *handle, op string, change func() error) fuse.Status {
+	if h.opener == nil {
+		return statusOf(change())
+	}
 	r := &request{fs: fs, cancel: cancel, header: header, op: op, node: h.node}
 	return fs.attempt(r, false, func() error {
 		if h.cand.private() {
@@ -107,8 +96,8 @@ func (fs *FS) changeLockFile(cancel <-chan struct{}, header *fuse.InHeader, h *h
 			return err
 		}
 		defer op.End()
-		if s := change(); s != fuse.OK {
-			return syscall.Errno(s)
+		if err := change(); err != nil {
+			return err
 		}
 		fs.touched(r, h.node)
 		return nil
@@ -189,17 +178,13 @@ func (fs *FS) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Statu
 		return fuse.EBADF
 	}
 	defer fs.wroteDirectly(h)
-	change := func() fuse.Status {
-		return statusOf(fs.writeFD(h, func(fd int) error {
+	return statusOf(fs.writeFD(h, func(fd int) error {
+		return errorOf(fs.changing(cancel, &in.InHeader, h, "fallocate", func() error {
 			return ignoringEINTR(func() error {
 				return unix.Fallocate(fd, in.Mode, int64(in.Offset), int64(in.Length))
 			})
 		}))
-	}
-	if h.opener != nil {
-		return fs.changeLockFile(cancel, &in.InHeader, h, "fallocate", change)
-	}
-	return change()
+	}))
 }
 
 // CopyFileRange is copy_file_range(2) between two files of the mount.
@@ -210,21 +195,16 @@ func (fs *FS) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (u
 	}
 	defer fs.wroteDirectly(dst)
 	n := 0
-	change := func() fuse.Status {
-		return statusOf(fs.withFD(src, func(sfd int) error {
-			return fs.writeFD(dst, func(dfd int) (err error) {
+	// Both are opened before the gate, beneath which FS.ns is held already.
+	status := statusOf(fs.withFD(src, func(sfd int) error {
+		return fs.writeFD(dst, func(dfd int) error {
+			return errorOf(fs.changing(cancel, &in.InHeader, dst, "copy_file_range", func() (err error) {
 				from, to := int64(in.OffIn), int64(in.OffOut)
 				n, err = unix.CopyFileRange(sfd, &from, dfd, &to, int(min(in.Len, 1<<30)), 0)
 				return err
-			})
-		}))
-	}
-	status := fuse.OK
-	if dst.opener != nil {
-		status = fs.changeLockFile(cancel, &in.InHeader, dst, "copy_file_range", change)
-	} else {
-		status = change()
-	}
+			}))
+		})
+	}))
 	if n > 0 && src.mode != ioPassing {
 		fs.notifyAttr(src.node) // the kernel does not count it as a read
 	}

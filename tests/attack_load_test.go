@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -315,5 +316,41 @@ func TestAttackStorm(t *testing.T) {
 		a.Try("unlink", m.At("S", d, "devserver"))
 		a.want("ok", "creat", m.At("S", d, "devserver"), "wronly,creat,excl")
 		a.must("rename", m.At("S", d), m.At("S", d+"2"))
+	}
+}
+
+// TestAttackCopyToLockFile: the mount does not stand still where a file that the
+// daemon has not opened yet is copied into a lock file while names change.
+func TestAttackCopyToLockFile(t *testing.T) {
+	for _, opts := range [][]string{nil, {"--transport=threads"}} {
+		t.Run(strings.Join(opts, ""), func(t *testing.T) {
+			m := mount(t, opts...)
+			holder := agent(t)
+			const files = 50
+			for i := range files {
+				mustDo(t, os.WriteFile(m.Back("src"+itoa(i)), []byte("content"), 0o666))
+			}
+			holder.must("mkdir", m.At("D"))
+			holder.must("open", "l", m.At("D/devserver"), "rdwr,creat,excl")
+			until := time.Now().Add(3 * time.Second)
+			var movers sync.WaitGroup
+			for i := range 3 {
+				a, from, to := agent(t), m.At("E"+itoa(i)), m.At("F"+itoa(i))
+				openDir(t, m.Back("E"+itoa(i)))
+				movers.Go(func() {
+					for time.Now().Before(until) {
+						if got := a.Try("rename", from, to); got != "ok" {
+							t.Errorf("rename: %s", got)
+							return
+						}
+						from, to = to, from
+					}
+				})
+			}
+			for i := 0; time.Now().Before(until); i++ {
+				holder.must("copyrange", m.At("src"+itoa(i%files)), "l")
+			}
+			movers.Wait()
+		})
 	}
 }
