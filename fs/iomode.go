@@ -316,9 +316,15 @@ func (fs *FS) passedLocked(f *file) {
 	}
 }
 
+// ownHandles is how many handles of a lock file have a descriptor of their own.
+// Thousands may wait with it open, and hardly any of them reads or writes.
+const ownHandles = 64
+
 // openOwnLocked gives h a descriptor of its own. fd is one of the file, or -1.
+// Where many have a lock file open, it only sees whether the backing lets h.
 func (fs *FS) openOwnLocked(n *node, f *file, h *handle, fd int, st *unix.Statx_t) (err error) {
-	if !fs.spare.take() {
+	shares := h.opener != nil && f.direct+f.passing >= ownHandles && h.flags&(unix.O_SYNC|unix.O_NOATIME) == 0 && !appendOnly(st)
+	if !shares && !fs.spare.take() {
 		return unix.ENFILE
 	}
 	flags := backingFlags(h.flags) &^ unix.O_TRUNC
@@ -330,7 +336,12 @@ func (fs *FS) openOwnLocked(n *node, f *file, h *handle, fd int, st *unix.Statx_
 	} else {
 		h.fd, err = fs.openNode(n, flags)
 	}
-	if err != nil {
+	switch {
+	case shares:
+		drop(h.fd)
+		h.fd = -1
+		return err
+	case err != nil:
 		h.fd = -1
 		fs.spare.give()
 		return err

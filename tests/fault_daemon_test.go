@@ -70,6 +70,46 @@ func TestFaultDescriptors(t *testing.T) {
 	}
 }
 
+// TestFaultDescriptorsLine: whoever wants a lock may have its file open, also
+// where the daemon has few descriptors left, and each can use what he opened.
+func TestFaultDescriptorsLine(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	mustDo(t, os.WriteFile(m.Back("D/devserver"), []byte("before"), 0o666))
+	const opens = 402
+	many := agent(t)
+	old := m.limitFiles(t, m.openFiles()+150)
+	for i := range opens {
+		many.must("open", itoa(i), m.At("D/devserver"), []string{"rdwr", "rdonly", "wronly"}[i%3])
+	}
+	m.limitFiles(t, int(old.Cur))
+	many.must("flock", "0")
+	use := func(text string) {
+		t.Helper()
+		for _, by := range []int{0, 2, opens - 3, opens - 1} {
+			text = string(text[0] + 1)
+			many.must("pwrite", itoa(by), string(text[0]), "6", "0")
+			want := strings.Repeat(string(text[0]), 6)
+			for _, reader := range []int{0, 1, opens - 3, opens - 2} {
+				if got := many.Get("pread", itoa(reader), "6", "0"); got != want {
+					t.Errorf("handle %d reads %q of %q, which %d wrote", reader, got, want, by)
+				}
+			}
+		}
+		many.want("EBADF", "pread", itoa(opens-1), "6", "0")
+		many.want("EBADF", "pwrite", itoa(opens-2), "z", "6", "0")
+		many.must("ftruncate", itoa(opens-1), "0")
+	}
+	use("a")
+	m.replace()
+	use("k")
+	rival := agent(t)
+	rival.must("open", "f", m.At("D/devserver"), "rdwr")
+	rival.want("EBUSY", "pwrite", "f", "r", "6", "0")
+	many.must("unlink", m.At("D/devserver"))
+	use("t") // a file that has no name any more
+}
+
 // TestFaultDescriptorsRemoval: the lock file of an owner who dies while the daemon
 // has no descriptor left is removed when it has some again, and a file of its name
 // that is made meanwhile is not. The lock ends at once.
