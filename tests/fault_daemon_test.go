@@ -164,6 +164,22 @@ func (m *Mount) limitFiles(t *testing.T, n int) (old unix.Rlimit) {
 	return old
 }
 
+// halt stops a process, and returns when none of its threads runs any more.
+func halt(t *testing.T, pid int) {
+	t.Helper()
+	mustDo(t, syscall.Kill(pid, syscall.SIGSTOP))
+	eventually(t, "the process stops", func() bool {
+		tasks, err := filepath.Glob("/proc/" + itoa(pid) + "/task/*/status")
+		mustDo(t, err)
+		for _, task := range tasks {
+			if b, err := os.ReadFile(task); err == nil && !strings.Contains(string(b), "\nState:\tT") {
+				return false
+			}
+		}
+		return len(tasks) > 0
+	})
+}
+
 // TestFaultStopped: while the daemon is stopped, everybody waits; when it goes
 // on, everything they asked for is done, what died is released, and a lease
 // whose deadline has passed is over: a renewal that waited does not save it.
@@ -176,7 +192,7 @@ func TestFaultStopped(t *testing.T) {
 	dies.must("mkdir", m.At("E"))
 	dies.must("put", m.At("E/devserver"), "", "creat,excl")
 	token := lessee.mustCommand(m, "acquire L client=x ttl=250ms").Token
-	mustDo(t, syscall.Kill(m.cmd.Process.Pid, syscall.SIGSTOP))
+	halt(t, m.cmd.Process.Pid)
 	stopped := time.Now()
 	written := holder.Start("put", m.At("D/g"), "written while it was stopped", "creat")
 	made := waits.Start("mkdir", m.At("F"))

@@ -10,8 +10,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // An elsewhere is another file system whose server does not answer for a while.
@@ -35,22 +33,12 @@ func (e *elsewhere) stick(a *Agent, env ...string) {
 	e.t.Helper()
 	pid := e.m.cmd.Process.Pid
 	a.must("open", "elsewhere", e.m.At("f"), "rdwr")
-	var st unix.Stat_t
-	mustDo(e.t, unix.Stat(e.m.Path, &st))
-	waiting := func() string {
-		b, err := os.ReadFile("/sys/fs/fuse/connections/" + itoa(int(unix.Minor(st.Dev))) + "/waiting")
-		mustDo(e.t, err)
-		return strings.TrimSpace(string(b))
-	}
-	mustDo(e.t, syscall.Kill(pid, syscall.SIGSTOP))
+	waiting := e.m.waiting()
 	e.t.Cleanup(func() { // before the agent is waited for
 		e.answer()
 		syscall.Kill(a.Pid, syscall.SIGKILL)
 	})
-	eventually(e.t, "the other daemon stops", func() bool {
-		b, err := os.ReadFile("/proc/" + itoa(pid) + "/status")
-		return err == nil && strings.Contains(string(b), "\nState:\tT")
-	})
+	halt(e.t, pid)
 	before := waiting()
 	a.send(append([]string{"exec", "sleep 1000"}, env...))
 	eventually(e.t, "the process waits in execve(2)", func() bool { return waiting() != before })

@@ -52,20 +52,26 @@ func (m *Mount) transport() string {
 	return ""
 }
 
-// waiting is how many requests the kernel has no answer to yet.
-func (m *Mount) waiting() int {
-	b, err := os.ReadFile(filepath.Join(m.connection(), "waiting"))
-	mustDo(m.t, err)
-	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	mustDo(m.t, err)
-	return n
+// waiting returns what tells how many requests the kernel has no answer to yet,
+// also while there is nobody to answer.
+func (m *Mount) waiting() func() int {
+	file := filepath.Join(m.connection(), "waiting")
+	return func() int {
+		b, err := os.ReadFile(file)
+		mustDo(m.t, err)
+		n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+		mustDo(m.t, err)
+		return n
+	}
 }
 
 // connection is the kernel's directory about the mount.
 func (m *Mount) connection() string {
-	const dir = "/sys/fs/fuse/connections"
-	if !mountedAt(dir) {
-		unix.Mount("fusectl", dir, "fusectl", 0, "") // who made it meanwhile is as good
+	dir := "/sys/fs/fuse/connections"
+	if !mountedAt(dir) { // mostly it is, by the system's manager
+		dir = tempDir(m.t)
+		mustDo(m.t, unix.Mount("fusectl", dir, "fusectl", 0, ""))
+		m.t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 	}
 	var st unix.Stat_t
 	mustDo(m.t, unix.Stat(m.Path, &st))
@@ -95,7 +101,8 @@ func blockMany(m *Mount) (all []*exec.Cmd, release func()) {
 			cmd.Wait()
 		}
 	})
-	eventually(m.t, "all wait for the lock", func() bool { return m.waiting() >= waiters })
+	waiting := m.waiting()
+	eventually(m.t, "all wait for the lock", func() bool { return waiting() >= waiters })
 	return all, func() { f.Close() }
 }
 
