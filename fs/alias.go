@@ -50,16 +50,22 @@ func (fs *FS) findAliases(r *request, n *node) ([]*lockstate.Dir, error) {
 
 // checkAliasWriters refuses an acquisition while another process has a file
 // open for writing through a name elsewhere that has a name beneath dir too.
-func (fs *FS) checkAliasWriters(r *request, dir *lockstate.Dir) error {
+func (fs *FS) checkAliasWriters(r *request, dir *lockstate.Dir, g *lockstate.Grant) error {
 	// Those that began before the lock was in force are over after this,
 	// and all others find it.
 	fs.aliasMu.Lock()
 	//lint:ignore SA2001 the wait is the point
 	fs.aliasMu.Unlock()
 	p := r.process()
-	return fs.aliasWriter(fs.table.Path(dir), func(o *procid.Process) bool {
+	err := fs.aliasWriter(fs.table.Path(dir), func(o *procid.Process) bool {
 		return o.ID() == p.ID() || o.Descends(p.ID()) || fs.table.Holds(o, dir)
 	})
+	if err != nil {
+		return err
+	}
+	// Of names that were looked up before that, the table knows. It may not have
+	// when it admitted the lock.
+	return g.Confirm()
 }
 
 // aliasWriter returns an error if a process that is not allowed has a file open

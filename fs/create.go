@@ -157,7 +157,7 @@ func (fs *FS) admitLock(r *request, q lockstate.Request) (finish func(made bool)
 	if err != nil {
 		return nil, err
 	}
-	if err := fs.checkAliasWriters(r, q.Dir); err != nil {
+	if err := fs.checkAliasWriters(r, q.Dir, g); err != nil {
 		g.Abort()
 		return nil, err
 	}

@@ -179,15 +179,15 @@ func (n *node) hasUnknownNames() bool {
 	return n.nlink > 1 && (n.knownLocked() < int(n.nlink) || n.nlink == 0xffff)
 }
 
-// linkLocked notes a name of n.
-func (n *node) linkLocked(parent *node, name string) {
+// linkLocked notes a name of n, and reports whether it was not known.
+func (n *node) linkLocked(parent *node, name string) (added bool) {
 	l := link{parent, name}
 	if n.parent != nil && n.firstLocked() == l {
-		return
+		return false
 	}
 	m := n.more.Load()
 	if m != nil && m.links.index(l) >= 0 {
-		return
+		return false
 	}
 	if n.isDir() && n.parent != nil {
 		// A directory has one name; an old one was renamed in the backing.
@@ -204,6 +204,7 @@ func (n *node) linkLocked(parent *node, name string) {
 		m.links.add(n.tab, l)
 	}
 	parent.more.Load().kids++
+	return true
 }
 
 func (n *node) unlinkLocked(parent *node, name string) {
@@ -238,20 +239,29 @@ func (n *node) relink(old, now link) {
 		old.parent.more.Load().removals.Add(1)
 		n.unlinkLocked(old.parent, old.name)
 	}
-	writers := n.writersLocked()
+	n.tellHandlesLocked()
 	n.tab.unlock()
-	n.tellHandles(writers)
 }
 
 // followHandles tells the write handles of n where it is now.
-func (n *node) followHandles() { n.tellHandles(n.handles()) }
-
-func (n *node) tellHandles(hs []*lockstate.Handle) {
-	if len(hs) == 0 {
+func (n *node) followHandles() {
+	if n.more.Load() == nil {
 		return
 	}
-	dirs, name := n.covering()
-	for _, h := range hs {
+	n.tab.mu.RLock()
+	defer n.tab.mu.RUnlock()
+	n.tellHandlesLocked()
+}
+
+// tellHandlesLocked is followHandles in one step with what changed: who is told
+// last must not be told what was before.
+func (n *node) tellHandlesLocked() {
+	m := n.more.Load()
+	if m == nil || len(m.writers) == 0 {
+		return
+	}
+	dirs, name := n.coveringLocked()
+	for h := range m.writers {
 		h.Moved(name, dirs...)
 	}
 }
@@ -264,6 +274,10 @@ func (n *node) covering() (dirs []*lockstate.Dir, name string) {
 	}
 	n.tab.mu.RLock()
 	defer n.tab.mu.RUnlock()
+	return n.coveringLocked()
+}
+
+func (n *node) coveringLocked() (dirs []*lockstate.Dir, name string) {
 	m := n.more.Load()
 	if n.parent == nil {
 		return nil, ""

@@ -127,7 +127,9 @@ func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t, removals ui
 	}
 	n.toldLocked()
 	n.setNlinkLocked(st.Nlink)
-	n.linkLocked(parent, name)
+	if n.linkLocked(parent, name) {
+		n.tellHandlesLocked() // whoever may write to it, may do so here as well
+	}
 	return n
 }
 

@@ -53,6 +53,7 @@ type Grant struct {
 	onCrash  string
 	ttl      time.Duration
 	process  *procid.Process // who takes it again
+	request  Request         // of one that was made
 	op       *Op
 	pending  map[*Op]struct{}
 	drained  chan struct{}
@@ -197,7 +198,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		r.files = []string{q.File}
 	}
 	t.insertLocked(r)
-	g = &Grant{t: t, row: r, made: true}
+	g = &Grant{t: t, row: r, made: true, request: q}
 	for _, op := range t.inflight {
 		if op.touches(d) {
 			if g.pending == nil {
@@ -230,6 +231,20 @@ func (t *Table) confirm(g *Grant, q Request) error {
 		t.stats.Refused++
 	}
 	return err
+}
+
+// Confirm checks the request again before Commit, for a caller who may have
+// learnt meanwhile of names that open files have beneath the directory (W3).
+func (g *Grant) Confirm() error {
+	if !g.made {
+		return nil
+	}
+	for {
+		err := g.t.confirm(g, g.request)
+		if err == nil || !g.t.resolveRequest(&g.request, err) {
+			return err
+		}
+	}
 }
 
 // admitGrantLocked carries out C3. own is the row that the request has already,
@@ -291,7 +306,7 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 		if h.proc.ID() == p.ID() || h.proc.Descends(p.ID()) {
 			return true
 		}
-		if gov != nil && gov.holds(h.proc) {
+		if gov != nil && gov.holds(h.proc) || own != nil && own.holds(h.proc) {
 			return true
 		}
 		if _, ok := q.asked.friends[h.proc.ID()]; ok {
