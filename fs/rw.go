@@ -54,7 +54,8 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 		})
 		return n, status
 	}
-	if h.misaligned(in.Offset, uint64(len(data))) {
+	// The last page of a mapping ends where the file does.
+	if in.WriteFlags&fuse.WRITE_CACHE == 0 && h.misaligned(in.Offset, uint64(len(data))) {
 		return 0, fuse.EINVAL
 	}
 	if h.lock == nil && h.opener == nil {

@@ -21,6 +21,7 @@ func dataProbes() []probeCase {
 		{"fallocate modes", probeFallocate},
 		{"copy_file_range", probeCopyRange},
 		{"O_DIRECT and the page cache", probeDirect},
+		{"a mapping of an O_DIRECT descriptor", probeDirectMapping},
 		{"mappings and system calls", probeMapping},
 		{"mappings of two processes", probeTwoMappings},
 		{"splice, tee and sendfile", probeSplice},
@@ -194,6 +195,33 @@ func probeDirect(p *probe) {
 		io(fmt.Sprintf("direct write of %v", c), n, err)
 	}
 	p.content("f")
+}
+
+// probeDirectMapping maps files that end within a sector, by descriptors with
+// O_DIRECT, whose rules are not those of a mapping.
+func probeDirectMapping(p *probe) {
+	for _, read := range []bool{false, true} {
+		p.must(os.WriteFile(p.at("f"), bytes.Repeat([]byte("a"), 5000), 0o644))
+		reader := -1
+		if read { // whoever has it open then decides how it is reached
+			reader = p.open("f", unix.O_RDONLY)
+		}
+		fd := p.open("f", unix.O_RDWR|unix.O_DIRECT)
+		m, err := unix.Mmap(fd, 0, 5000, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if !p.try("map", err) {
+			return
+		}
+		copy(m[4096:], "mapped")
+		p.try("msync", unix.Msync(m, unix.MS_SYNC))
+		p.must(unix.Munmap(m))
+		p.try("fsync", unix.Fsync(fd))
+		unix.Close(fd)
+		unix.Close(reader)
+		fd = p.open("f", unix.O_RDONLY)
+		p.try("drop pages", unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED))
+		unix.Close(fd)
+		p.content("f")
+	}
 }
 
 // bus reports whether f met a page that a mapping has lost.

@@ -227,6 +227,14 @@ func probeOtherIoctls(p *probe) {
 	defer unix.Close(fd)
 	version, err := unix.IoctlGetInt(fd, 0x80087601)
 	p.note("FS_IOC_GETVERSION: %s, a number: %v", errnoName(err), version != 0)
+	p.mkdir("d", 0o755)
+	for _, name := range []string{"f", "d"} {
+		fd := p.open(name, unix.O_RDONLY)
+		room := [4]uint32{1: 0xaaaaaaaa, 2: 0xaaaaaaaa} // programs have an int for it
+		p.try(name+": FS_IOC_GETVERSION", ioctlAt(fd, 0x80087601, uintptr(unsafe.Pointer(&room[0]))))
+		p.note("behind it: %x", room[1:])
+		unix.Close(fd)
+	}
 	p.try("FS_IOC_SETFLAGS at address 0", ioctlAt(fd, unix.FS_IOC_SETFLAGS, 0))
 	p.try("FS_IOC_GETFLAGS at address 0", ioctlAt(fd, unix.FS_IOC_GETFLAGS, 0))
 	p.try("TCGETS", ioctlAt(fd, unix.TCGETS, 0))

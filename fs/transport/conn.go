@@ -38,6 +38,7 @@ const (
 	opSetlkw      = 33
 	opCreate      = 35
 	opInterrupt   = 36
+	opIoctl       = 39
 	opNotifyReply = 41
 	opBatchForget = 42
 	opReadDirPlus = 44

@@ -1,7 +1,9 @@
 package transport
 
 import (
+	"encoding/binary"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -219,12 +221,37 @@ func (c *conn) handle(at *slot, unique uint64, in, out [][]byte) int {
 	if c.ended.Load() {
 		c.interrupt(unique)
 	}
+	most := longest(in) // the answer may take the request's place
 	n, status := c.proto.HandleRequest(in, out)
 	at.unique.Store(0)
 	if status == fuse.OK {
+		if n > most {
+			n = most
+			(*fuse.OutHeader)(unsafe.Pointer(&out[0][0])).Length = uint32(n)
+		}
 		return n
 	}
 	// The request is not understood.
 	*(*fuse.OutHeader)(unsafe.Pointer(&out[0][0])) = fuse.OutHeader{Length: uint32(outHeaderSize), Status: -int32(status), Unique: unique}
 	return outHeaderSize
+}
+
+// getVersion is FS_IOC_GETVERSION of linux/fs.h. It names a size of 8 bytes, but
+// file systems write 4, and programs have no room for more.
+const getVersion = 0x80087601
+
+// longest returns how long the answer to a request may be.
+func longest(in [][]byte) int {
+	const cmd = 12 // after the header and the handle and the flags
+	if (*fuse.InHeader)(unsafe.Pointer(&in[0][0])).Opcode != opIoctl {
+		return math.MaxInt
+	}
+	args := in[0][inHeaderSize:]
+	if len(in) > 1 {
+		args = in[1]
+	}
+	if len(args) < cmd+4 || binary.NativeEndian.Uint32(args[cmd:]) != getVersion {
+		return math.MaxInt
+	}
+	return outHeaderSize + int(unsafe.Sizeof(fuse.IoctlOut{})) + 4
 }
