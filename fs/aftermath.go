@@ -196,7 +196,7 @@ func (c *clearing) abandon() {
 	defer c.fs.hiddenMu.Unlock()
 	for _, where := range []string{trashDir, quarantineDir} {
 		if fd, err := c.fs.openHidden(where, false); err == nil {
-			removeTree(fd, c.name)
+			c.fs.removeTree(fd, c.name, nil) // nothing in it is known
 			unix.Close(fd)
 		}
 	}

@@ -55,7 +55,7 @@ func (fs *FS) carryOutMaking(m *making, dir int, finish func(made bool) bool) er
 	err := m.makeAt(dir)
 	if err == nil {
 		if err = m.seeAt(fs, dir); err != nil {
-			unix.Unlinkat(dir, m.name, m.undo)
+			m.takeBack(fs, dir)
 			defer fs.notifyDir(m.parent)
 		}
 	}
@@ -66,13 +66,20 @@ func (fs *FS) carryOutMaking(m *making, dir int, finish func(made bool) bool) er
 		return err
 	}
 	// The lock was lost meanwhile: nothing was made.
-	unix.Unlinkat(dir, m.name, m.undo)
+	m.takeBack(fs, dir)
 	defer fs.notifyDir(m.parent)
 	if m.node != nil {
-		m.node.relink(link{m.parent, m.name}, link{})
 		fs.nodes.forget(m.node.id, 1)
 	}
 	return lockstate.ErrFrozen
+}
+
+// takeBack removes the entry. Others may have looked it up already.
+func (m *making) takeBack(fs *FS, dir int) {
+	v, err := fs.take(dir, m.name, false)
+	if gone := unix.Unlinkat(dir, m.name, m.undo); gone == nil && err == nil {
+		fs.lost(v, link{m.parent, m.name})
+	}
 }
 
 func (m *making) makeAt(dir int) error {

@@ -59,7 +59,8 @@
 //	candidate.mu           never taken beneath FS.ns, but for a lock file's
 //	  FS.reapMu            one death at a time
 //	    FS.ns              names in the backing; exclusive: rename, discard
-//	      FS.hiddenMu      (beneath FS.trashMu, too)
+//	                       (beneath FS.trashMu, too)
+//	      FS.hiddenMu
 //	      FS.watchMu
 //	      nodeTable.changing  a file and its names
 //	        FS.aliasMu     operations on files with several links

@@ -324,7 +324,7 @@ func (fs *FS) discardEntry(name string, only *identity, place func() (dir string
 		err = only.mayRemove(fs, dir, &v.st)
 	}
 	if err == nil {
-		err = removeLockEntry(fd, name)
+		err = fs.removeLockEntry(fd, name)
 	}
 	if err != nil || parent == nil {
 		v.spared()
@@ -358,8 +358,9 @@ const (
 // errNotLockDir: what was made under the name of a lock file is no lock file.
 var errNotLockDir = errors.New("holds more than a lock directory does; left alone")
 
-// removeLockEntry removes a lock file, or a lock directory with what is in it.
-func removeLockEntry(dir int, name string) error {
+// removeLockEntry removes a lock file, or a lock directory with what is in it. The
+// caller holds FS.ns alone.
+func (fs *FS) removeLockEntry(dir int, name string) error {
 	err := unix.Unlinkat(dir, name, 0)
 	if err != unix.EISDIR && err != unix.EPERM {
 		return err
@@ -368,7 +369,7 @@ func removeLockEntry(dir int, name string) error {
 	if !smallTree(dir, name, lockDirDepth, &left) {
 		return errNotLockDir
 	}
-	return removeTree(dir, name)
+	return fs.removeTree(dir, name, nil)
 }
 
 func smallTree(dir int, name string, depth int, left *int) bool {

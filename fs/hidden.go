@@ -98,7 +98,7 @@ func (fs *FS) tidyQuarantine() {
 		return true
 	})
 	for _, name := range empty {
-		removeTree(fd, name)
+		fs.removeTree(fd, name, fs.ns.RLocker())
 	}
 }
 
@@ -116,7 +116,7 @@ func (fs *FS) emptyTrash() {
 		if fs.control.isShutting() {
 			break // the next daemon goes on
 		}
-		if e := removeTree(fd, n); e != nil {
+		if e := fs.removeTree(fd, n, fs.ns.RLocker()); e != nil {
 			err = errors.Join(err, fmt.Errorf("%s: %w", n, e))
 		}
 	}

@@ -136,7 +136,7 @@ func (c *command) restore() fuse.Status {
 		if err := w.merge(contentName, name); err != nil {
 			return err
 		}
-		return removeTree(quarantine, c.id)
+		return fs.removeTree(quarantine, c.id, nil)
 	}
 	status := fs.attempt(r, true, try)
 	for isOpen && more(&closing, restoreTime) && sleep(c.cancel, time.Millisecond) {
