@@ -324,9 +324,12 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 		}
 		defer p.done()
 		if p.name == "" {
-			return unix.Linkat(fs.back.proc, procName(p.fd), dir, name, unix.AT_SYMLINK_FOLLOW)
+			err = unix.Linkat(fs.back.proc, procName(p.fd), dir, name, unix.AT_SYMLINK_FOLLOW)
+		} else {
+			err = unix.Linkat(p.fd, p.name, dir, name, 0)
 		}
-		return unix.Linkat(p.fd, p.name, dir, name, 0)
+		fs.nodes.linked()
+		return err
 	}
 	if r.parent = fs.nodes.get(in.NodeId); r.parent == nil {
 		return fuse.Status(unix.ESTALE)

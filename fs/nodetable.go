@@ -28,6 +28,10 @@ type nodeTable struct {
 
 	files fileTable
 
+	// added is how often a file got one more link: what was known of any before
+	// may be too little.
+	added atomic.Uint64
+
 	mu    spinMutex
 	byID  nodePages
 	byKey nodeIndex
@@ -106,10 +110,17 @@ func (t *nodeTable) removed(parent *node) {
 	parent.more.Load().removals.Add(1)
 }
 
+// linked takes note that a file has one more link than before. Whoever makes one
+// calls it before it is looked at.
+func (t *nodeTable) linked() { t.added.Add(1) }
+
 // see returns the node of what the backing has at name in parent, which the
 // kernel is about to be told of. It returns nil if a name in parent has gone
-// since the caller looked: it may have been this one. The caller holds FS.ns.
-func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t, removals uint64) *node {
+// since the caller looked: it may have been this one; or if st may tell of fewer
+// links than there are by now: then names that nobody looked up would not be
+// searched for (W3). removals and added are from before the look. The caller holds
+// FS.ns.
+func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t, removals, added uint64) *node {
 	key := identityOf(st)
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -117,7 +128,11 @@ func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t, removals ui
 		return nil
 	}
 	n := t.byKey.get(key)
-	if n == nil || n.kind != uint8(st.Mode>>12) {
+	isNew := n == nil || n.kind != uint8(st.Mode>>12)
+	if (isNew || min(st.Nlink, 0xffff) < uint32(n.nlink)) && t.added.Load() != added && uint32(st.Mode)&unix.S_IFMT != unix.S_IFDIR {
+		return nil
+	}
+	if isNew {
 		n = t.newLocked(st)
 		if n.isDir() {
 			n.dir = t.table.Dir(parent.dir, name)
@@ -152,11 +167,11 @@ func (t *nodeTable) addLocked(n *node) {
 // caller holds FS.ns.
 func (t *nodeTable) lookAt(dir int, parent *node, name string, st *unix.Statx_t) (*node, error) {
 	for {
-		removals := t.removalsOf(parent)
+		removals, added := t.removalsOf(parent), t.added.Load()
 		if err := statAt(dir, name, st); err != nil {
 			return nil, err
 		}
-		if n := t.see(parent, name, st, removals); n != nil {
+		if n := t.see(parent, name, st, removals, added); n != nil {
 			return n, nil
 		}
 	}

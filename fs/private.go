@@ -159,6 +159,7 @@ func (c *candidate) writeOutLocked(r *request, dir int, name string, keep bool) 
 	}
 	if err == nil && keep {
 		err = unix.Linkat(dir, first, dir, name, 0)
+		c.fs.nodes.linked()
 	}
 	if err == nil && c.opens > 0 {
 		c.lock, err = r.openForWrite(lockstate.Change{Dirs: []*lockstate.Dir{c.parent.dir}, Quiet: true}, name)

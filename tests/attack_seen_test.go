@@ -5,7 +5,12 @@ package tests
 import (
 	"os"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // twoNames serves a directory with E/x, whose second name G/x was made before
@@ -79,4 +84,48 @@ func TestAttackSeenAliasRace(t *testing.T) {
 		}
 		b.must("close", h)
 	}
+}
+
+// TestAttackLateLook attacks W3: a file of several names gets one more while it
+// is looked at all the time. A look that ends late must not have the daemon
+// believe that the file has as few names as before, and so search for none.
+func TestAttackLateLook(t *testing.T) {
+	m := twoNames(t, 0)
+	openDir(t, m.Back("F"))
+	old := m.At("E", "host-7f00.4711") // looks like a candidate: the kernel asks each time
+	mustDo(t, os.Link(m.Back("E/x"), m.Back("E/host-7f00.4711")))
+	mustDo(t, os.Remove(m.Back("E/x")))
+	b, holder := agent(t), agent(t)
+	rounds := 0
+	for end := seconds(5); time.Now().Before(end); rounds++ {
+		b.must("linkseen", old, m.At("F/y"), "4")
+		holder.must("creat", m.At("G/devserver"), "wronly,creat,excl")
+		if got := b.Try("put", m.At("F/y"), "evil", ""); got != "EBUSY" {
+			t.Fatalf("round %d: G/x is another name of what a stranger writes: %s, want EBUSY", rounds, got)
+		}
+		holder.must("unlink", m.At("G/devserver"))
+		b.must("unlink", m.At("F/y"))
+	}
+	t.Logf("%d rounds", rounds)
+}
+
+// linkSeen is link(2) of a file that many threads look at.
+func linkSeen(old, name string, many int) error {
+	var over atomic.Bool
+	var threads sync.WaitGroup
+	var began atomic.Int64
+	for range many {
+		threads.Go(func() {
+			for st := new(unix.Stat_t); !over.Load(); began.Add(1) {
+				unix.Lstat(old, st)
+			}
+		})
+	}
+	for began.Load() < int64(2*many) {
+		time.Sleep(10 * time.Microsecond)
+	}
+	err := unix.Link(old, name)
+	over.Store(true)
+	threads.Wait()
+	return err
 }

@@ -47,6 +47,8 @@ func (h *hands) do(w []string) (out string, err error) {
 		return "", unix.Symlink(w[1], w[2])
 	case "link":
 		return "", unix.Link(w[1], w[2])
+	case "linkseen": // linkseen OLD NEW N: while so many threads look at the old name; they are done then
+		return "", linkSeen(w[1], w[2], int(number(w[3], 1)))
 	case "unlink":
 		return "", unix.Unlink(w[1])
 	case "rmdir":
