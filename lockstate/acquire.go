@@ -412,17 +412,36 @@ func (g *Grant) Commit() (Lock, bool) {
 			}
 		}
 		// An explicit lock replaces the owner's implicit one (A13), and its
-		// shared one, which it was converted from.
-		if old != r && r.kind == Explicit && old.kind != Explicit && r.replaces(old) {
-			if old.changed {
-				r.touch()
-			}
-			t.inheritLocked(r, old)
-			t.noteLocked(r)
-			t.endLocked(old, Ending{Reason: Replaced})
+		// shared one, which it was converted from. A shared lock replaces the
+		// one that came with making the directory for it.
+		if old == r || !r.replaces(old) {
+			continue
+		}
+		if r.kind == Explicit && old.kind != Explicit || r.kind == Shared && r.isNew && old.kind == Implicit {
+			t.supersedeLocked(r, old)
 		}
 	}
 	return r.lock(), true
+}
+
+// replaceImplicitLocked carries out A13 for an explicit lock that a process has
+// been handed, where it had the directory implicitly.
+func (t *Table) replaceImplicitLocked(r *row) {
+	for _, old := range slices.Clone(r.dir.rows) {
+		if old != r && r.kind == Explicit && old.kind == Implicit && old.key() == r.key() {
+			t.supersedeLocked(r, old)
+		}
+	}
+}
+
+// supersedeLocked ends a lock that r takes the place of (A13).
+func (t *Table) supersedeLocked(r, old *row) {
+	if old.changed {
+		r.touch()
+	}
+	t.inheritLocked(r, old)
+	t.noteLocked(r)
+	t.endLocked(old, Ending{Reason: Replaced})
 }
 
 // keepLocked notes one more reason for which r is kept. The lock file that its

@@ -517,16 +517,21 @@ func (m *model) commit(t *rapid.T, g *modelGrant) {
 	default:
 		r.pending = false
 		if r.Kind == lockstate.Explicit { // A13
-			for _, e := range m.rows {
-				if e != r && e.Path == r.Path && e.Owner == r.Owner && e.Kind == lockstate.Implicit && e.Changed {
-					r.Changed = true // what was changed before counts for R5
-				}
-			}
-			m.rows = slices.DeleteFunc(m.rows, func(e *modelRow) bool {
-				return e != r && e.Path == r.Path && e.Owner == r.Owner && e.Kind == lockstate.Implicit
-			})
+			m.supersede(r)
 		}
 	}
+}
+
+// supersede ends the implicit lock of the owner of an explicit one (A13).
+func (m *model) supersede(r *modelRow) {
+	for _, e := range m.rows {
+		if e != r && e.Path == r.Path && e.Owner == r.Owner && e.Kind == lockstate.Implicit && e.Changed {
+			r.Changed = true // what was changed before counts for R5
+		}
+	}
+	m.rows = slices.DeleteFunc(m.rows, func(e *modelRow) bool {
+		return e != r && e.Path == r.Path && e.Owner == r.Owner && e.Kind == lockstate.Implicit
+	})
 }
 
 func (m *model) Abort(t *rapid.T) {
@@ -606,6 +611,7 @@ func (m *model) Exit(t *rapid.T) {
 
 	var wantDead []uint64
 	var wantHeirs []procid.ID
+	var passed []*modelRow
 	for _, r := range m.rows {
 		if r.Owner != p.ID() {
 			continue
@@ -620,6 +626,12 @@ func (m *model) Exit(t *rapid.T) {
 		r.Owner, r.heirs = r.heirs[0].ID, r.heirs[1:]
 		if !slices.Contains(wantHeirs, r.Owner) {
 			wantHeirs = append(wantHeirs, r.Owner)
+		}
+		passed = append(passed, r)
+	}
+	for _, r := range passed {
+		if r.Kind == lockstate.Explicit {
+			m.supersede(r)
 		}
 	}
 	locks, heirs := m.table.Exit(p.ID(), how, alive(m.live...))

@@ -196,6 +196,7 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 				t.noteLocked(r)
 				t.stats.HandedOver++
 				t.tellLocked(EventHandedOver, r, Ending{By: id.Pid})
+				t.replaceImplicitLocked(r)
 				if !slices.Contains(heirs, p.ID()) {
 					heirs = append(heirs, p.ID())
 				}

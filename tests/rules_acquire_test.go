@@ -222,3 +222,40 @@ func TestA13(t *testing.T) {
 		t.Errorf("row after the child's lock: %+v, want the implicit one of pid %d", row, a.Pid)
 	}
 }
+
+// TestA13HandedOver: so does an explicit lock that was made by a child, once it is
+// the owner's own: `stagefs release` frees a directory that its script has made
+// and acquired.
+func TestA13HandedOver(t *testing.T) {
+	m := mount(t)
+	a, b := agent(t), agent(t)
+	succeeds := func(command string) (said string) {
+		t.Helper()
+		got := a.Get("sh", command+" 2>&1")
+		if got[0] != '0' {
+			t.Errorf("%s: %s", command, got)
+		}
+		return got
+	}
+	for _, dir := range []string{"D", "E", "F"} {
+		a.must("mkdir", m.At(dir))
+	}
+	succeeds(stagefsBin()+" acquire "+m.At("D"))
+	a.must("creat", m.At("D/of-a"), "wronly,creat")
+	succeeds(stagefsBin()+" release "+m.At("D"))
+	m.wantFree("D")
+	b.must("creat", m.At("D/of-b"), "wronly,creat")
+
+	succeeds("mkdir "+m.At("E/devserver"))
+	succeeds("rmdir "+m.At("E/devserver"))
+	m.wantFree("E")
+
+	// Two acquisitions are two locks, and the first release tells of the other.
+	succeeds(stagefsBin()+" acquire "+m.At("F")+"; exit 0")
+	succeeds(stagefsBin()+" acquire "+m.At("F")+"; exit 0")
+	if got := succeeds(stagefsBin()+" release "+m.At("F")); !strings.Contains(got, "still held") {
+		t.Errorf("the first release says %q", got)
+	}
+	succeeds(stagefsBin()+" release "+m.At("F"))
+	m.wantFree("F")
+}

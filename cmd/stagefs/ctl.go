@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/stagefs/stagefs/fs"
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/client"
 )
 
 func (c *command) releaseCommand() *cli.Command {
@@ -44,8 +46,30 @@ func (c *command) releaseCommand() *cli.Command {
 			case ctx.Bool("failed"):
 				options += " failed"
 			}
-			return c.control(dir, "release", strings.TrimSpace(options))
+			if err := c.control(dir, "release", strings.TrimSpace(options)); err != nil {
+				return err
+			}
+			if id == "" && !ctx.Bool("destroy") {
+				c.sayStillHeld(ctx.Context, dir)
+			}
+			return nil
 		},
+	}
+}
+
+// sayStillHeld tells of a further lock that the caller has on a directory: each
+// acquisition wants a release of its own.
+func (c *command) sayStillHeld(ctx context.Context, dir string) {
+	_, rel, err := c.place(dir)
+	if err != nil {
+		return
+	}
+	d, err := client.Find(dir)
+	if err != nil {
+		return
+	}
+	if l, err := d.Check(ctx, ""); err == nil && l.Token != 0 && l.Dir == rel {
+		c.say("%s: still held by this process or one of its ancestors: %s, token %d", quote(rel), l.Kind, l.Token)
 	}
 }
 

@@ -34,6 +34,7 @@ func (d *Dir) Path() string { return d.path }
 
 // A Status is what the daemon says of a lock that one holds.
 type Status struct {
+	Dir      string // of the lock, relative to the mount: it may lie above
 	Token    uint64
 	Client   string        // of a lease
 	TTL      time.Duration // of a lease
@@ -137,5 +138,5 @@ func (d *Dir) send(ctx context.Context, verb, options string) (*reply, error) {
 }
 
 func (r *reply) status() Status {
-	return Status{Token: r.Token, Client: r.Client, TTL: time.Duration(r.TTL), Deadline: time.Duration(r.Deadline), Kind: r.Kind}
+	return Status{Dir: r.Dir, Token: r.Token, Client: r.Client, TTL: time.Duration(r.TTL), Deadline: time.Duration(r.Deadline), Kind: r.Kind}
 }
