@@ -18,39 +18,53 @@ func (s *system) make(ctx context.Context, p place, c conn, opts Options) (made 
 	if !opts.MakeParents && !opts.MustBeNew || !opts.MustBeNew && !missing(p.path) {
 		return nil, nil
 	}
-	for opts.MakeParents && missing(filepath.Dir(p.path)) {
+	for vain := 0; ; vain++ {
 		// From the top down; another one may make or remove some meanwhile.
-		top := filepath.Dir(p.path)
-		for missing(filepath.Dir(top)) {
-			top = filepath.Dir(top)
+		path := p.path
+		for opts.MakeParents && missing(filepath.Dir(path)) {
+			path = filepath.Dir(path)
 		}
-		switch err := s.mkdir(ctx, p, c, opts, top); {
+		err := s.mkdir(ctx, p, c, opts, path)
+		switch {
 		case err == nil:
-			made = append(made, top)
-		case !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOENT):
+			made, vain = append(made, path), 0
+		case errors.Is(err, unix.EEXIST) && (path != p.path || !opts.MustBeNew):
+		case errors.Is(err, unix.ENOENT) && opts.MakeParents && vain < maxTries && ctx.Err() == nil:
+			continue // the parent is gone again
+		case errors.Is(err, unix.ENOENT) && opts.MakeParents:
+			// What was removed in the backing may still be seen: only nothing can
+			// be made in it.
+			return made, fmt.Errorf("%s: %w", filepath.Dir(path), errRemoved)
+		default:
 			return made, err
 		}
-	}
-	switch err := s.mkdir(ctx, p, c, opts, p.path); {
-	case err == nil:
-		return append(made, p.path), nil
-	case errors.Is(err, unix.EEXIST) && !opts.MustBeNew:
-		return made, nil
-	case errors.Is(err, unix.ENOENT) && opts.MakeParents && ctx.Err() == nil:
-		more, err := s.make(ctx, p, c, opts) // the parent is gone again
-		return append(made, more...), err
-	default:
-		return made, err
+		if path == p.path {
+			return made, nil
+		}
 	}
 }
+
+// errRemoved: a directory is still seen, by name, that was removed.
+var errRemoved = fmt.Errorf("was removed: %w", unix.ENOENT)
+
+// maxVain is how often a name may be taken, and gone when it is looked at.
+const maxVain = 8
 
 // mkdir makes one directory, and waits for whoever has its parent if the
 // options say so.
 func (s *system) mkdir(ctx context.Context, p place, c conn, opts Options, path string) error {
-	for {
+	for vain := 0; ; {
 		err := ignoringEINTR(func() error { return unix.Mkdir(path, 0o777) })
 		if err == nil {
 			return nil
+		}
+		if err == unix.EEXIST && missing(path) && ctx.Err() == nil {
+			// Just removed; or a lock file's name where somebody else has the
+			// directory (A8).
+			if vain++; vain < maxVain {
+				continue
+			}
+			err = unix.EBUSY
 		}
 		if err != unix.EBUSY {
 			return &os.PathError{Op: "mkdir", Path: path, Err: err}
