@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -112,6 +113,7 @@ func TestM4Twice(t *testing.T) {
 	mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
 	eventually(t, "it begins to unmount", func() bool { return strings.Contains(m.Log(), "unmounting") })
 	agent(t).want("EBUSY|ENOTCONN|ESHUTDOWN", "mkdir", m.At("E")) // no new acquisitions
+	time.Sleep(time.Second)                                       // sooner it is one with the first
 	mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
 	eventually(t, "it ends", m.dead)
 }

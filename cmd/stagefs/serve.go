@@ -14,8 +14,9 @@ import (
 )
 
 // serve mounts, calls ready, and serves until the mount is gone. The first
-// SIGTERM, SIGINT or SIGHUP unmounts; a second one detaches the mount and ends
-// at once (M4), with the status that a shell shows for it.
+// SIGTERM, SIGINT or SIGHUP unmounts; a second one, later than secondTime,
+// detaches the mount and ends at once (M4), with the status that a shell shows
+// for it.
 func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) error) error {
 	signals := make(chan os.Signal, 4)
 	notifyStop(signals, c.ignored)
@@ -68,9 +69,10 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 			stopped = true
 
 		case sig := <-signals:
-			if stopped && mounted != nil && time.Since(first) < mountTime {
+			if again := time.Since(first); stopped && (again < secondTime || mounted != nil && again < mountTime) {
 				// To end now could leave a dead mount. And the same signal
-				// may come from several: a service manager, a supervisor.
+				// may come from several: a service manager, a supervisor,
+				// timeout(1) to its child and to their group.
 				continue
 			}
 			if !stopped {
@@ -111,8 +113,12 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 	}
 }
 
-// mountTime is how long mounting may take before a second signal counts.
-const mountTime = 2 * time.Second
+const (
+	// secondTime is how soon a second signal is one with the first.
+	secondTime = time.Second
+	// mountTime is the same while it is being mounted.
+	mountTime = 2 * time.Second
+)
 
 // keepServing takes their default effect from signals that would leave everyone
 // who uses the mount hanging: a stop by the terminal, and the death by a reader
