@@ -38,9 +38,13 @@ func checkBacking(fd int, dir string) error {
 	if err := unix.Fstatfs(fd, &st); err != nil {
 		return &os.PathError{Op: "statfs", Path: dir, Err: err}
 	}
-	switch {
+	switch fstype, err := kernelType(fd); {
 	case st.Type == unix.FUSE_SUPER_MAGIC:
 		return onFuse(dir)
+	case err != nil:
+		return err
+	case fstype != "": // which may be read-only
+		return fmt.Errorf("%s: %w (%s)", dir, ErrKernelFS, fstype)
 	case st.Flags&unix.ST_RDONLY != 0:
 		return fmt.Errorf("%s: %w", dir, ErrReadOnly)
 	}
@@ -72,7 +76,9 @@ func onFuse(dir string) error {
 // directory.
 func checkMountpoint(o *Options) (at string, dead *deadMount, err error) {
 	if o.Mountpoint == "" {
-		at, err = absoluteOf(o.Dir)
+		if at, err = absoluteOf(o.Dir); err == nil {
+			err = checkPlace(at)
+		}
 		return at, nil, err
 	}
 	at = o.Mountpoint
@@ -116,6 +122,12 @@ func freeMountpoint(at, dir string) (string, error) {
 		return "", fmt.Errorf("%s: %w", at, ErrNotDirectory)
 	}
 	at, err := absolute(at)
+	if err == nil {
+		err = checkPlace(at)
+	}
+	if err == nil {
+		err = checkPlaceType(at)
+	}
 	if err != nil {
 		return "", err
 	}
@@ -332,6 +344,16 @@ func Unmount(mountpoint string, lazy bool) error {
 		return fmt.Errorf("%s: %w", mountpoint, ErrNoMount)
 	}
 	return detach(at, lazy)
+}
+
+// UnmountDead detaches the dead mount at an absolute path where the mount table
+// cannot be read, because it is what covers /proc.
+func UnmountDead(at string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(at, &st); err != unix.ENOTCONN && err != unix.ECONNABORTED {
+		return fmt.Errorf("%s: %w", at, ErrNoMount)
+	}
+	return detach(at, true)
 }
 
 // detach unmounts what is at an absolute path without looking at it.

@@ -64,6 +64,8 @@ var (
 	ErrNotDirectory   = errors.New("is not a directory")
 	ErrOnFuse         = errors.New("is on a FUSE file system, which cannot be a backing")
 	ErrReadOnly       = errors.New("is on a read-only file system")
+	ErrKernelFS       = errors.New("is on a file system of the kernel's own, which holds no files to serve")
+	ErrNeeded         = errors.New("the system needs that directory as it is")
 	ErrMountpointBusy = errors.New("is a mountpoint already")
 	ErrInside         = errors.New("is inside the static directory: mount elsewhere, or over the directory itself")
 	ErrStaleMount     = errors.New("is a dead mount")

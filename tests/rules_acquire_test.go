@@ -240,22 +240,22 @@ func TestA13HandedOver(t *testing.T) {
 	for _, dir := range []string{"D", "E", "F"} {
 		a.must("mkdir", m.At(dir))
 	}
-	succeeds(stagefsBin()+" acquire "+m.At("D"))
+	succeeds(stagefsBin() + " acquire " + m.At("D"))
 	a.must("creat", m.At("D/of-a"), "wronly,creat")
-	succeeds(stagefsBin()+" release "+m.At("D"))
+	succeeds(stagefsBin() + " release " + m.At("D"))
 	m.wantFree("D")
 	b.must("creat", m.At("D/of-b"), "wronly,creat")
 
-	succeeds("mkdir "+m.At("E/devserver"))
-	succeeds("rmdir "+m.At("E/devserver"))
+	succeeds("mkdir " + m.At("E/devserver"))
+	succeeds("rmdir " + m.At("E/devserver"))
 	m.wantFree("E")
 
 	// Two acquisitions are two locks, and the first release tells of the other.
-	succeeds(stagefsBin()+" acquire "+m.At("F")+"; exit 0")
-	succeeds(stagefsBin()+" acquire "+m.At("F")+"; exit 0")
-	if got := succeeds(stagefsBin()+" release "+m.At("F")); !strings.Contains(got, "still held") {
+	succeeds(stagefsBin() + " acquire " + m.At("F") + "; exit 0")
+	succeeds(stagefsBin() + " acquire " + m.At("F") + "; exit 0")
+	if got := succeeds(stagefsBin() + " release " + m.At("F")); !strings.Contains(got, "still held") {
 		t.Errorf("the first release says %q", got)
 	}
-	succeeds(stagefsBin()+" release "+m.At("F"))
+	succeeds(stagefsBin() + " release " + m.At("F"))
 	m.wantFree("F")
 }

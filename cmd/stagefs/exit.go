@@ -75,6 +75,8 @@ func explain(err error) (status int, text string) {
 	}{
 		{stagefs.ErrNotDirectory, exitNoInput, "name the directory itself"},
 		{stagefs.ErrOnFuse, exitNoInput, "the static directory must be on a local filesystem, not on FUSE"},
+		{stagefs.ErrKernelFS, exitNoInput, "serve a directory of files"},
+		{stagefs.ErrNeeded, exitCantCreate, "choose another mountpoint"},
 		{stagefs.ErrReadOnly, exitNoInput, "remount the filesystem read-write (mount -o remount,rw), or serve another directory"},
 		{stagefs.ErrUnmounted, exitHeld, "mount it again"},
 		{stagefs.ErrStaleMount, exitCantCreate, "a dead mount is in the way; clear it with: stagefs umount MOUNTPOINT"},

@@ -358,6 +358,8 @@ func checkDirectory(dir string) []finding {
 		all[0] = finding{name, statusFail, quote(dir) + " is covered by a dead mount", "stagefs umount " + quote(real)}
 	case fstype == fsType:
 		all[0] = finding{name, statusFail, quote(dir) + " is served already, or below a stagefs mount", "stagefs umount " + quote(real)}
+	case fs.IsKernelType(fstype):
+		all[0].Status, all[0].Detail, all[0].Fix = statusFail, all[0].Detail+", a file system of the kernel's own", "serve a directory of files"
 	case st.Type == unix.FUSE_SUPER_MAGIC:
 		all[0].Status, all[0].Detail, all[0].Fix = statusFail, all[0].Detail+", on FUSE", "serve a directory on a local file system"
 	}

@@ -38,6 +38,9 @@ func (c *command) umountAction(ctx *cli.Context) error {
 		return err
 	}
 	path, mount, err := findExact(ctx.Args().First())
+	if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
+		return fs.UnmountDead(path) // it hides /proc, where the mounts are listed
+	}
 	if err != nil {
 		return err
 	}
@@ -55,7 +58,8 @@ func (c *command) umountAction(ctx *cli.Context) error {
 	return err
 }
 
-// findExact finds the stagefs mount at the given path, dead ones too.
+// findExact finds the stagefs mount at the given path, dead ones too. The path is
+// returned also where the mount table cannot be read.
 func findExact(given string) (string, *fs.MountEntry, error) {
 	path, err := lexical(given)
 	if err != nil {
@@ -63,7 +67,7 @@ func findExact(given string) (string, *fs.MountEntry, error) {
 	}
 	mounts, err := fs.ReadMounts()
 	if err != nil {
-		return "", nil, err
+		return path, nil, err
 	}
 	mount := topMount(mounts, path)
 	if mount == nil {
