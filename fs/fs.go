@@ -5,6 +5,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -33,6 +34,7 @@ type FS struct {
 	back     backing
 	streams  dirStreams
 	table    *lockstate.Table
+	unkept   atomic.Pointer[string] // why the state can't be written now
 	procs    *procid.Resolver
 	nodes    *nodeTable
 	root     *node

@@ -23,11 +23,14 @@ func (fs *FS) showMetrics() []byte {
 	gauge("nodes", "Inodes that the kernel knows.", fs.nodes.len())
 	gauge("handles", "Open files and directories.", fs.handles.len())
 	gauge("lingering", "Closed files that may still be mapped writable.", fs.linger.len())
-	passes := 0
-	if fs.pass.on.Load() {
-		passes = 1
+	yes := func(is bool) int {
+		if is {
+			return 1
+		}
+		return 0
 	}
-	gauge("passthrough", "Whether the kernel reads and writes files of the backing itself.", passes)
+	gauge("passthrough", "Whether the kernel reads and writes files of the backing itself.", yes(fs.pass.on.Load()))
+	gauge("state_writable", "Whether the state can be written: if not, new locks would not outlive the daemon.", yes(fs.unkept.Load() == nil))
 	gauge("goroutines", "Goroutines of the daemon.", runtime.NumGoroutine())
 
 	head("acquisitions_total", "counter", "Locks taken, by protocol.")

@@ -152,17 +152,22 @@ func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) 
 		Notify: events.add,
 	}
 	if !o.NoLocking {
-		s.store.Notify(func(err error) {
-			if err != nil {
-				o.Log.Error("locks are not kept for a restart until the state can be written again", "err", err)
-			} else {
-				o.Log.Warn("locks are kept for a restart again")
-			}
-		})
 		table.Store = s.store
 	}
 	if s.fs, err = newFS(o, root, lockstate.New(table), procs); err != nil {
 		return err
+	}
+	if fs := s.fs; !o.NoLocking {
+		s.store.Notify(func(err error) {
+			if err != nil {
+				reason := err.Error()
+				fs.unkept.Store(&reason)
+				o.Log.Error("locks are not kept for a restart until the state can be written again", "err", err)
+			} else {
+				fs.unkept.Store(nil)
+				o.Log.Warn("locks are kept for a restart again")
+			}
+		})
 	}
 	s.fs.events = events
 	s.fs.replacing.begin = s.replace

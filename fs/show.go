@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode"
@@ -154,6 +155,18 @@ func shorten(s string) string {
 	return s
 }
 
+// printable is r, or a blank where r could end a line or drive a terminal.
+func printable(r rune) rune {
+	if unicode.IsPrint(r) {
+		return r
+	}
+	return ' '
+}
+
 func (fs *FS) showVersion() []byte {
-	return fmt.Appendf(nil, "stagefs %s\npid %d\nmounter %d\ntransport %s\n", fs.opts.Version, os.Getpid(), fs.uid, fs.kernel.Name())
+	b := fmt.Appendf(nil, "stagefs %s\npid %d\nmounter %d\ntransport %s\n", fs.opts.Version, os.Getpid(), fs.uid, fs.kernel.Name())
+	if reason := fs.unkept.Load(); reason != nil {
+		b = fmt.Appendf(b, "unwritable %s\n", strings.Map(printable, *reason))
+	}
+	return b
 }

@@ -41,12 +41,20 @@ func TestFaultFullState(t *testing.T) {
 		a.must("rmdir", m.At("D"))
 	}
 	eventually(t, "a warning", func() bool { return strings.Contains(m.Log(), "locks are not kept for a restart") })
+	m.wantUnwritable(true)
+	m.replace()
+	for tries := 0; m.stateWritable() && tries < 6000; tries++ {
+		a.must("mkdir", m.At("D"))
+		a.must("rmdir", m.At("D"))
+	}
+	m.wantUnwritable(true)
 	a.must("mkdir", m.At("A"))
 	b.must("creat", m.At("devserver"), "wronly,creat,excl")
 	b.must("mkdir", m.At("B"))
 	held := m.Locks()
 	disk.free()
 	eventually(t, "the state is written again", func() bool { return strings.Contains(m.Log(), "locks are kept for a restart again") })
+	m.wantUnwritable(false)
 	m.restart(b.Kill)
 	for _, name := range []string{"old", "A"} {
 		if row := m.Locks()[name]; row.Token != held[name].Token || row.Pid != held[name].Pid {
@@ -57,6 +65,33 @@ func TestFaultFullState(t *testing.T) {
 	a.must("mkdir", m.At("new"))
 	if row := m.Locks()["new"]; row.Token <= held["B"].Token {
 		t.Errorf("token %d after %d", row.Token, held["B"].Token)
+	}
+}
+
+// stateWritable is what the metrics tell of the state.
+func (m *Mount) stateWritable() bool {
+	m.t.Helper()
+	b, err := os.ReadFile(m.control("metrics"))
+	mustDo(m.t, err)
+	_, value, ok := strings.Cut(string(b), "\nstagefs_state_writable ")
+	if !ok {
+		m.t.Fatal("no stagefs_state_writable in the metrics")
+	}
+	return value[0] == '1'
+}
+
+// wantUnwritable expects the metric and `doctor` to tell whether the state can be
+// written.
+func (m *Mount) wantUnwritable(unwritable bool) {
+	m.t.Helper()
+	eventually(m.t, "the metric", func() bool { return m.stateWritable() != unwritable })
+	r := run(m.t, stagefsBin(), "doctor", "--state-dir", m.State)
+	said := false
+	for line := range strings.Lines(r.Out) {
+		said = said || strings.HasPrefix(line, "warn  mounts") && strings.Contains(line, m.Path) && strings.Contains(line, "cannot write its state")
+	}
+	if full := strings.Contains(r.Out, "no room left"); said != unwritable || full != unwritable {
+		m.t.Errorf("doctor says so of the mount: %v, and of the disk: %v; want %v:\n%s", said, full, unwritable, r.Out)
 	}
 }
 

@@ -189,15 +189,19 @@ func (m machine) checkTimeout() finding {
 	return finding{name, statusOK, "none: locks may be waited for", ""}
 }
 
-// transportOf is how the requests of a live mount come.
-func transportOf(mountpoint string) string {
+// daemonSays is how the requests of a live mount come, and why its state can't be
+// written, if that is so.
+func daemonSays(mountpoint string) (transport, unwritable string) {
 	b, _ := os.ReadFile(filepath.Join(mountpoint, fs.ControlDir, "version"))
 	for line := range strings.Lines(string(b)) {
-		if name, ok := strings.CutPrefix(line, "transport "); ok {
-			return " (" + strings.TrimSpace(name) + ")"
+		switch key, value, _ := strings.Cut(strings.TrimSpace(line), " "); key {
+		case "transport":
+			transport = " (" + value + ")"
+		case "unwritable":
+			unwritable = value
 		}
 	}
-	return ""
+	return transport, unwritable
 }
 
 func (m machine) checkPassthrough() finding {
@@ -240,7 +244,13 @@ func checkMounts() finding {
 			continue
 		}
 		if state := mountState(e.Path); state == "" {
-			live = append(live, quote(e.Path)+transportOf(e.Path))
+			transport, unwritable := daemonSays(e.Path)
+			if unwritable == "" {
+				live = append(live, quote(e.Path)+transport)
+				continue
+			}
+			bad = append(bad, quote(e.Path)+transport+" cannot write its state, so new locks would not outlive the daemon: "+unwritable)
+			fixes = append(fixes, "make room for the state of "+quote(e.Path)+", or make it writable; its daemon goes on by itself")
 		} else {
 			bad = append(bad, quote(e.Path)+" "+state)
 			fixes = append(fixes, "stagefs umount --lazy "+quote(e.Path))
@@ -317,9 +327,27 @@ func (m machine) checkStateDir(dir string) finding {
 			return finding{name, statusFail, quote(at) + " is no directory", fix}
 		case unix.Access(at, unix.W_OK|unix.X_OK) != nil:
 			return finding{name, statusFail, quote(dir) + " can't be written", fix}
+		case m.full(at):
+			return finding{name, statusWarn, quote(dir) + " is on a file system with no room left: new locks would not outlive the daemon", "make room; or " + fix}
 		}
 		return finding{name, statusOK, quote(dir), ""}
 	}
+}
+
+// roomForState is what the state of an ordinary mount may need at a time.
+const roomForState = 1 << 20
+
+// full tells whether there is no room for the state on a directory's file system.
+func (m machine) full(dir string) bool {
+	var st unix.Statfs_t
+	if unix.Statfs(dir, &st) != nil {
+		return false
+	}
+	free := st.Bavail
+	if m.euid == 0 {
+		free = st.Bfree
+	}
+	return free*uint64(st.Bsize) < roomForState || st.Files > 0 && st.Ffree == 0
 }
 
 // checkDirectory looks at a static directory that is to be served.

@@ -164,12 +164,16 @@ func (j *journal) tell(err error) {
 }
 
 // Notify has fn called with the reason when records cannot be kept any more,
-// and with nil when they can again. fn calls no method of the store.
+// and with nil when they can again; at once, if they cannot be now. fn calls no
+// method of the store.
 func (s *Store) Notify(fn func(error)) {
 	j := &s.journal
 	j.writeMu.Lock()
 	defer j.writeMu.Unlock()
 	j.notify = fn
+	if j.failed != nil {
+		j.tell(j.failed)
+	}
 }
 
 // Sync is Flush, and waits for the disk.
