@@ -236,6 +236,14 @@ func (c *command) join() fuse.Status {
 	return c.tell(l)
 }
 
+// by is the pid of who gives the command; of his thread, if he is gone.
+func (c *command) by() int {
+	if p := c.process(); p != nil {
+		return p.ID().Pid
+	}
+	return int(c.header.Pid)
+}
+
 // breakDir ends all locks on a directory for an admin (R6), or removes its
 // orphaned lock files (S3).
 func (c *command) breakDir() fuse.Status {
@@ -243,16 +251,13 @@ func (c *command) breakDir() fuse.Status {
 	if !c.admin() {
 		return fuse.EPERM
 	}
-	how := lockstate.Ending{Reason: lockstate.Broken, By: int(c.header.Pid), Why: c.why}
-	if p := c.process(); p != nil {
-		how.By = p.ID().Pid
-	}
+	how := lockstate.Ending{Reason: lockstate.Broken, By: c.by(), Why: c.why}
 	found := false
 	if d, ok := fs.table.Find(split(dir)...); ok {
 		defer fs.table.Forget(d)
 		for _, l := range fs.table.On(d) {
 			found = true
-			fs.log.Warn("lock broken", "dir", l.Path, "pid", l.Owner.Pid, "token", l.Token, "by", c.header.Uid, "why", c.why)
+			fs.log.Warn("lock broken", "dir", l.Path, "pid", l.Owner.Pid, "token", l.Token, "by", c.by(), "uid", c.header.Uid, "why", c.why)
 			if status := fs.endLock(l, how); status != fuse.OK {
 				return status
 			}
@@ -260,7 +265,7 @@ func (c *command) breakDir() fuse.Status {
 	}
 	for _, o := range fs.orphans.in(fs, dir) {
 		found = true
-		fs.log.Warn("orphaned lock file removed", "dir", dir, "file", o, "by", c.header.Uid, "why", c.why)
+		fs.log.Warn("orphaned lock file removed", "dir", dir, "file", o, "by", c.by(), "uid", c.header.Uid, "why", c.why)
 		err := fs.discard(o, func() (string, bool) { return dir, fs.isOrphan(dir, o) })
 		if err != nil {
 			return statusOf(err)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/stagefs/stagefs/fs/transport"
 	"github.com/stagefs/stagefs/lockstate/procid"
@@ -51,7 +52,7 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	if s.fs.privileged {
 		raisePriority()
 	}
-	s.fs.log.Info("goes on", "handles", len(c.Handles), "locks", len(c.Rows), "transport", s.transport.Name())
+	s.fs.log.Info("goes on", "version", version, "pid", os.Getpid(), "handles", len(c.Handles), "locks", len(c.Rows), "transport", s.transport.Name())
 	go s.serve()
 	close(s.ready)
 	return s, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -461,6 +462,9 @@ func (s *Server) Mountpoint() string { return s.mountpoint }
 // user's mount lacks.
 func (s *Server) Warnings() []string { return s.warnings }
 
+// Transport names the way in which requests come.
+func (s *Server) Transport() string { return s.transport.Name() }
+
 // Wait returns when the mount is gone, by Shutdown or from outside.
 func (s *Server) Wait() error {
 	<-s.done
@@ -525,13 +529,21 @@ func absolute(path string) (string, error) {
 
 // logWriter passes go-fuse's lines on.
 type logWriter struct {
-	log interface{ Warn(string, ...any) }
+	log *slog.Logger
 }
 
 func (w logWriter) Write(p []byte) (int, error) {
-	w.log.Warn("fuse", "msg", strings.TrimSpace(string(p)))
+	text := strings.TrimSpace(string(p))
+	level := slog.LevelWarn
+	if slices.ContainsFunc(traces, func(t string) bool { return strings.HasPrefix(text, t) }) {
+		level = slog.LevelDebug
+	}
+	w.log.Log(context.Background(), level, "fuse", "msg", text)
 	return len(p), nil
 }
+
+// traces are how the lines begin that are there for Options.Debug alone.
+var traces = []string{"rx ", "tx ", "doBatchForget: ", "ioctl: ", "notify: ", "mountDirect: ", "callFusermount: ", "unmount: "}
 
 // TryUring reports why a mount could not use io_uring, the kernel's switch
 // aside.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -77,13 +78,20 @@ func (c *command) mountAction(ctx *cli.Context) error {
 		if err != nil {
 			return exitf(exitCantCreate, "log file: %v", err)
 		}
-		defer logFile.Close()
 		log = logFile
+	}
+	level := logLevel(o.Debug)
+	if starter != nil && logFile == nil && !o.Debug {
+		// Until it is in the background: what is wrong, and no more.
+		level = slog.LevelWarn
+	}
+	o.Log = newLog(log, level)
+	if logFile != nil {
+		c.log, c.logFile = o.Log, logFile
 	}
 	if ctx.Bool("supervise") && !watched.on {
 		return c.supervise(starter, logFile)
 	}
-	o.Log = newLog(log, o.Debug)
 	o.Successor = watched.again
 	c.ignored = ignoredStops()
 	h := handover{Debug: o.Debug, Mountpoint: target(o), Ignored: c.ignored}
@@ -94,8 +102,9 @@ func (c *command) mountAction(ctx *cli.Context) error {
 
 	err = explainMount(o, c.serve(ctx.Context, o, func(s server) error {
 		watched.serves()
+		o.Log.Info("serving", "dir", o.Dir, "mountpoint", s.Mountpoint(), "pid", os.Getpid(), "version", o.Version, "transport", s.Transport(), "args", c.args)
 		for _, w := range s.Warnings() {
-			c.say("warning: %s", harmless(w))
+			c.complain("warning: %s", w)
 		}
 		if starter == nil {
 			c.say("serving %s (pid %d); Ctrl-C unmounts", quote(s.Mountpoint()), os.Getpid())

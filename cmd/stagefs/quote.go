@@ -3,7 +3,6 @@
 package main
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 	"unicode"
@@ -47,9 +46,4 @@ func harmless(text string) string {
 		}
 	}
 	return strings.Join(lines, "")
-}
-
-// say prints to standard error.
-func (c *command) say(format string, args ...any) {
-	fmt.Fprintf(c.err, "stagefs: %s\n", harmless(fmt.Sprintf(format, args...)))
 }

@@ -133,7 +133,10 @@ func (c *command) takeOver(ctx context.Context, h handover) error {
 		logFile = os.NewFile(uintptr(h.Log), "log")
 		log = logFile
 	}
-	o := fs.Options{Mountpoint: h.Mountpoint, Version: versionText(), Log: newLog(log, h.Debug)}
+	o := fs.Options{Mountpoint: h.Mountpoint, Version: versionText(), Log: newLog(log, logLevel(h.Debug))}
+	if logFile != nil {
+		c.log, c.logFile = o.Log, logFile
+	}
 	o.Replace = func(program, state *os.File) error {
 		return c.paused(func() error { return h.replaceBy(program, state, logFile) })
 	}
@@ -146,7 +149,7 @@ func (c *command) takeOver(ctx context.Context, h handover) error {
 	}
 	return c.serve(ctx, o, func(s server) error {
 		for _, w := range s.Warnings() {
-			c.say("warning: %s", harmless(w))
+			c.complain("warning: %s", w)
 		}
 		return nil
 	})
@@ -166,10 +169,13 @@ func (h handover) startAnew(log *slog.Logger, why error) error {
 	return errors.Join(why, fmt.Errorf("exec: %w", err))
 }
 
-func newLog(w io.Writer, debug bool) *slog.Logger {
-	level := slog.LevelInfo
+func logLevel(debug bool) slog.Level {
 	if debug {
-		level = slog.LevelDebug
+		return slog.LevelDebug
 	}
+	return slog.LevelInfo
+}
+
+func newLog(w io.Writer, level slog.Level) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
 }

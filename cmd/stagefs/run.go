@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -31,12 +32,15 @@ type command struct {
 	ignored []syscall.Signal // stop signals that do not stop it
 	pauses  chan pause
 	served  chan struct{} // closed when it does not any more
+	log     *slog.Logger  // with --log
+	logFile *os.File
 }
 
 // A server is what the commands need of an [fs.Server].
 type server interface {
 	Mountpoint() string
 	Warnings() []string
+	Transport() string
 	Wait() error
 	Shutdown(context.Context) error
 	Detach() error
@@ -95,7 +99,7 @@ func (c *command) run(ctx context.Context) int {
 	}
 	status, text := explain(err)
 	if text != "" {
-		c.say("%s", text)
+		c.complain("%s", text)
 	}
 	return status
 }

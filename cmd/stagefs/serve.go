@@ -79,10 +79,10 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 				first = time.Now()
 			}
 			if stopped {
-				c.say("%v again: ending at once", sig)
+				c.complain("%v again: ending at once", sig)
 				if s != nil && mounted == nil {
 					if err := s.Detach(); err != nil {
-						c.say("%v; what is left of the mount is cleared by: stagefs umount %s", err, quote(target(o)))
+						c.complain("%v; what is left of the mount is cleared by: stagefs umount %s", err, quote(target(o)))
 					}
 				}
 				return &exitError{exitSignal + int(sig.(syscall.Signal)), ""}
@@ -99,9 +99,9 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 		case err := <-stopping:
 			switch {
 			case errors.Is(err, fs.ErrDetached):
-				c.say("%s is still in use: detached, new paths lead past it; serving until the last user is gone (a second signal ends at once)", quote(target(o)))
+				c.complain("%s is still in use: detached, new paths lead past it; serving until the last user is gone (a second signal ends at once)", quote(target(o)))
 			case err != nil:
-				c.say("unmounting %s: %v; it is served on (a second signal ends at once)", quote(target(o)), err)
+				c.complain("unmounting %s: %v; it is served on (a second signal ends at once)", quote(target(o)), err)
 			}
 
 		case err := <-gone:

@@ -31,6 +31,7 @@ type fakeServer struct {
 
 func (s *fakeServer) Mountpoint() string { return s.at }
 func (s *fakeServer) Warnings() []string { return []string{"a warning"} }
+func (s *fakeServer) Transport() string  { return "fake" }
 func (s *fakeServer) Wait() error        { <-s.gone; return nil }
 func (s *fakeServer) Detach() error      { return nil }
 

@@ -115,10 +115,10 @@ func (c *command) supervise(starter, log *os.File) error {
 			failures = 0
 		}
 		if failures++; failures > maxFailures && !crashed(err) {
-			c.say("the daemon of %s ended %d times in a row; the last time: %v", quote(c.args[len(c.args)-1]), failures, err)
+			c.complain("the daemon of %s ended %d times in a row; the last time: %v", quote(c.args[len(c.args)-1]), failures, err)
 			return supervisedEnd(err)
 		}
-		c.say("the daemon ended: %v; starting another one", err)
+		c.complain("the daemon ended: %v; starting another one", err)
 		// The first one is started at once: everybody waits for it.
 		if failures > 1 {
 			pause := time.NewTimer(min(failurePause<<min(failures-2, 16), longestPause))

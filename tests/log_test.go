@@ -1,0 +1,116 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// background serves a new static directory with -d, and ends that at the end of
+// the test.
+func background(t *testing.T, opts ...string) (m *Mount, r Result) {
+	t.Helper()
+	need(t, "root", "fuse")
+	dir := staticDir(t)
+	m = newMount(t, dir, dir)
+	return m, m.startBackground(opts...)
+}
+
+func (m *Mount) startBackground(opts ...string) Result {
+	m.t.Helper()
+	args := append([]string{"mount", "-d", "--state-dir", m.State}, opts...)
+	r := run(m.t, stagefsBin(), append(args, m.Dir)...)
+	if r.Status != 0 {
+		m.t.Fatal(r)
+	}
+	m.t.Cleanup(func() {
+		if mountedAt(m.Path) {
+			if r := run(m.t, stagefsBin(), "umount", m.Path); r.Status != 0 {
+				m.t.Error(r)
+			}
+		}
+	})
+	return r
+}
+
+// TestLog: every line of a daemon's log has a time, whoever wrote it: the daemon,
+// its supervisor, or the next program. It tells which daemon served with what,
+// and who broke a lock.
+func TestLog(t *testing.T) {
+	file := filepath.Join(tempDir(t), "log")
+	m, _ := background(t, "--supervise", "--log", file, "--depth", "2")
+	m.log = file
+	openDir(t, m.At("board", "v1"))
+	first := m.daemon()
+	m.wantLog("serving", "dir="+m.Dir, "pid="+itoa(first), "version=", "transport=", "--depth 2")
+	a := agent(t)
+	a.must("put", m.At("board", "v1", "devserver"), "", "creat,excl")
+	breaker := startCmd(t, exec.Command(stagefsBin(), "break", "--why", "it hangs", m.At("board", "v1")))
+	if r := breaker.Wait(); r.Status != 0 {
+		t.Fatal(r)
+	}
+	m.wantLog("lock broken", "pid="+itoa(a.Pid), "by="+itoa(breaker.Pid()), "uid=0", "it hangs")
+	mustDo(t, syscall.Kill(first, syscall.SIGKILL))
+	m.wantLog("the daemon ended: signal: killed; starting another one")
+	eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != first })
+	m.wantLog("serving", "pid="+itoa(m.daemon()))
+	m.replace()
+	m.wantLog("goes on", "pid="+itoa(m.daemon()), "version=")
+	if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
+		t.Fatal(r)
+	}
+	m.wantLog(m.Path + " was unmounted")
+	timed := regexp.MustCompile(`^time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S* level=[A-Z]+ msg=`)
+	for line := range strings.Lines(m.Log()) {
+		if !timed.MatchString(line) {
+			t.Errorf("a line of the log without a time: %q", line)
+		}
+	}
+}
+
+// wantLog waits for a line of the log that holds all words.
+func (m *Mount) wantLog(words ...string) {
+	m.t.Helper()
+	eventually(m.t, "a line of the log with "+strings.Join(words, ", "), func() bool {
+		return slices.ContainsFunc(strings.Split(m.Log(), "\n"), func(line string) bool {
+			return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) })
+		})
+	})
+}
+
+// TestLogQuiet: in the background, without a log, the terminal hears what is
+// wrong, and not of each lock that goes on.
+func TestLogQuiet(t *testing.T) {
+	m, _ := background(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	pid := m.daemon()
+	mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
+	eventually(t, "the daemon is dead", func() bool { return !running(pid) })
+	r := m.startBackground()
+	if strings.Contains(r.Err, "restored") || strings.Contains(r.Err, "level=INFO") {
+		t.Errorf("mount -d prints its log: %v", r)
+	}
+	m.wantOwner("D", a.Pid)
+}
+
+// TestLogDebug: what is only traced is on no level that warns.
+func TestLogDebug(t *testing.T) {
+	m := mount(t, "--debug", "--transport", "threads")
+	if _, err := os.ReadDir(m.Path); err != nil {
+		t.Fatal(err)
+	}
+	m.wantLog("level=DEBUG", "rx ", "OPENDIR")
+	for line := range strings.Lines(m.Log()) {
+		if strings.Contains(line, "level=WARN") && (strings.Contains(line, `"rx `) || strings.Contains(line, `"tx `)) {
+			t.Fatalf("a trace is a warning: %s", line)
+		}
+	}
+}
