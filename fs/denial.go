@@ -107,6 +107,8 @@ func (fs *FS) showDenials() []byte {
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	for _, x := range fs.denials.list() {
+		x.Path, x.PathBytes = text(x.Path)
+		x.Lock, x.LockBytes = text(x.Lock)
 		enc.Encode(x) // a Buffer takes everything
 	}
 	return b.Bytes()

@@ -216,7 +216,7 @@ func (w *waitList) list(fs *FS) []lockstate.Waiter {
 			cmds[id] = cmd
 		}
 		row := lockstate.Waiter{Since: x.since, Pid: id.Pid, Start: id.Start, Cmd: cmd}
-		row.Dir, _ = text(fs.table.Path(x.dir))
+		row.Dir, row.DirBytes = text(fs.table.Path(x.dir))
 		rows = append(rows, row)
 	}
 	return rows

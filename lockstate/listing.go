@@ -45,11 +45,12 @@ type Blocker struct {
 
 // A Waiter is a request that waits for a lock.
 type Waiter struct {
-	Dir   string    `json:"dir"`
-	Pid   int       `json:"pid"`
-	Start uint64    `json:"start"`
-	Cmd   string    `json:"cmd"`
-	Since time.Time `json:"since"`
+	Dir      string    `json:"dir"`
+	DirBytes []byte    `json:"dir_bytes,omitempty"` // when it is not valid UTF-8
+	Pid      int       `json:"pid"`
+	Start    uint64    `json:"start"`
+	Cmd      string    `json:"cmd"`
+	Since    time.Time `json:"since"`
 }
 
 // An Orphan is a lock file that no lock stands behind (S3).
@@ -60,17 +61,19 @@ type Orphan struct {
 
 // A Denial is one refusal (W6).
 type Denial struct {
-	Time    time.Time `json:"time"`
-	Op      string    `json:"op"`
-	Path    string    `json:"path"`
-	Pid     int       `json:"pid"`
-	Start   uint64    `json:"start"`
-	UID     uint32    `json:"uid"`
-	Cmd     string    `json:"cmd"`
-	Errno   string    `json:"errno"`
-	Lock    string    `json:"lock"` // directory of the lock that stood in the way
-	LockPid int       `json:"lock_pid"`
-	Reason  string    `json:"reason"`
+	Time      time.Time `json:"time"`
+	Op        string    `json:"op"`
+	Path      string    `json:"path"`
+	PathBytes []byte    `json:"path_bytes,omitempty"` // when it is not valid UTF-8
+	Pid       int       `json:"pid"`
+	Start     uint64    `json:"start"`
+	UID       uint32    `json:"uid"`
+	Cmd       string    `json:"cmd"`
+	Errno     string    `json:"errno"`
+	Lock      string    `json:"lock"` // directory of the lock that stood in the way
+	LockBytes []byte    `json:"lock_bytes,omitempty"`
+	LockPid   int       `json:"lock_pid"`
+	Reason    string    `json:"reason"`
 }
 
 // An Answer is what a read of the ctl file tells of the last command that was

@@ -3,6 +3,8 @@
 package tests
 
 import (
+	"bytes"
+	"encoding/json"
 	"os"
 	"strings"
 	"testing"
@@ -117,4 +119,47 @@ func TestW6(t *testing.T) {
 	if why.Status != 0 || !strings.Contains(why.Out, "D") || !strings.Contains(why.Out, itoa(a.Pid)) || !strings.Contains(why.Out, itoa(b.Pid)) {
 		t.Errorf("stagefs why: %v, want it to name owner %d and the refused %d", why, a.Pid, b.Pid)
 	}
+}
+
+// TestW6Bytes: names that are no UTF-8 are told as the bytes they are, so that
+// `why` finds their refusals; also after a replacement.
+func TestW6Bytes(t *testing.T) {
+	m := mountOver(t)
+	const dir, file = "D\xff", "D\xff/f\xfe"
+	a, b := agent(t), stranger(t)
+	a.must("mkdir", m.At(dir))
+	b.want("EBUSY", "creat", m.At(file), "wronly,creat")
+	waits := m.runner("-w", "60", m.At(dir), "true")
+	var waiter struct {
+		Waiters []struct {
+			DirBytes []byte `json:"dir_bytes"`
+		}
+	}
+	eventually(t, "a waiter", func() bool {
+		list, err := os.ReadFile(m.control("locks.json"))
+		return err == nil && json.Unmarshal(list, &waiter) == nil && len(waiter.Waiters) == 1
+	})
+	if got := string(waiter.Waiters[0].DirBytes); got != dir {
+		t.Errorf("the waiter waits for %q, want %q", got, dir)
+	}
+	for range 2 {
+		data, err := os.ReadFile(m.control("denials"))
+		mustDo(t, err)
+		var d struct {
+			PathBytes []byte `json:"path_bytes"`
+			LockBytes []byte `json:"lock_bytes"`
+		}
+		mustDo(t, json.NewDecoder(bytes.NewReader(data)).Decode(&d))
+		if string(d.PathBytes) != file || string(d.LockBytes) != dir {
+			t.Errorf("the refusal of %q by the lock on %q is told as of %q by %q: %s", file, dir, d.PathBytes, d.LockBytes, data)
+		}
+		for _, path := range []string{dir, file} {
+			r := run(t, stagefsBin(), "why", m.At(path))
+			if _, refusals, _ := strings.Cut(r.Out, "last refusals:\n"); !strings.Contains(refusals, `"D\xff/f\xfe" by process `+itoa(b.Pid)) {
+				t.Errorf("why %q: %v, want the refusal", path, r)
+			}
+		}
+		m.replace()
+	}
+	waits.Kill()
 }

@@ -80,20 +80,19 @@ func resolve(path string) (string, error) {
 	}
 }
 
-// dirOf is the directory of a lock as the bytes it is.
-func dirOf(row lockstate.Row) string {
-	if len(row.DirBytes) > 0 {
-		return string(row.DirBytes)
+// bytesOf is a name as the bytes it is: JSON has those too where they are not
+// valid UTF-8.
+func bytesOf(text string, bytes []byte) string {
+	if len(bytes) > 0 {
+		return string(bytes)
 	}
-	return row.Dir
+	return text
 }
 
-func pathOf(b lockstate.Blocker) string {
-	if len(b.PathBytes) > 0 {
-		return string(b.PathBytes)
-	}
-	return b.Path
-}
+// dirOf is the directory of a lock.
+func dirOf(row lockstate.Row) string { return bytesOf(row.Dir, row.DirBytes) }
+
+func pathOf(b lockstate.Blocker) string { return bytesOf(b.Path, b.PathBytes) }
 
 // governing are the locks on the nearest locked directory at or above rel (C2),
 // the one in force last.

@@ -70,10 +70,7 @@ func eachEvent(r io.Reader, f func(line []byte, e lockstate.Event) error) error 
 
 // printEvent prints an event if it is at rel, beneath it, or on what it is in.
 func (c *command) printEvent(line []byte, e lockstate.Event, rel string, asJSON bool) error {
-	dir := e.Dir
-	if len(e.DirBytes) > 0 {
-		dir = string(e.DirBytes)
-	}
+	dir := bytesOf(e.Dir, e.DirBytes)
 	if dir != "" && !covers(rel, dir) && !covers(dir, rel) {
 		return nil
 	}

@@ -20,7 +20,7 @@ func (c *command) complain(format string, args ...any) { c.sayAt(slog.LevelWarn,
 func (c *command) sayAt(level slog.Level, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if c.log != nil {
-		c.log.Log(context.Background(), level, text)
+		c.log.Log(context.Background(), level, harmless(text))
 		if sameFile(c.err, c.logFile) {
 			return // it has left its terminal
 		}

@@ -110,10 +110,7 @@ func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing
 	}
 	c.printBlockers("left open for writing, in the way of the next lock:", open)
 	for _, o := range l.Orphans {
-		path := o.Path
-		if len(o.PathBytes) > 0 {
-			path = string(o.PathBytes)
-		}
+		path := bytesOf(o.Path, o.PathBytes)
 		if covers(rel, path) || filepath.Dir(path) == rel {
 			fmt.Fprintf(c.out, "orphan: %s is a lock file without a lock; stagefs break removes it\n", quote(path))
 		}
@@ -153,6 +150,7 @@ func lastDenials(data []byte, rel string) []lockstate.Denial {
 		if json.Unmarshal(lines.Bytes(), &d) != nil {
 			continue
 		}
+		d.Path, d.Lock = bytesOf(d.Path, d.PathBytes), bytesOf(d.Lock, d.LockBytes)
 		if covers(rel, strings.TrimPrefix(d.Path, "/")) || d.Lock == rel {
 			last = append(last, d)
 		}
