@@ -11,7 +11,7 @@ import (
 func (fs *FS) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if h := fs.handles.get(in.Fh, in.NodeId); h != nil {
 		h.flushed.Store(true)
-		fs.closedCopy(h, in)
+		fs.closedCopy(in)
 	}
 	return fuse.OK
 }
@@ -26,7 +26,7 @@ func (fs *FS) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	if h == nil {
 		return
 	}
-	fs.closedLast(h, in)
+	fs.closedLast(in)
 	if h.cand != nil {
 		h.cand.closed()
 	}

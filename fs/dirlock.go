@@ -2,7 +2,6 @@ package fs
 
 import (
 	"errors"
-	"slices"
 	"syscall"
 	"time"
 
@@ -58,9 +57,9 @@ func (d *dirLock) wait() fuse.Status {
 	}
 	r.quiet = true
 	x := &waiting{
-		dir: d.at.parent.dir, proc: r.proc, since: time.Now(), write: d.want.Write, turn: make(chan struct{}),
+		dir: d.at.parent.dir, node: d.h.node.id, proc: r.proc, since: time.Now(), write: d.want.Write, turn: make(chan struct{}),
 	}
-	if d.want.Flock && d.converts() {
+	if d.fs.converts(d.h.node.id, d.want) {
 		d.dropOld() // flock(2): a conversion is not atomic; two would wait for each other
 	}
 	if d.holds(r.proc) {
@@ -76,14 +75,6 @@ func (d *dirLock) wait() fuse.Status {
 			return fuse.Status(syscall.EDEADLK), true
 		}
 		return status, conflict == nil && held == nil
-	})
-}
-
-// converts reports whether the description has a lock of the other kind.
-func (d *dirLock) converts() bool {
-	node := d.h.node.id
-	return slices.ContainsFunc(d.fs.advisory.Locks(node), func(l advisory.Lock) bool {
-		return keyOf(node, &l) == keyOf(node, &d.want) && l.Write != d.want.Write
 	})
 }
 

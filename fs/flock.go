@@ -104,16 +104,11 @@ func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Sta
 	want, node := lockOf(in), h.node.id
 	at, lockFile := fs.lockFileOf(h.node)
 	switch {
-	case in.Lk.Typ == unix.F_UNLCK && lockFile:
+	case in.Lk.Typ == unix.F_UNLCK:
 		fs.unlock(node, want)
 		return fuse.OK
-	case in.Lk.Typ == unix.F_UNLCK:
-		fs.advisory.Unlock(node, want)
-		return fuse.OK
-	case !lockFile && wait:
-		return statusOf(fs.advisory.Wait(node, want, cancel))
 	case !lockFile:
-		return fs.tryClosing(cancel, node, func() error { return fs.advisory.Try(node, want) })
+		return fs.lockPlain(cancel, node, want, wait)
 	}
 	d := &dirLock{fs: fs, cancel: cancel, in: in, h: h, at: at, want: want}
 	var status fuse.Status
@@ -126,6 +121,30 @@ func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Sta
 		d.dropOld() // flock(2): a conversion that is refused has lost the old lock
 	}
 	return status
+}
+
+// lockPlain sets a lock on a file that has no lock file's name. It may have had
+// one, and the lock that this one takes the place of may keep a directory.
+func (fs *FS) lockPlain(cancel <-chan struct{}, node uint64, want advisory.Lock, wait bool) (status fuse.Status) {
+	if wait && fs.converts(node, want) {
+		fs.unlock(node, want) // flock(2): the old lock goes first
+	}
+	if wait {
+		status = statusOf(fs.advisory.Wait(node, want, cancel))
+	} else {
+		status = fs.tryClosing(cancel, node, func() error { return fs.advisory.Try(node, want) })
+	}
+	if status != fuse.OK && want.Flock {
+		fs.unlock(node, want) // likewise
+	}
+	return status
+}
+
+// converts reports whether a description has a flock lock of the other kind.
+func (fs *FS) converts(node uint64, want advisory.Lock) bool {
+	return want.Flock && slices.ContainsFunc(fs.advisory.Locks(node), func(l advisory.Lock) bool {
+		return keyOf(node, &l) == keyOf(node, &want) && l.Write != want.Write
+	})
 }
 
 // releaseTime bounds how long a try waits for the RELEASE of a description that
@@ -155,13 +174,14 @@ func (fs *FS) tryClosing(cancel <-chan struct{}, node uint64, try func() error) 
 // opened the description, so that a script holds what flock(1) locks for it
 // (A4).
 func (fs *FS) lockOwner(in *fuse.LkIn, h *handle, want advisory.Lock) (p *procid.Process, ok bool) {
-	if want.Flock && h.opener != nil && fs.procs.Alive(h.opener.ID()) {
-		return h.opener, true
+	if p := h.openedBy(); want.Flock && p != nil && fs.procs.Alive(p.ID()) {
+		return p, true
 	}
 	return fs.process(&in.InHeader)
 }
 
-// unlock gives up a lock on a lock file, and what only it kept (R2).
+// unlock gives up a lock, and what only it kept (R2). By what name the file was
+// locked is of no account: it may have another one by now, or none.
 func (fs *FS) unlock(node uint64, l advisory.Lock) {
 	fs.lockMu.Lock()
 	defer fs.lockMu.Unlock()
@@ -172,18 +192,31 @@ func (fs *FS) unlock(node uint64, l advisory.Lock) {
 // settleLocked ends the locks on directories that descriptor locks kept which
 // are no more (R2).
 func (fs *FS) settleLocked(node uint64, keys []fdKey) {
-	left := fs.advisory.Locks(node)
-	for _, k := range keys {
-		if slices.ContainsFunc(left, func(l advisory.Lock) bool { return keyOf(node, &l) == k }) {
-			continue
-		}
-		if l, ok := fs.table.ReleaseKey(k); ok {
-			fs.logReleased(l, lockstate.Unlocked)
+	keys = slices.DeleteFunc(keys, func(k fdKey) bool { return !fs.table.HasKey(k) })
+	if len(keys) > 0 {
+		left := fs.advisory.Locks(node)
+		for _, k := range keys {
+			if slices.ContainsFunc(left, func(l advisory.Lock) bool { return keyOf(node, &l) == k }) {
+				continue
+			}
+			if l, ok := fs.table.ReleaseKey(k); ok {
+				fs.logReleased(l, lockstate.Unlocked)
+			}
 		}
 	}
-	if fs.waits.any() {
+	if fs.waits.any() && (fs.waits.on(node) || fs.isLockFile(node)) {
 		fs.table.Ring()
 	}
+}
+
+// isLockFile reports whether a node has the place of a lock file.
+func (fs *FS) isLockFile(node uint64) bool {
+	n := fs.nodes.get(node)
+	if n == nil {
+		return false
+	}
+	_, is := fs.lockFileOf(n)
+	return is
 }
 
 // endKeys takes the descriptor locks away that kept a lock which ends for
@@ -200,10 +233,9 @@ func (fs *FS) endKeys(l lockstate.Lock) {
 }
 
 // closedCopy drops the record locks of whoever closed a descriptor.
-func (fs *FS) closedCopy(h *handle, in *fuse.FlushIn) {
-	if h.opener == nil {
-		fs.advisory.Flush(in.NodeId, in.LockOwner)
-		return
+func (fs *FS) closedCopy(in *fuse.FlushIn) {
+	if !fs.advisory.Locked(in.NodeId) {
+		return // as with nearly all files
 	}
 	fs.lockMu.Lock()
 	defer fs.lockMu.Unlock()
@@ -212,8 +244,8 @@ func (fs *FS) closedCopy(h *handle, in *fuse.FlushIn) {
 }
 
 // closedLast drops what was locked through a description that is gone.
-func (fs *FS) closedLast(h *handle, in *fuse.ReleaseIn) {
-	if h.opener == nil {
+func (fs *FS) closedLast(in *fuse.ReleaseIn) {
+	if !fs.advisory.Locked(in.NodeId) {
 		fs.advisory.Release(in.NodeId, in.Fh)
 		return
 	}

@@ -39,6 +39,15 @@ type handle struct {
 	cand *candidate // for a private file, or one that was when it was opened
 }
 
+// openedBy returns who opened h, or nil if it was not noted: a file that is only
+// read, and was no lock file then.
+func (h *handle) openedBy() *procid.Process {
+	if h.opener == nil && h.lock != nil {
+		return h.lock.Owner()
+	}
+	return h.opener
+}
+
 // mapsWritable reports whether a shared mapping through h may change the file.
 func (h *handle) mapsWritable() bool { return h.flags&unix.O_ACCMODE == unix.O_RDWR }
 
@@ -118,6 +127,19 @@ func (t *handleTable) over(h *handle) {
 	delete(t.locked, h.lock)
 	t.mu.Unlock()
 	h.lock.Close()
+}
+
+// any reports whether f does of an open handle. f must not ask for anything of the
+// table.
+func (t *handleTable) any(f func(*handle) bool) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for _, h := range t.byID {
+		if f(h) {
+			return true
+		}
+	}
+	return false
 }
 
 func (t *handleTable) len() int {

@@ -18,6 +18,7 @@ import (
 // has its turn and is woken by what ends.
 type waiting struct {
 	dir   *lockstate.Dir
+	node  uint64 // the lock file's that it waits by, if any
 	proc  *procid.Process
 	since time.Time
 	write bool
@@ -158,6 +159,18 @@ func (w *waitList) any() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.lines) > 0
+}
+
+// on reports whether somebody waits by a file.
+func (w *waitList) on(node uint64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, line := range w.lines {
+		if slices.ContainsFunc(line, func(x *waiting) bool { return x.node == node }) {
+			return true
+		}
+	}
+	return false
 }
 
 // circle notes behind whom x waits and reports whether that one waits for x in

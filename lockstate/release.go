@@ -28,6 +28,16 @@ func (t *Table) ReleaseFile(d *Dir, name string) (Lock, bool) {
 	return Lock{}, false
 }
 
+// HasKey reports whether a descriptor lock keeps a lock.
+func (t *Table) HasKey(key any) bool {
+	if t.rows.Load() == 0 {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.keys[key] != nil
+}
+
 // ReleaseKey tells that a descriptor lock is gone: a lock that only it kept ends
 // (R2).
 func (t *Table) ReleaseKey(key any) (Lock, bool) {

@@ -19,7 +19,8 @@ import (
 //	setlk, setlkw, getlk, ofdsetlk, ofdsetlkw, ofdgetlk NAME rd|wr|un [START LENGTH]
 //	turn NAME CALL…: locks, notes the time, unlocks; crowd N PATH: N children that take turns
 //	fork SOCKET: a child by fork(2) alone
-//	put PATH DATA FLAGS · write NAME DATA · mkdir, unlink, touch, stat, read PATH · ftruncate NAME LENGTH · exit STATUS
+//	put PATH DATA FLAGS · write NAME DATA · mkdir, unlink, touch, stat, read PATH · rename OLD NEW · exit STATUS
+//	ftruncate NAME LENGTH · fchmod NAME MODE · fchown NAME UID · futimens NAME
 //
 // SIGUSR1 has a handler that interrupts system calls, SIGUSR2 one after which
 // they are restarted.
@@ -107,6 +108,14 @@ def do(op, *w):
         write(fds[w[0]], w[1])
     elif op == "ftruncate":
         os.ftruncate(fds[w[0]], int(w[1]))
+    elif op == "fchmod":
+        os.fchmod(fds[w[0]], int(w[1], 8))
+    elif op == "fchown":
+        os.fchown(fds[w[0]], int(w[1]), -1)
+    elif op == "futimens":
+        os.utime(fds[w[0]])
+    elif op == "rename":
+        os.rename(*w)
     elif op == "stat":
         return "size=%d" % os.stat(w[0]).st_size
     elif op == "read":

@@ -191,6 +191,14 @@ func (t *Table) edit(key Key, change func(*file)) {
 	t.settleLocked(f)
 }
 
+// Locked reports whether there are locks on the file.
+func (t *Table) Locked(key Key) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f := t.files[key]
+	return f != nil && len(f.flocks)+len(f.owners) > 0
+}
+
 // Locks returns the locks on the file: flock locks in order of acquisition,
 // then record locks by owner and start, in one piece for each handle.
 func (t *Table) Locks(key Key) []Lock {
