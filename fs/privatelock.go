@@ -29,7 +29,7 @@ func (fs *FS) settleLockFile(r *request, c *candidate) error {
 	fd, err := openAt(d.fd, c.name, unix.O_RDWR|unix.O_NONBLOCK, 0)
 	if err == unix.ENOENT {
 		err = fs.asCaller(r.header, func() (err error) {
-			fd, err = openAt(d.fd, c.name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, c.mode&0o7777)
+			fd, err = openAt(d.fd, c.name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, c.modeNow()&0o7777)
 			return err
 		})
 	}
@@ -59,12 +59,28 @@ func (fs *FS) settleLockFile(r *request, c *candidate) error {
 }
 
 // setPrivateLockFile refuses changes of a private lock file, which is not the
-// caller's to change; a truncation succeeds and changes nothing (A10).
+// caller's to change. A truncation succeeds and changes nothing (A10). What
+// prepares for the lock changes the mode that the lock file will have if it is
+// made for this one.
 func (fs *FS) setPrivateLockFile(cancel <-chan struct{}, in *fuse.SetAttrIn, c *candidate, out *fuse.AttrOut) fuse.Status {
-	size, ok := in.GetSize()
-	if !ok || size != 0 || in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID|fuse.FATTR_ATIME|fuse.FATTR_MTIME) != 0 {
+	size, truncates := in.GetSize()
+	if truncates {
+		truncates = size == 0 && in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID|fuse.FATTR_ATIME|fuse.FATTR_MTIME) == 0
+	}
+	if !truncates && !preparesLock(in) {
 		r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: setAttrName(in), parent: c.parent, name: c.name}
 		return fs.deny(r, lockstate.ErrHeld, nil)
 	}
+	if mode, ok := in.GetMode(); ok {
+		c.mu.Lock()
+		c.mode = c.mode&unix.S_IFMT | mode&0o7777
+		c.mu.Unlock()
+	}
 	return c.attr(out)
+}
+
+func (c *candidate) modeNow() uint32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mode
 }

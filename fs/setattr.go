@@ -29,8 +29,12 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		h = fs.handles.get(fh, in.NodeId)
 	}
 	var st unix.Statx_t
+	var refusal error
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: setAttrName(in), node: n}
+	prepares := preparesLock(in) && r.waitsWith(n)
+	r.quiet = prepares
 	status := fs.attempt(r, false, func() error {
+		refusal = nil
 		// The right to truncate an open file was decided when it was opened.
 		// So was that to write, which takes privileges away: a request that
 		// sets nothing, as the kernel makes it then, looks like chown(2) to
@@ -46,6 +50,7 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 			c.Quiet = set == 0 || n.isDir() || fs.onlyLockNames(n)
 			op, err := r.admit(c)
 			if admitted = err == nil; !admitted && (set != 0 || !r.hasOpen(n)) {
+				refusal = err
 				return err
 			}
 			defer op.End()
@@ -63,10 +68,17 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		}
 		return fs.statNode(n, &st)
 	})
-	if status != fuse.OK {
+	switch {
+	case status == fuse.OK:
+		fs.touched(r, n)
+	case status == fuse.EBUSY && refusal != nil && prepares:
+		// A10: succeeds and changes nothing
+		if err := fs.stat(n, h, &st); err != nil {
+			return statusOf(err)
+		}
+	default:
 		return status
 	}
-	fs.touched(r, n)
 	fillAttr(&out.Attr, &st)
 	if !fs.disguise(&in.InHeader, n, &out.Attr) {
 		out.SetTimeout(n.attrsValidFor())
@@ -80,6 +92,27 @@ func (r *request) hasOpen(n *node) bool {
 	return p != nil && slices.ContainsFunc(n.handles(), func(h *lockstate.Handle) bool {
 		o := h.Owner().ID()
 		return !h.Revoked() && (p.ID() == o || p.Descends(o))
+	})
+}
+
+// preparesLock reports whether a request is what programs do to a lock file that
+// they have opened, before they lock it: fchmod(2), fchown(2). Times are not among
+// it: touch(1) is to hear that it has failed (A10).
+func preparesLock(in *fuse.SetAttrIn) bool {
+	set := in.Valid &^ (fuse.FATTR_FH | fuse.FATTR_LOCKOWNER | fuse.FATTR_KILL_SUIDGID)
+	return set != 0 && set&^(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) == 0
+}
+
+// waitsWith reports whether n is a lock file that the caller has open, so that it
+// can be locked. The kernel tells fchmod(2) and fchown(2) from chmod(2) and
+// chown(2) to nobody.
+func (r *request) waitsWith(n *node) bool {
+	if len(n.lockNames()) == 0 {
+		return false
+	}
+	p := r.process()
+	return p != nil && r.fs.handles.any(func(h *handle) bool {
+		return h.node == n && h.opener != nil && (p.ID() == h.opener.ID() || p.Descends(h.opener.ID()))
 	})
 }
 

@@ -3,6 +3,9 @@
 package tests
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -222,5 +225,150 @@ func TestS1NameGone(t *testing.T) {
 				})
 			}
 		}
+	})
+}
+
+// TestA10Prepare: who has a lock file open to lock it may prepare it as programs
+// do. Where it is not his, that succeeds and changes nothing, and he hears of the
+// lock when he tries it. What would change it for good is refused.
+func TestA10Prepare(t *testing.T) {
+	byTransport(t, func(t *testing.T, opts ...string) {
+		m := mount(t, opts...)
+		for _, held := range []string{"by the lock file", "by another", "by its creation", "shared"} {
+			t.Run(held, func(t *testing.T) {
+				m := m.on(t)
+				dir := strings.ReplaceAll(held, " ", "-")
+				openDir(t, m.Back(dir))
+				file, back := m.At(dir, "devserver"), m.Back(dir, "devserver")
+				openFile(t, back, "content")
+				a, b, c := locker(t), locker(t), agent(t)
+				switch held {
+				case "by the lock file":
+					a.must("open", "x", file, "rdwr")
+					a.must("flock", "x", "ex")
+				case "shared":
+					a.must("open", "x", file, "rdwr")
+					a.must("flock", "x", "sh")
+				case "by another":
+					a.must("open", "x", m.At(dir, "devserver.lock"), "rdwr,creat")
+				default:
+					mustDo(t, os.Remove(back))
+					a.must("put", file, "content", "creat,excl")
+				}
+				before := digest(t, m.Back(dir))
+				b.must("open", "x", file, "rdwr,creat,trunc")
+				b.must("fchmod", "x", "600")
+				b.must("fchown", "x", "65534")
+				b.want("EBUSY", "ftruncate", "x", "0")
+				b.want("EBUSY", "futimens", "x")
+				b.want("EBUSY", "write", "x", "text")
+				c.want("EBUSY", "chmod", file, "0600")
+				c.want("EBUSY", "chown", file, "65534", "0")
+				c.want("EBUSY", "truncate", file, "0")
+				if after := digest(t, m.Back(dir)); after != before {
+					t.Errorf("changed by who does not hold it:\n%s", diff(before, after))
+				}
+				if st, err := os.Stat(file); err != nil || st.Mode().Perm() == 0o600 {
+					t.Errorf("the lock file shows mode %v, %v", st.Mode(), err)
+				}
+				b.want("EAGAIN", "flock", "x", "ex", "nb")
+				if held == "by its creation" {
+					a.must("unlink", file)
+					return
+				}
+				if held != "by another" {
+					a.must("flock", "x", "un")
+				}
+				if held == "by another" {
+					a.must("unlink", m.At(dir, "devserver.lock"))
+				}
+				b.must("flock", "x", "ex", "nb")
+				b.must("fchmod", "x", "600")
+				b.must("ftruncate", "x", "0")
+				if st, err := os.Stat(back); err != nil || st.Mode().Perm() != 0o600 || st.Size() != 0 {
+					t.Errorf("its holder's lock file has mode %v, %v", st.Mode(), err)
+				}
+			})
+		}
+	})
+}
+
+// TestA10PreparePrivate: the same for who opens a lock file that is not there. If
+// it is made for him, it has the mode that he gave it.
+func TestA10PreparePrivate(t *testing.T) {
+	byTransport(t, func(t *testing.T, opts ...string) {
+		m := mount(t, opts...)
+		openDir(t, m.Back("D"))
+		file := m.At("D", "devserver")
+		a, b := agent(t), locker(t)
+		a.mustCommand(m, "acquire D")
+		b.must("open", "x", file, "rdwr,creat,trunc")
+		b.must("fchmod", "x", "604")
+		b.must("fchown", "x", "0")
+		b.must("ftruncate", "x", "0")
+		b.want("EBUSY", "ftruncate", "x", "3")
+		b.want("EBUSY", "futimens", "x")
+		b.want("EBUSY", "write", "x", "text")
+		b.want("EAGAIN", "flock", "x", "ex", "nb")
+		wantTree(t, m.Back("D"), nil)
+		m.replace()
+		a.mustCommand(m, "release D")
+		b.must("flock", "x", "ex", "nb")
+		if st, err := os.Stat(m.Back("D", "devserver")); err != nil || st.Mode().Perm() != 0o604 {
+			t.Errorf("the lock file that was made: %v, %v, want mode 604", st, err)
+		}
+	})
+}
+
+// TestA10PrepareDeny: the same where writing needs a lock and nobody has one.
+func TestA10PrepareDeny(t *testing.T) {
+	m := mount(t, "--unlocked", "deny")
+	file := m.lockFile("D")
+	b, c := locker(t), agent(t)
+	b.must("open", "x", file, "rdwr,creat,trunc")
+	b.must("fchmod", "x", "600")
+	c.want("EBUSY", "chmod", file, "0600")
+	if st, err := os.Stat(m.Back("D", "devserver")); err != nil || st.Mode().Perm() != 0o666 {
+		t.Errorf("the lock file: %v, %v, want mode 666", st, err)
+	}
+	b.must("flock", "x", "ex", "nb")
+	b.must("fchmod", "x", "600")
+	b.must("unlink", file)
+	b.must("flock", "x", "un")
+	m.awaitFree("D")
+}
+
+// TestA8FilelockCrowd: many who take turns as filelock's later versions do: each
+// gets its turn, alone, and nobody hears anything but that somebody has it.
+func TestA8FilelockCrowd(t *testing.T) {
+	need(t, debianPython)
+	byTransport(t, func(t *testing.T, opts ...string) {
+		m := mount(t, opts...)
+		openDir(t, m.Back("D"))
+		program := filepath.Join(tempDir(t), "locks.py")
+		before, _, ok := strings.Cut(locksPy, "\ntry:\n    release = take()")
+		if !ok {
+			t.Fatal("locksPy has changed")
+		}
+		mustDo(t, os.WriteFile(program, []byte(before+`
+for _ in range(30):
+    release = take()
+    os.close(os.open(d + "/mine", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    with open(d + "/turns", "a") as f:
+        f.write("x")
+    os.unlink(d + "/mine")
+    release()
+`), 0o644))
+		var crowd []*Proc
+		for range 4 {
+			crowd = append(crowd, startCmd(t, exec.Command(debianPython, "-ESs", program, "newfilelock", "wait", m.At("D"))))
+		}
+		for _, p := range crowd {
+			if r := p.Wait(); r.Status != 0 {
+				t.Error(r)
+			}
+		}
+		wantTree(t, m.Back("D"), []string{"turns=" + strings.Repeat("x", 120)})
+		m.awaitFree("D")
 	})
 }

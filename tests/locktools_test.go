@@ -77,7 +77,7 @@ func fdTools() []fdTool {
 		script("exec 9>, flock 9", "9>", ":"), script("exec 9>, flock -u 9", "9>>", "flock -u 9"),
 		gofrs("Lock", ""), rlock,
 		python("fcntl.flock", "flock"), python("fcntl.lockf", "lockf"), python("F_SETLK", "setlk"), python("F_OFD_SETLK", "ofd"),
-		python("filelock FileLock", "filelock"), soft,
+		python("filelock FileLock", "filelock"), python("filelock FileLock, newer", "newfilelock"), soft,
 		python("fasteners InterProcessLock", "fasteners"), writer, readers,
 		python("oslo lockutils.lock", "oslo"), python("oslo lockutils.external_lock", "oslo-external"), python("lockutils, older", "oldlockutils"),
 		dpkg,
@@ -102,6 +102,32 @@ def python(call):
     call(f, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     return lambda: call(f, fcntl.LOCK_UN)
 
+# newfilelock makes the system calls of filelock's later versions, which remove
+# the lock file before they unlock it.
+def newfilelock():
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_TRUNC | os.O_NOFOLLOW | os.O_CREAT, 0o644)
+        try:
+            os.fchmod(fd, 0o644)
+        except PermissionError:
+            pass
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            if not wait:
+                raise Held("filelock")
+            time.sleep(0.01)
+            continue
+        if os.fstat(fd).st_nlink:
+            break
+        os.close(fd)
+    def release():
+        os.unlink(path)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+    return release
+
 def gotten(ok):
     if not ok:
         raise Held(repr(ok))
@@ -119,6 +145,8 @@ def take():
         f = open(d + "/lock-frontend", "w")
         fcntl.lockf(f, fcntl.LOCK_EX)
         return f.close
+    if kind == "newfilelock":
+        return newfilelock()
     if kind in ("filelock", "soft"):
         import filelock
         lock = (filelock.FileLock if kind == "filelock" else filelock.SoftFileLock)(path)
