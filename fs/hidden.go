@@ -77,28 +77,59 @@ func newHidden(dir int, token uint64) (name string, fd int, err error) {
 		if err != nil {
 			return "", -1, err
 		}
-		fd, err = openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		if fd, err = openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0); err != nil {
+			unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
+		}
 		return name, fd, err
 	}
+}
+
+// removeEmpty removes a directory of the trash or the quarantine that nothing
+// was moved to: one with a description at the most. It returns ENOTEMPTY if there
+// is anything else. What cannot be looked at stays.
+func removeEmpty(dir int, name string) error {
+	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	described, more := false, false
+	err = eachEntry(fd, func(e dirEntry) bool {
+		described, more = described || e.name == aboutFile, more || e.name != aboutFile
+		return !more
+	})
+	switch {
+	case err != nil:
+		return err
+	case more:
+		return unix.ENOTEMPTY
+	case described:
+		if err := unix.Unlinkat(fd, aboutFile, 0); err != nil {
+			return err
+		}
+	}
+	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
 }
 
 // tidyQuarantine forgets what an earlier daemon was about to put in quarantine,
 // and did not.
 func (fs *FS) tidyQuarantine() {
 	fd, err := fs.openHidden(quarantineDir, false)
-	if err != nil {
+	if err == unix.ENOENT {
 		return
 	}
-	defer unix.Close(fd)
-	var empty []string
-	eachEntry(fd, func(e dirEntry) bool {
-		if !hasContent(fd, e.name) {
-			empty = append(empty, e.name)
+	if err == nil {
+		defer unix.Close(fd)
+		var names []string
+		err = eachEntry(fd, func(e dirEntry) bool { names = append(names, e.name); return true })
+		for _, n := range names {
+			if e := removeEmpty(fd, n); e != nil && e != unix.ENOTEMPTY {
+				err = errors.Join(err, fmt.Errorf("%s: %w", n, e))
+			}
 		}
-		return true
-	})
-	for _, name := range empty {
-		fs.removeTree(fd, name, fs.ns.RLocker())
+	}
+	if err != nil {
+		fs.log.Warn("cannot look at all that is in quarantine; it is kept", "err", err)
 	}
 }
 

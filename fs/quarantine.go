@@ -19,31 +19,36 @@ import (
 
 // quarantined lists what was put aside, oldest first. What cannot be read is
 // listed with its number alone.
-func (fs *FS) quarantined() []lockstate.Quarantined {
+func (fs *FS) quarantined() ([]lockstate.Quarantined, error) {
 	fd, err := fs.openHidden(quarantineDir, false)
+	if err == unix.ENOENT {
+		return nil, nil
+	}
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	defer unix.Close(fd)
 	var all []lockstate.Quarantined
-	eachEntry(fd, func(e dirEntry) bool {
-		if hasContent(fd, e.name) { // else it is being put there
+	err = eachEntry(fd, func(e dirEntry) bool {
+		if mayHaveContent(fd, e.name) { // else it is being put there
 			all = append(all, readAbout(fd, e.name))
 		}
 		return true
 	})
 	slices.SortFunc(all, func(a, b lockstate.Quarantined) int { return a.Time.Compare(b.Time) })
-	return all
+	return all, err
 }
 
-func hasContent(quarantine int, id string) bool {
+// mayHaveContent reports whether something may have been put aside: also if that
+// cannot be found out.
+func mayHaveContent(quarantine int, id string) bool {
 	fd, err := openAt(quarantine, id, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return false
+		return err != unix.ENOENT && err != unix.ENOTDIR
 	}
 	defer unix.Close(fd)
 	var st unix.Statx_t
-	return statAt(fd, contentName, &st) == nil
+	return statAt(fd, contentName, &st) != unix.ENOENT
 }
 
 func readAbout(quarantine int, id string) lockstate.Quarantined {
@@ -65,8 +70,12 @@ func readAbout(quarantine int, id string) lockstate.Quarantined {
 // showQuarantine lists what was put aside, a line of JSON each.
 func (fs *FS) showQuarantine() []byte {
 	var b bytes.Buffer
-	for _, q := range fs.quarantined() {
+	all, err := fs.quarantined()
+	for _, q := range all {
 		b.Write(encode(q))
+	}
+	if err != nil {
+		fs.log.Warn("cannot list all that is in quarantine", "err", err)
 	}
 	return b.Bytes()
 }
@@ -136,7 +145,10 @@ func (c *command) restore() fuse.Status {
 		if err := w.merge(contentName, name); err != nil {
 			return err
 		}
-		return fs.removeTree(quarantine, c.id, nil)
+		if err := removeEmpty(quarantine, c.id); err != nil {
+			fs.log.Warn("cannot remove what is left in quarantine", "id", c.id, "err", err)
+		}
+		return nil
 	}
 	status := fs.attempt(r, true, try)
 	for isOpen && more(&closing, restoreTime) && sleep(c.cancel, time.Millisecond) {
@@ -180,7 +192,8 @@ func (c *command) discardQuarantined() fuse.Status {
 	}
 	defer unix.Close(trash)
 	n := 0
-	for _, q := range fs.quarantined() {
+	all, err := fs.quarantined()
+	for _, q := range all {
 		if c.id != "" && q.ID != c.id || c.id == "" && time.Since(q.Time) < c.older {
 			continue
 		}

@@ -52,6 +52,8 @@ func TestMain(m *testing.M) {
 		os.Exit(agentMain(os.Getenv(envAgent)))
 	case os.Getenv(envForbid) != "" && os.Getenv(envRoot) != "":
 		os.Exit(forbidMain(os.Getenv(envForbid)))
+	case os.Getenv(envInject) != "" && os.Getenv(envRoot) != "" && len(os.Args) > 1 && os.Args[1] == "mount":
+		os.Exit(injectMain(os.Getenv(envInject)))
 	case os.Getenv(envWorker) != "":
 		os.Exit(workerMain(os.Getenv(envWorker)))
 	case os.Getenv(envJanitor) != "":

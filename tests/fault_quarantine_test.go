@@ -1,0 +1,123 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// aside has an owner die in a new directory, so that what it made is put in
+// quarantine as 1: the number of the state's first token.
+func aside(t *testing.T, m *Mount, dir string) {
+	t.Helper()
+	a := agent(t)
+	a.must("mkdir", m.At(dir))
+	a.must("put", m.At(dir, "f"), "valuable", "wronly,creat")
+	if token := m.Locks()[dir].Token; token != 1 {
+		t.Fatalf("token %d, want the first one", token)
+	}
+	a.Kill()
+	m.awaitFree(dir)
+	wantAside(t, m, dir)
+}
+
+// wantAside expects that, and nothing else, in quarantine.
+func wantAside(t *testing.T, m *Mount, dir string) {
+	t.Helper()
+	if all := m.quarantine(); len(all) != 1 || all[0].ID != "1" || string(all[0].Dir) != dir {
+		t.Errorf("quarantine: %+v, want 1, of %s", all, dir)
+	}
+	wantTree(t, m.Back(".stagefs", "quarantine", "1", "content"), []string{"f=valuable"})
+}
+
+// at tells whether an argument is a descriptor of a file of the backing.
+func (a asked) at(arg int, path string) bool {
+	at, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", a.pid, a.args[arg]))
+	return at == path
+}
+
+// TestFaultQuarantineStart: an error in a look at what is in quarantine when a
+// daemon starts costs nothing of it (R7).
+func TestFaultQuarantineStart(t *testing.T) {
+	needInject(t)
+	for name, fault := range map[string]func(m *Mount) *fault{
+		"statx of the content": func(*Mount) *fault {
+			return &fault{call: unix.SYS_STATX, is: func(a asked) bool { return a.path(1) == "content" }, errno: unix.EIO, times: 1}
+		},
+		"open": func(*Mount) *fault {
+			return &fault{call: unix.SYS_OPENAT, is: func(a asked) bool { return a.path(1) == "1" }, errno: unix.EIO, times: 1}
+		},
+		"no descriptor": func(*Mount) *fault {
+			return &fault{call: unix.SYS_OPENAT, is: func(a asked) bool { return a.path(1) == "1" }, errno: unix.EMFILE, times: 1}
+		},
+		"read": func(m *Mount) *fault {
+			return &fault{call: unix.SYS_GETDENTS64, is: func(a asked) bool { return a.at(0, m.Back(".stagefs/quarantine/1")) }, errno: unix.EIO, times: 1}
+		},
+		"read all": func(m *Mount) *fault {
+			return &fault{call: unix.SYS_GETDENTS64, is: func(a asked) bool { return a.at(0, m.Back(".stagefs/quarantine")) }, errno: unix.EIO, times: 1}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mount(t, "--on-crash", "quarantine")
+			aside(t, m, "D")
+			failing := m.inject(fault(m))
+			m.restart(nil, "--on-crash", "quarantine")
+			failed := failing.did()[0] == 1
+			if got := strings.Contains(m.Log(), "cannot look at all that is in quarantine"); got != failed {
+				t.Errorf("the log tells of an error: %v, want %v", got, failed)
+			}
+			m.quarantine() // may be what fails now
+			wantAside(t, m, "D")
+			if failing.did()[0] == 0 && name != "statx of the content" {
+				t.Error("nothing has failed")
+			}
+			if r := run(t, stagefsBin(), "quarantine", "--restore", "1", m.Path); r.Status != 0 {
+				t.Errorf("restore: %v", r)
+			}
+			wantTree(t, m.Back("D"), []string{"f=valuable"})
+		})
+	}
+}
+
+// TestFaultQuarantineList: what cannot be looked at is listed all the same, so
+// that it can be restored or deleted.
+func TestFaultQuarantineList(t *testing.T) {
+	needInject(t)
+	m := mount(t, "--on-crash", "quarantine")
+	aside(t, m, "D")
+	m.inject(&fault{call: unix.SYS_STATX, is: func(a asked) bool { return a.path(1) == "content" }, errno: unix.EIO, times: 1})
+	m.restart(nil, "--on-crash", "quarantine")
+	wantAside(t, m, "D")
+}
+
+// TestFaultQuarantineForeign: what an admin has put into the quarantine, or taken
+// apart there, is not removed by the next daemon.
+func TestFaultQuarantineForeign(t *testing.T) {
+	m := mount(t, "--on-crash", "quarantine")
+	aside(t, m, "D")
+	place := m.Back(".stagefs", "quarantine")
+	m.restart(func() {
+		mustDo(t, os.Rename(place+"/1/content", place+"/1/looked-at"))
+		mustDo(t, os.Mkdir(place+"/notes", 0o700))
+		mustDo(t, os.WriteFile(place+"/notes/text", []byte("x"), 0o600))
+		mustDo(t, os.WriteFile(place+"/file", []byte("x"), 0o600))
+		mustDo(t, os.Mkdir(place+"/2", 0o700)) // of a daemon that was killed
+		mustDo(t, os.WriteFile(place+"/2/about.json", []byte("{}"), 0o600))
+	}, "--on-crash", "quarantine")
+	wantTree(t, place+"/1/looked-at", []string{"f=valuable"})
+	wantTree(t, place+"/notes", []string{"text=x"})
+	if _, err := os.Stat(place + "/1/about.json"); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(place + "/file"); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(place + "/2"); !os.IsNotExist(err) {
+		t.Errorf("a place that nothing was put to: %v", err)
+	}
+}
