@@ -69,7 +69,8 @@ type clearing struct {
 
 	gone []*node // directories that were moved aside
 
-	dir   int // the hidden directory of this clearing
+	dir   int    // the hidden directory of this clearing
+	where string // trashDir or quarantineDir, which it is in
 	name  string
 	moved int
 }
@@ -108,15 +109,23 @@ func (c *clearing) tellKernel() {
 }
 
 // open makes the place that the content goes to.
-func (c *clearing) open() (err error) {
+func (c *clearing) open() error {
 	fs := c.fs
 	fs.hiddenMu.Lock()
 	defer fs.hiddenMu.Unlock()
-	where := trashDir
+	c.where = trashDir
 	if c.policy == lockstate.Quarantine {
-		where = quarantineDir
+		c.where = quarantineDir
 	}
-	fd, err := fs.openHidden(where, true)
+	err := c.openIn()
+	if err != nil {
+		fs.tidyHidden()
+	}
+	return err
+}
+
+func (c *clearing) openIn() error {
+	fd, err := c.fs.openHidden(c.where, true)
 	if err != nil {
 		return err
 	}
@@ -124,10 +133,14 @@ func (c *clearing) open() (err error) {
 	if c.name, c.dir, err = newHidden(fd, c.spoils.Lock.Token); err != nil {
 		return err
 	}
-	if c.policy != lockstate.Quarantine {
+	if c.where != quarantineDir {
 		return nil
 	}
-	return c.describe()
+	if err := c.describe(); err != nil {
+		unix.Close(c.dir)
+		return errors.Join(err, removeEmpty(fd, c.name))
+	}
+	return nil
 }
 
 // aboutFile describes what is in quarantine, beside it.
@@ -189,18 +202,21 @@ func (c *clearing) moveWhole() error {
 
 // abandon removes the place for what was not moved.
 func (c *clearing) abandon() {
+	fs := c.fs
 	if c.moved > 0 {
 		return
 	}
-	c.fs.hiddenMu.Lock()
-	defer c.fs.hiddenMu.Unlock()
-	for _, where := range []string{trashDir, quarantineDir} {
-		if fd, err := c.fs.openHidden(where, false); err == nil {
-			c.fs.removeTree(fd, c.name, nil) // nothing in it is known
-			unix.Close(fd)
-		}
+	fs.hiddenMu.Lock()
+	defer fs.hiddenMu.Unlock()
+	fd, err := fs.openHidden(c.where, false)
+	if err == nil {
+		err = removeEmpty(fd, c.name)
+		unix.Close(fd)
 	}
-	c.fs.tidyHidden()
+	if err != nil && err != unix.ENOENT { // a destroyer of other content may have emptied the trash
+		fs.log.Warn("cannot remove what was to take the content", "where", c.where, "id", c.name, "err", err)
+	}
+	fs.tidyHidden()
 }
 
 // move moves an entry aside, if it is still the one that was found, and returns

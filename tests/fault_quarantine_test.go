@@ -5,7 +5,9 @@ package tests
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -119,5 +121,80 @@ func TestFaultQuarantineForeign(t *testing.T) {
 	}
 	if _, err := os.Stat(place + "/2"); !os.IsNotExist(err) {
 		t.Errorf("a place that nothing was put to: %v", err)
+	}
+}
+
+// TestFaultDestroyFails: where content cannot be destroyed, it is kept, and so is
+// what an earlier lock of the same number, of a state that is lost, left in
+// quarantine (R7).
+func TestFaultDestroyFails(t *testing.T) {
+	needInject(t)
+	m := mount(t, "--on-crash", "quarantine")
+	aside(t, m, "D")
+	m.kill()
+	m.State = tempDir(t) + "/new"
+	failing := m.inject(&fault{call: unix.SYS_RENAMEAT2, is: func(a asked) bool { return a.path(3) == "content" }, errno: unix.EIO, times: 1})
+	m.start([]string{"--on-crash", "destroy"})
+	m.awaitReady()
+	a := agent(t)
+	a.must("mkdir", m.At("E"))
+	a.must("put", m.At("E", "g"), "kept", "wronly,creat")
+	if token := m.Locks()["E"].Token; token != 1 {
+		t.Fatalf("token %d, want 1 again", token)
+	}
+	a.Kill()
+	m.awaitFree("E")
+	if failing.did()[0] != 1 {
+		t.Fatal("nothing has failed")
+	}
+	wantTree(t, m.Back("E"), []string{"g=kept"})
+	wantAside(t, m, "D")
+	eventually(t, "the trash is gone", func() bool { return !exists(m.Back(".stagefs", "trash")) })
+}
+
+// TestFaultQuarantineFull: where there is no room to tell what would be put in
+// quarantine, the content is kept, and nothing else is left: neither in the
+// backing nor open in the daemon.
+func TestFaultQuarantineFull(t *testing.T) {
+	needInject(t)
+	const crashes = 20
+	for name, fault := range map[string]*fault{
+		"made":    {call: unix.SYS_OPENAT, is: func(a asked) bool { return a.path(1) == "about.json" && a.args[2]&syscall.O_CREAT != 0 }, errno: unix.ENOSPC, times: crashes},
+		"written": {call: unix.SYS_WRITE, is: func(a asked) bool { return strings.HasPrefix(a.path(1), `{"id"`) }, errno: unix.ENOSPC, times: crashes},
+		"opened":  {call: unix.SYS_OPENAT, is: func(a asked) bool { return oneOf(a.path(1), "1|2|3|4|5|6|7|8|9|10|11|12|13|14|15|16|17|18|19|20") }, errno: unix.EMFILE, times: crashes},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mount(t, "--on-crash", "quarantine")
+			failing := m.inject(fault)
+			m.restart(nil, "--on-crash", "quarantine")
+			for i := range crashes {
+				a := agent(t)
+				a.must("mkdir", m.At("D"+itoa(i)))
+				a.must("put", m.At("D"+itoa(i), "f"), "kept", "wronly,creat")
+				a.Kill()
+				m.awaitFree("D" + itoa(i))
+				wantTree(t, m.Back("D"+itoa(i)), []string{"f=kept"})
+				if exists(m.Back(".stagefs")) {
+					t.Fatalf("after %d crashes there is a hidden directory: %q", i+1, tree(t, m.Back(".stagefs")))
+				}
+			}
+			if n := failing.did()[0]; n != crashes {
+				t.Errorf("%d faults, want %d", n, crashes)
+			}
+			fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", m.cmd.Process.Pid))
+			mustDo(t, err)
+			for _, fd := range fds {
+				if at, _ := os.Readlink(fd); strings.Contains(at, "/.stagefs/") {
+					t.Errorf("the daemon keeps %s open", at)
+				}
+			}
+			a := agent(t)
+			a.must("mkdir", m.At("E"))
+			a.Kill()
+			m.awaitFree("E")
+			if exists(m.Back("E")) {
+				t.Error("there is room, and the content is still kept")
+			}
+		})
 	}
 }
