@@ -24,6 +24,13 @@ type deadMount struct {
 	gone    bool // nor was it when it was to be cleared: somebody has unmounted it
 }
 
+// FindDead reports whether there is a dead stagefs mount at path. It asks the
+// mount, and returns [ErrStaleMount] for a dead one that is not stagefs's.
+func FindDead(path string) (bool, error) {
+	dead, err := findDead(path)
+	return dead != nil, err
+}
+
 // findDead looks for a dead stagefs mount at path. It returns nil if there is
 // nothing dead there, and [ErrStaleMount] if it is not stagefs's.
 func findDead(path string) (*deadMount, error) {

@@ -411,7 +411,7 @@ func TestS1ReplaceNotRun(t *testing.T) {
 }
 
 // buildBad makes a program that empties what it is to go on from, and then is
-// stagefs.
+// stagefs; or that ends with the status in a file "exit" beside it.
 func buildBad(t *testing.T) string {
 	dir := tempDir(t)
 	src := `package main
@@ -419,6 +419,7 @@ func buildBad(t *testing.T) string {
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -432,6 +433,10 @@ func main() {
 		return
 	}
 	if text := os.Getenv("STAGEFS_HANDOVER"); text != "" {
+		if status, err := os.ReadFile("` + dir + `/exit"); err == nil {
+			n, _ := strconv.Atoi(string(status))
+			os.Exit(n)
+		}
 		var fd int
 		fmt.Sscanf(text[strings.Index(text, "State")+len("State\":"):], "%d", &fd)
 		syscall.Ftruncate(fd, 10)

@@ -90,7 +90,7 @@ func (c *command) mountAction(ctx *cli.Context) error {
 		c.log, c.logFile = o.Log, logFile
 	}
 	if ctx.Bool("supervise") && !watched.on {
-		return c.supervise(starter, logFile)
+		return c.supervise(o, starter, logFile)
 	}
 	o.Successor = watched.again
 	c.ignored = ignoredStops()

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/fs"
 )
 
 // envSupervised tells a process that it is the daemon which `stagefs mount
@@ -64,41 +66,46 @@ const (
 )
 
 // supervise runs this same command line as a daemon, and again whenever that
-// one is killed or crashes (S1). The next one takes the dead mount's place. It
-// returns how the last one ended: by a signal to this process, by an unmount,
-// or because it could not start.
+// one is killed, crashes, or leaves a dead mount in another way (S1). The next
+// one takes the dead mount's place. It returns how the last one ended: by a
+// signal to this process, by an unmount, or because it could not start.
 //
 // If this process is killed, the daemon serves on. starter, if any, is told when
 // the first mount answers; log is where this process talks to from then on.
-func (c *command) supervise(starter, log *os.File) error {
+func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 	signals := make(chan os.Signal, 4)
 	notifyStop(signals, ignoredStops())
 	defer signal.Stop(signals)
 	keepServing()
 
-	stopped, first, failures := false, true, 0
+	stopped, failures := false, 0
+	first := true      // none has served or crashed
 	successor := false // of one that has served, so that it must find a dead mount
 	for {
 		started := time.Now()
 		cmd, served, err := c.startSupervised(starter, log, successor)
-		if err != nil {
+		if err != nil && first {
 			return err
 		}
 		starter = nil
-		ended := make(chan error, 1)
-		go func() { ended <- cmd.Wait() }()
-		for running := true; running; {
-			select {
-			case sig := <-signals:
-				stopped = true
-				cmd.Process.Signal(sig)
-			case err = <-ended:
-				running = false
+		hasServed := false
+		if err == nil {
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
+			for running := true; running; {
+				select {
+				case sig := <-signals:
+					stopped = true
+					cmd.Process.Signal(sig)
+				case err = <-ended:
+					running = false
+				}
 			}
+			hasServed = served()
 		}
 		// An ordinary user's daemon clears the dead mount before it mounts; if it
 		// dies in between, the next one finds none.
-		successor = served() || successor && os.Geteuid() == 0
+		successor = hasServed || successor && os.Geteuid() == 0
 		if unmountedEarly(err) {
 			if first {
 				return &exitError{exitHeld, ""}
@@ -107,28 +114,74 @@ func (c *command) supervise(starter, log *os.File) error {
 		}
 		// What cannot start the first time is for whoever started it; later,
 		// everybody waits for the mount.
-		if stopped || err == nil || first && !crashed(err) {
+		first = first && !hasServed
+		switch {
+		case stopped:
+			return c.stoppedEnd(o, err, !first)
+		case crashed(err):
+			first = false
+		case first, (err == nil || hasServed) && !leftDead(o):
 			return supervisedEnd(err)
 		}
-		first = false
 		if time.Since(started) > startTime {
 			failures = 0
 		}
+		how := "exit status 0, and left a dead mount"
+		if err != nil {
+			how = err.Error()
+		}
 		if failures++; failures > maxFailures && !crashed(err) {
-			c.complain("the daemon of %s ended %d times in a row; the last time: %v", quote(c.args[len(c.args)-1]), failures, err)
+			c.complain("the daemon of %s ended %d times in a row; the last time: %s", quote(c.args[len(c.args)-1]), failures, how)
+			if err == nil {
+				return &exitError{exitSoftware, ""}
+			}
 			return supervisedEnd(err)
 		}
-		c.complain("the daemon ended: %v; starting another one", err)
+		c.complain("the daemon ended: %s; starting another one", how)
 		// The first one is started at once: everybody waits for it.
+		pause := time.Duration(0)
 		if failures > 1 {
-			pause := time.NewTimer(min(failurePause<<min(failures-2, 16), longestPause))
-			select {
-			case <-pause.C:
-			case <-signals:
-				return supervisedEnd(err)
-			}
+			pause = min(failurePause<<min(failures-2, 16), longestPause)
+		}
+		if told(signals, pause) {
+			return c.stoppedEnd(o, err, true)
 		}
 	}
+}
+
+// told reports whether a signal comes within a time, or has come.
+func told(signals <-chan os.Signal, within time.Duration) bool {
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case <-signals:
+		return true
+	case <-timer.C:
+		return len(signals) > 0
+	}
+}
+
+// leftDead reports whether a daemon that has ended left a dead mount.
+func leftDead(o fs.Options) bool {
+	dead, err := fs.FindDead(target(o))
+	return err == nil && dead
+}
+
+// stoppedEnd is the end by a signal (M4), of a supervisor whose last daemon has
+// ended as err says. That one may not have been there to unmount, or have heard
+// the signal before it could: ours tells that a dead mount is of such a daemon.
+func (c *command) stoppedEnd(o fs.Options, err error, ours bool) error {
+	if !ours || !leftDead(o) {
+		return supervisedEnd(err)
+	}
+	if err := fs.Unmount(target(o), true); err != nil && !errors.Is(err, fs.ErrNoMount) {
+		return exitf(exitOS, "the daemon was killed, and its mount cannot be removed: %v; clear it with: stagefs umount %s", err, quote(target(o)))
+	}
+	c.complain("%s was unmounted: its daemon had been killed", quote(target(o)))
+	if crashed(err) {
+		return nil
+	}
+	return supervisedEnd(err)
 }
 
 // startSupervised starts the daemon in a process group of its own, deaf to the
@@ -218,9 +271,12 @@ func unmountedEarly(err error) bool {
 // supervisedEnd passes on how the daemon ended. It has said why.
 func supervisedEnd(err error) error {
 	var exit *exec.ExitError
+	var own *exitError
 	switch {
 	case err == nil:
 		return nil
+	case errors.As(err, &own): // it could not be started
+		return err
 	case !errors.As(err, &exit):
 		return exitf(exitOS, "waiting for the daemon: %v", err)
 	case exit.ExitCode() < 0:

@@ -1,0 +1,145 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// supervisedPid is the daemon that the supervisor has started, whether it serves
+// or not; 0: there is none now.
+func (m *Mount) supervisedPid() int {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.cmd.Process.Pid))
+	for _, task := range tasks {
+		b, _ := os.ReadFile(task)
+		for _, pid := range strings.Fields(string(b)) {
+			if running(atoi(pid)) {
+				return atoi(pid)
+			}
+		}
+	}
+	return 0
+}
+
+// wantEnded expects that the supervisor ends, with a status, and leaves no mount.
+func (m *Mount) wantEnded(status int) {
+	m.t.Helper()
+	eventually(m.t, "the supervisor ends", m.dead)
+	if mountedAt(m.Path) {
+		m.t.Fatalf("a mount is left; the supervisor: %v", m.cmd.ProcessState)
+	}
+	if got := m.cmd.ProcessState.ExitCode(); got != status {
+		m.t.Errorf("the supervisor's status: %d, want %d", got, status)
+	}
+}
+
+// TestFaultTerminatedPause: SIGTERM to a supervisor that waits before it starts
+// another daemon leaves no dead mount (M4), and no lock is lost by it.
+func TestFaultTerminatedPause(t *testing.T) {
+	m := mountOver(t, "--supervise")
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	token := m.Locks()["D"].Token
+	for range 3 {
+		for range 7 {
+			pid := 0
+			eventuallySpin(t, "a daemon", func() bool { pid = m.supervisedPid(); return pid != 0 })
+			mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
+			eventuallySpin(t, "its end", func() bool { return m.supervisedPid() != pid })
+		}
+		time.Sleep(20 * time.Millisecond) // of 800
+		if m.supervisedPid() != 0 {
+			t.Fatal("there is no pause")
+		}
+		mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
+		m.wantEnded(0)
+		m.start([]string{"--supervise"})
+		m.awaitReady()
+		if row := m.Locks()["D"]; row.Token != token || row.Pid != a.Pid {
+			t.Fatalf("D: %+v, want token %d of pid %d", row, token, a.Pid)
+		}
+	}
+}
+
+// TestFaultTerminatedRestart: neither does SIGTERM at any moment of the start of a
+// daemon in a dead one's place: also one that it hears before it can listen.
+func TestFaultTerminatedRestart(t *testing.T) {
+	m := mountOver(t, "--supervise")
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	token := m.Locks()["D"].Token
+	for i := range 30 {
+		old := m.daemon()
+		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+		eventuallySpin(t, "another daemon", func() bool { pid := m.supervisedPid(); return pid != 0 && pid != old })
+		time.Sleep(time.Duration(i) * 300 * time.Microsecond)
+		mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
+		m.wantEnded(0)
+		m.start([]string{"--supervise"})
+		m.awaitReady()
+		if row := m.Locks()["D"]; row.Token != token || row.Pid != a.Pid {
+			t.Fatalf("D: %+v, want token %d of pid %d", row, token, a.Pid)
+		}
+	}
+}
+
+// TestFaultSuperviseExits: a daemon that has served and ends in whatever way with
+// its mount in place has another one in its place at once; one whose mount is
+// gone has not.
+func TestFaultSuperviseExits(t *testing.T) {
+	need(t, "root", "fuse")
+	bad := buildBad(t)
+	for _, status := range []string{"0", "2", "66", "70", "74"} {
+		t.Run(status, func(t *testing.T) {
+			mustDo(t, os.WriteFile(filepath.Join(filepath.Dir(bad), "exit"), []byte(status), 0o644))
+			m := mountOver(t, "--supervise")
+			a := agent(t)
+			a.must("mkdir", m.At("D"))
+			token := m.Locks()["D"].Token
+			for range 2 {
+				old := m.daemon()
+				run(t, bad, m.control("ctl"), stagefsBin())
+				eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+				if row := m.Locks()["D"]; row.Token != token || row.Pid != a.Pid {
+					t.Fatalf("D: %+v, want token %d of pid %d", row, token, a.Pid)
+				}
+			}
+			if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
+				t.Fatal(r)
+			}
+			m.wantEnded(0)
+		})
+	}
+}
+
+// TestFaultSuperviseNoProcess: where another daemon cannot be started at once, it
+// is a little later.
+func TestFaultSuperviseNoProcess(t *testing.T) {
+	needInject(t)
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	var served atomic.Bool
+	failing := m.inject(&fault{
+		call: unix.SYS_CLONE, errno: unix.EAGAIN, times: 3,
+		is: func(a asked) bool { return served.Load() && a.args[0]&unix.CLONE_VFORK != 0 },
+	})
+	m.start([]string{"--supervise"})
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	served.Store(true)
+	old := m.daemon()
+	mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+	eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+	if n := failing.did()[0]; n != 3 {
+		t.Errorf("%d starts have failed, want 3", n)
+	}
+}
