@@ -37,8 +37,11 @@ func findDead(path string) (*deadMount, error) {
 	// Attributes are cached beyond the daemon's death; this always asks.
 	var st unix.Statfs_t
 	err := unix.Statfs(path, &st)
-	for end := time.Now().Add(time.Second); err == unix.ECANCELED && time.Now().Before(end); err = unix.Statfs(path, &st) {
+	for end := time.Now().Add(endTime); err == unix.ECANCELED && time.Now().Before(end); err = unix.Statfs(path, &st) {
 		time.Sleep(time.Millisecond) // its daemon is about to be gone, and had a ring
+	}
+	if err == unix.ECANCELED { // not gone, and no living one either
+		return nil, &os.PathError{Op: "statfs", Path: path, Err: err}
 	}
 	if err != unix.ENOTCONN && err != unix.ECONNABORTED {
 		return nil, nil

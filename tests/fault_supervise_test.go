@@ -143,3 +143,15 @@ func TestFaultSuperviseNoProcess(t *testing.T) {
 		t.Errorf("%d starts have failed, want 3", n)
 	}
 }
+
+// TestFaultEndsSlowly: the place of a daemon whose mount still says that it is
+// about to end is taken when it has, however long that takes.
+func TestFaultEndsSlowly(t *testing.T) {
+	needInject(t)
+	m := mountOver(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	m.inject(&fault{call: unix.SYS_STATFS, is: func(a asked) bool { return a.path(0) == m.Path }, errno: unix.ECANCELED, times: 1500})
+	m.restart(nil)
+	m.wantOwner("D", a.Pid)
+}
