@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -72,6 +73,7 @@ type clearing struct {
 	dir   int    // the hidden directory of this clearing
 	where string // trashDir or quarantineDir, which it is in
 	name  string
+	about *os.File // that is to be written to the disk yet; nil: it need not be
 	moved int
 }
 
@@ -110,37 +112,34 @@ func (c *clearing) tellKernel() {
 
 // open makes the place that the content goes to.
 func (c *clearing) open() error {
-	fs := c.fs
-	fs.hiddenMu.Lock()
-	defer fs.hiddenMu.Unlock()
 	c.where = trashDir
 	if c.policy == lockstate.Quarantine {
 		c.where = quarantineDir
 	}
-	err := c.openIn()
+	if err := c.openIn(); err != nil || c.where != quarantineDir {
+		return err
+	}
+	err := c.describe()
 	if err != nil {
-		fs.tidyHidden()
+		c.close()
+		c.abandon()
 	}
 	return err
 }
 
 func (c *clearing) openIn() error {
-	fd, err := c.fs.openHidden(c.where, true)
+	fs := c.fs
+	fs.hiddenMu.Lock()
+	defer fs.hiddenMu.Unlock()
+	fd, err := fs.openHidden(c.where, true)
+	if err == nil {
+		c.name, c.dir, err = newHidden(fd, c.spoils.Lock.Token)
+		unix.Close(fd)
+	}
 	if err != nil {
-		return err
+		fs.tidyHidden()
 	}
-	defer unix.Close(fd)
-	if c.name, c.dir, err = newHidden(fd, c.spoils.Lock.Token); err != nil {
-		return err
-	}
-	if c.where != quarantineDir {
-		return nil
-	}
-	if err := c.describe(); err != nil {
-		unix.Close(c.dir)
-		return errors.Join(err, removeEmpty(fd, c.name))
-	}
-	return nil
+	return err
 }
 
 // aboutFile describes what is in quarantine, beside it.
@@ -148,6 +147,11 @@ const (
 	aboutFile   = "about.json"
 	contentName = "content"
 )
+
+// aboutAttr has the same as aboutFile. The owner's lock is to end at once (R4), so
+// nobody can wait for the disk to have the file; but a journal has an attribute
+// that was set before the content was moved, if it has the move.
+const aboutAttr = "user.stagefs.about"
 
 // describe writes down what is about to be put in quarantine, before it is.
 func (c *clearing) describe() error {
@@ -164,8 +168,30 @@ func (c *clearing) describe() error {
 	if err != nil {
 		return err
 	}
-	_, err = unix.Write(fd, append(data, '\n'))
-	return errors.Join(err, unix.Close(fd))
+	f := os.NewFile(uintptr(fd), aboutFile)
+	_, err = f.Write(append(data, '\n'))
+	if err == nil && unix.Fsetxattr(c.dir, aboutAttr, data, 0) != nil {
+		c.about = f // the best that can be had here
+		return nil
+	}
+	return errors.Join(err, f.Close())
+}
+
+// close lets go of the place that the content went to.
+func (c *clearing) close() {
+	dir, about := c.dir, c.about
+	c.about = nil
+	if about == nil {
+		unix.Close(dir)
+		return
+	}
+	c.fs.clearings.Go(func() {
+		err := errors.Join(about.Sync(), about.Close(), ignoringEINTR(func() error { return unix.Fsync(dir) }))
+		unix.Close(dir)
+		if err != nil {
+			c.fs.log.Warn("the description of what is in quarantine may not outlive a power cut", "id", c.name, "err", err)
+		}
+	})
 }
 
 // moveWhole moves the directory itself aside.
@@ -173,7 +199,7 @@ func (c *clearing) moveWhole() error {
 	if err := c.open(); err != nil {
 		return err
 	}
-	defer unix.Close(c.dir)
+	defer c.close()
 	fs := c.fs
 	fs.ns.Lock()
 	now, ok := fs.table.Lock(c.spoils.Lock.Token)
@@ -278,7 +304,7 @@ func (c *clearing) sweep() error {
 	if err := c.open(); err != nil {
 		return err
 	}
-	defer unix.Close(c.dir)
+	defer c.close()
 	// Others are let in between the batches: nobody holds the directory.
 	for batch := range slices.Chunk(moves, 64) {
 		if err := c.moveBatch(now.Path, batch); err != nil {

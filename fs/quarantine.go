@@ -51,20 +51,45 @@ func mayHaveContent(quarantine int, id string) bool {
 	return statAt(fd, contentName, &st) != unix.ENOENT
 }
 
-func readAbout(quarantine int, id string) lockstate.Quarantined {
-	var q lockstate.Quarantined
-	if fd, err := openAt(quarantine, id, unix.O_PATH|unix.O_DIRECTORY, 0); err == nil {
-		if file, err := openAt(fd, aboutFile, unix.O_RDONLY|unix.O_NONBLOCK, 0); err == nil {
-			f := os.NewFile(uintptr(file), aboutFile)
-			if data, err := io.ReadAll(io.LimitReader(f, 64<<10)); err == nil && json.Unmarshal(data, &q) != nil {
-				q = lockstate.Quarantined{}
+// readAbout returns what is written about something in quarantine, or at least
+// when it came there.
+func readAbout(quarantine int, id string) (q lockstate.Quarantined) {
+	if fd, err := openAt(quarantine, id, unix.O_RDONLY|unix.O_DIRECTORY, 0); err == nil {
+		q = aboutOf(readAll(fd, aboutFile))
+		if q.Time.IsZero() {
+			buf := make([]byte, maxAbout)
+			if n, err := unix.Fgetxattr(fd, aboutAttr, buf); err == nil {
+				q = aboutOf(buf[:n], nil)
 			}
-			f.Close()
+		}
+		var st unix.Statx_t
+		if q.Time.IsZero() && statAt(fd, "", &st) == nil {
+			q.Time = time.Unix(st.Ctime.Sec, int64(st.Ctime.Nsec)).UTC()
 		}
 		unix.Close(fd)
 	}
 	q.ID = id
 	return q
+}
+
+func aboutOf(text []byte, err error) (q lockstate.Quarantined) {
+	if err != nil || json.Unmarshal(text, &q) != nil {
+		return lockstate.Quarantined{}
+	}
+	return q
+}
+
+// maxAbout is how large a description may be.
+const maxAbout = 64 << 10
+
+func readAll(dir int, name string) ([]byte, error) {
+	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxAbout))
 }
 
 // showQuarantine lists what was put aside, a line of JSON each.
@@ -194,7 +219,8 @@ func (c *command) discardQuarantined() fuse.Status {
 	n := 0
 	all, err := fs.quarantined()
 	for _, q := range all {
-		if c.id != "" && q.ID != c.id || c.id == "" && time.Since(q.Time) < c.older {
+		old := time.Since(q.Time) >= c.older && (!q.Time.IsZero() || c.older == 0)
+		if c.id != "" && q.ID != c.id || c.id == "" && !old {
 			continue
 		}
 		if e := unix.Renameat2(from, q.ID, trash, fmt.Sprintf("q%s", q.ID), unix.RENAME_NOREPLACE); e != nil {

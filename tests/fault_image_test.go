@@ -132,12 +132,24 @@ func (i *image) remount(how string) {
 // does by itself when it finds its disk broken.
 func (i *image) breakDown() {
 	i.t.Helper()
-	const (
-		ext4Shutdown = 0x8004587d // EXT4_IOC_SHUTDOWN
-		noLogFlush   = 2
-	)
+	const noLogFlush = 2
+	i.shutDown(noLogFlush)
+}
+
+// shutDown is EXT4_IOC_SHUTDOWN.
+func (i *image) shutDown(how int) {
+	i.t.Helper()
+	const ext4Shutdown = 0x8004587d
 	f, err := os.Open(i.Dir)
 	mustDo(i.t, err)
 	defer f.Close()
-	mustDo(i.t, unix.IoctlSetPointerInt(int(f.Fd()), ext4Shutdown, noLogFlush))
+	mustDo(i.t, unix.IoctlSetPointerInt(int(f.Fd()), ext4Shutdown, how))
+}
+
+// powerCut leaves the disk as it is when the power fails right after the journal
+// was written: with all that has happened, but for data of files on their way.
+func (i *image) powerCut() {
+	i.t.Helper()
+	const logFlush = 1
+	i.shutDown(logFlush)
 }

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -181,12 +183,8 @@ func TestFaultQuarantineFull(t *testing.T) {
 			if n := failing.did()[0]; n != crashes {
 				t.Errorf("%d faults, want %d", n, crashes)
 			}
-			fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", m.cmd.Process.Pid))
-			mustDo(t, err)
-			for _, fd := range fds {
-				if at, _ := os.Readlink(fd); strings.Contains(at, "/.stagefs/") {
-					t.Errorf("the daemon keeps %s open", at)
-				}
+			for _, at := range m.openHidden() {
+				t.Errorf("the daemon keeps %s open", at)
 			}
 			a := agent(t)
 			a.must("mkdir", m.At("E"))
@@ -194,6 +192,106 @@ func TestFaultQuarantineFull(t *testing.T) {
 			m.awaitFree("E")
 			if exists(m.Back("E")) {
 				t.Error("there is room, and the content is still kept")
+			}
+		})
+	}
+}
+
+// TestFaultQuarantinePower: after a power cut there is no content in quarantine
+// of which it is not known whose it was.
+func TestFaultQuarantinePower(t *testing.T) {
+	t.Run("at once", func(t *testing.T) {
+		disk := newImage(t, 32)
+		m := disk.mount("--on-crash", "quarantine")
+		wantAsideAfterPowerCut(t, disk, m, func() {})
+	})
+	t.Run("without extended attributes", func(t *testing.T) {
+		needInject(t)
+		disk := newImage(t, 32)
+		m := disk.mount("--on-crash", "quarantine")
+		failing := m.inject(&fault{call: unix.SYS_FSETXATTR, errno: unix.EOPNOTSUPP, times: 1})
+		m.restart(nil, "--on-crash", "quarantine")
+		wantAsideAfterPowerCut(t, disk, m, func() {
+			if failing.did()[0] != 1 {
+				t.Error("nothing has failed")
+			}
+			eventually(t, "it is on the disk", func() bool {
+				return !slices.ContainsFunc(m.openHidden(), func(at string) bool { return strings.HasSuffix(at, "/about.json") })
+			})
+		})
+	})
+}
+
+// openHidden is what the daemon has open of its hidden directories.
+func (m *Mount) openHidden() (open []string) {
+	m.t.Helper()
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", m.cmd.Process.Pid))
+	mustDo(m.t, err)
+	for _, fd := range fds {
+		if at, _ := os.Readlink(fd); strings.Contains(at, "/.stagefs/") {
+			open = append(open, at)
+		}
+	}
+	return open
+}
+
+func wantAsideAfterPowerCut(t *testing.T, disk *image, m *Mount, before func()) {
+	t.Helper()
+	aside(t, m, "D")
+	about := m.quarantine()[0]
+	before()
+	disk.powerCut()
+	m.kill()
+	mustDo(t, unix.Unmount(m.Path, unix.MNT_DETACH))
+	mustDo(t, unix.Unmount(disk.Dir, 0))
+	if r := run(t, "mount", "-o", "loop", disk.file, disk.Dir); r.Status != 0 {
+		t.Fatal(r)
+	}
+	if !exists(m.Back(".stagefs", "quarantine", "1", "content")) {
+		t.Fatal("the content is not in quarantine any more")
+	}
+	m.healthy()
+	m.start([]string{"--on-crash", "quarantine"})
+	m.awaitReady()
+	if all := m.quarantine(); len(all) != 1 || all[0] != about {
+		t.Errorf("quarantine: %+v, want %+v", all, about)
+	}
+	if r := run(t, stagefsBin(), "quarantine", "--restore", "1", m.Path); r.Status != 0 {
+		t.Errorf("restore: %v", r)
+	}
+	if !exists(m.Back("D", "f")) {
+		t.Error("it is not back")
+	}
+}
+
+// TestFaultQuarantineAge: what nobody knows the age of, because its descriptions
+// are damaged, is as old as it has been in quarantine.
+func TestFaultQuarantineAge(t *testing.T) {
+	for name, about := range map[string]string{"empty": "", "torn": `{"id":"","dir":"D","tok`, "without a time": `{"dir":"D","token":1}`} {
+		t.Run(name, func(t *testing.T) {
+			m := mount(t, "--on-crash", "quarantine")
+			aside(t, m, "D")
+			was := m.quarantine()[0]
+			mustDo(t, os.WriteFile(m.Back(".stagefs/quarantine/1/about.json"), []byte(about), 0o600))
+			if all := m.quarantine(); len(all) != 1 || all[0] != was {
+				t.Errorf("quarantine: %+v, want %+v: it is written down twice", all, was)
+			}
+			unix.Removexattr(m.Back(".stagefs/quarantine/1"), "user.stagefs.about")
+			older := func(age string) {
+				t.Helper()
+				if r := run(t, stagefsBin(), "quarantine", "--delete-older", age, m.Path); r.Status != 0 {
+					t.Errorf("--delete-older %s: %v", age, r)
+				}
+			}
+			older("720h")
+			all := m.quarantine()
+			if len(all) != 1 || time.Since(all[0].Time).Abs() > time.Hour {
+				t.Errorf("quarantine: %+v, want 1, of now", all)
+			}
+			wantTree(t, m.Back(".stagefs/quarantine/1/content"), []string{"f=valuable"})
+			older("0s")
+			if all := m.quarantine(); len(all) != 0 {
+				t.Errorf("quarantine: %+v, want nothing", all)
 			}
 		})
 	}
