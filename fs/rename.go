@@ -19,8 +19,8 @@ type renaming struct {
 }
 
 // Rename is renameat2(2), with every flag. It carries locks along (R3);
-// renaming a lock file away ends its lock (R1); renaming onto its name is an
-// acquisition (A3).
+// renaming a lock file away ends its lock (R1), unless something else is called
+// so afterwards; renaming onto its name is an acquisition (A3).
 func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
 	from, to := fs.nodes.get(in.NodeId), fs.nodes.get(in.Newdir)
 	if from == nil || to == nil || fs.reserved(from, oldName) || fs.reserved(to, newName) {
@@ -140,17 +140,25 @@ func (fs *FS) tableDirs(m *renaming) (forget func()) {
 // it acquires first, since the other checks are about what that lock covers.
 func (fs *FS) admitRename(m *renaming) (finish func(bool) bool, err error) {
 	finish = func(bool) bool { return true }
-	onto := fs.isLockName(m.to.parent, m.to.name)
-	if onto {
+	if fs.isLockName(m.to.parent, m.to.name) {
 		m.r.errno = fuse.Status(unix.EEXIST) // A8
-		finish, err = fs.admitLock(m.r, lockstate.Request{
-			Dir: m.to.parent.dir, Kind: lockstate.Explicit, Protocol: "rename", File: m.to.name,
+	}
+	for _, l := range fs.ontoLockNames(m) {
+		f, err := fs.admitLock(m.r, lockstate.Request{
+			Dir: l.parent.dir, Kind: lockstate.Explicit, Protocol: "rename", File: l.name,
 		})
 		if err != nil {
+			finish(false)
 			return nil, err
 		}
+		before := finish
+		finish = func(made bool) bool {
+			ok := before(made)
+			return f(made) && ok
+		}
 	}
-	ops, err := fs.admitMoves(m, onto || fs.isLockName(m.from.parent, m.from.name))
+	quiet := fs.isLockName(m.to.parent, m.to.name) || fs.isLockName(m.from.parent, m.from.name)
+	ops, err := fs.admitMoves(m, quiet)
 	if err != nil {
 		finish(false)
 		return nil, err
@@ -162,6 +170,21 @@ func (fs *FS) admitRename(m *renaming) (finish func(bool) bool, err error) {
 		}
 		return inner(made)
 	}, nil
+}
+
+// fills reports whether something else takes the name that m takes from its source.
+func (m *renaming) fills() bool { return m.flags&(unix.RENAME_EXCHANGE|unix.RENAME_WHITEOUT) != 0 }
+
+// ontoLockNames returns where m puts something under a lock file's name (A3). Where
+// that takes a lock file's place the lock goes on, whoever of its holders does it.
+func (fs *FS) ontoLockNames(m *renaming) (onto []link) {
+	if m.fills() && fs.isLockName(m.from.parent, m.from.name) && !fs.keeps(m.from) {
+		onto = append(onto, m.from)
+	}
+	if fs.isLockName(m.to.parent, m.to.name) && (m.flags&unix.RENAME_EXCHANGE == 0 || !fs.keeps(m.to)) {
+		onto = append(onto, m.to)
+	}
+	return onto
 }
 
 // admitMoves passes the gate for what moves one way, and for what goes or moves
@@ -258,12 +281,17 @@ func (fs *FS) renamed(m *renaming) {
 			m.src.node.relink(m.from, m.to)
 		}
 	}
+	// The kernel may have kept the attributes, which a lock file's observers are
+	// not to see (A11).
 	if fs.isLockName(m.from.parent, m.from.name) {
-		fs.released(m.from.parent.dir, m.from.name)
+		if !m.fills() {
+			fs.released(m.from.parent.dir, m.from.name)
+		}
+		if exchange {
+			fs.notifyAttr(m.dst.node)
+		}
 	}
 	if fs.isLockName(m.to.parent, m.to.name) {
-		// The kernel may have kept the attributes, which a lock file's
-		// observers are not to see (A11).
 		fs.notifyAttr(m.src.node)
 	}
 	fs.cands.forget(m.from.parent, m.from.name)
