@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gofrs/flock"
+	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
 )
@@ -35,7 +35,8 @@ func (e *HeldError) Error() string {
 // goroutines.
 type Store struct {
 	key      string
-	guard    *flock.Flock
+	guard    *os.File // KEY.lock, flocked
+	self     *os.File // the state directory
 	warnings []string
 	crashed  bool
 
@@ -59,43 +60,69 @@ func Open(stateDir, key string) (*Store, error) {
 	if err := makeDir(stateDir); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
-	dir, err := os.OpenRoot(stateDir)
+	self, err := os.Open(stateDir)
 	if err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
-	s := &Store{key: key, dir: dir}
-	if err := s.open(filepath.Join(stateDir, key+".lock")); err != nil {
-		dir.Close()
+	s, err := inDir(self, key)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.open(); err != nil {
+		s.abandon()
 		return nil, err
 	}
 	return s, nil
 }
 
-func (s *Store) open(lockPath string) error {
-	_, err := os.Lstat(lockPath)
+// inDir makes a store of a state directory that is open, which is its to close.
+func inDir(self *os.File, key string) (*Store, error) {
+	dir, err := os.OpenRoot("/proc/self/fd/" + strconv.Itoa(int(self.Fd())))
+	if err != nil {
+		self.Close()
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	return &Store{key: key, self: self, dir: dir}, nil
+}
+
+// abandon lets go of what a store has that could not be opened.
+func (s *Store) abandon() {
+	if s.guard != nil {
+		s.guard.Close()
+	}
+	s.dir.Close()
+	s.self.Close()
+}
+
+func (s *Store) open() error {
+	name := s.key + ".lock"
+	_, err := s.dir.Lstat(name)
 	fresh := errors.Is(err, os.ErrNotExist)
 
-	s.guard = flock.New(lockPath)
-	taken, err := s.guard.TryLock()
+	s.guard, err = s.dir.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return fmt.Errorf("locking the state: %w", err)
 	}
-	if !taken {
-		return &HeldError{Pid: holder(lockPath)}
+	switch err := unix.Flock(int(s.guard.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case err == unix.EWOULDBLOCK:
+		return &HeldError{Pid: s.holder()}
+	case err != nil:
+		return fmt.Errorf("locking the state: %w", os.NewSyscallError("flock", err))
 	}
-	old, _ := os.ReadFile(lockPath)
+	old, _ := s.dir.ReadFile(name)
 	s.crashed = len(old) > 0
-	if err := os.WriteFile(lockPath, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
-		s.guard.Close()
+	pid := []byte(strconv.Itoa(os.Getpid()) + "\n")
+	// Into the room that the file has: the disk may be full.
+	if _, err := s.guard.WriteAt(pid, 0); err != nil {
 		return fmt.Errorf("writing the pid: %w", err)
 	}
-	if err = s.loadMark(fresh); err == nil {
-		err = s.loadJournal()
+	if err := s.guard.Truncate(int64(len(pid))); err != nil {
+		return fmt.Errorf("writing the pid: %w", err)
 	}
-	if err != nil {
-		s.guard.Close()
+	if err := s.loadMark(fresh); err != nil {
+		return err
 	}
-	return err
+	return s.loadJournal()
 }
 
 // Warnings tells what was found damaged when the store was opened (S2).
@@ -115,8 +142,8 @@ func (s *Store) Close() error {
 	kept := s.journal.close()
 	// An empty file tells a daemon that starts at this moment, and loses to yet
 	// another, that the pid it reads is not this one's.
-	err := s.dir.WriteFile(s.key+".lock", nil, 0o600)
-	err = errors.Join(kept, err, s.guard.Close(), s.dir.Close())
+	err := s.guard.Truncate(0)
+	err = errors.Join(kept, err, s.guard.Close(), s.dir.Close(), s.self.Close())
 	s.dir = nil
 	return err
 }
@@ -131,6 +158,10 @@ func makeDir(dir string) error {
 	if err != nil {
 		return err
 	}
+	return checkDir(dir, info)
+}
+
+func checkDir(dir string, info os.FileInfo) error {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	switch {
 	case !info.IsDir():
@@ -146,9 +177,9 @@ func makeDir(dir string) error {
 // holder reads the pid of the process that has the lock file flocked. One that
 // has the lock may not have written its pid yet: then the file is empty, or
 // names a process that was killed earlier.
-func holder(lockPath string) int {
+func (s *Store) holder() int {
 	for range 20 {
-		text, _ := os.ReadFile(lockPath)
+		text, _ := s.dir.ReadFile(s.key + ".lock")
 		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 		if err == nil && pid > 0 && !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 			return pid

@@ -128,12 +128,8 @@ func (s *Store) overwriteSynced(name string, data []byte) error {
 // exchange swaps two files, or moves the first where the second does not exist
 // or the file system cannot swap.
 func (s *Store) exchange(a, b string) error {
-	d, err := s.dir.Open(".")
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	err = unix.Renameat2(int(d.Fd()), a, int(d.Fd()), b, unix.RENAME_EXCHANGE)
+	dir := int(s.self.Fd())
+	err := unix.Renameat2(dir, a, dir, b, unix.RENAME_EXCHANGE)
 	if err == unix.ENOENT || err == unix.EINVAL || err == unix.ENOSYS {
 		return s.dir.Rename(a, b)
 	}
@@ -149,13 +145,7 @@ func (s *Store) writeSynced(name string, data []byte) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-func (s *Store) syncDir() error {
-	d, err := s.dir.Open(".")
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
+func (s *Store) syncDir() error { return s.self.Sync() }
 
 const markHeader = "stagefs-tokens 1 "
 
