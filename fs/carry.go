@@ -12,6 +12,7 @@ import (
 	"github.com/stagefs/stagefs/fs/transport"
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/advisory"
+	"github.com/stagefs/stagefs/lockstate/filestore"
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
@@ -23,7 +24,7 @@ import (
 
 // HandoverFormat is the number of the format in which a daemon writes down what
 // it knows. A program can only go on from the same one.
-const HandoverFormat = 1
+const HandoverFormat = 2
 
 // carried is what a daemon knows.
 type carried struct {
@@ -33,6 +34,7 @@ type carried struct {
 	Transport  transport.State
 	MountID    int
 	Root       int // descriptor
+	State      filestore.Carried
 	Replacing  uint64
 	Started    time.Time
 	Passing    bool
@@ -47,10 +49,11 @@ type carried struct {
 	Handles              []carriedHandle
 	Candidates           []carriedCandidate
 
-	Rows     []lockstate.CarriedRow
-	Keys     []carriedFDKey
-	Stats    lockstate.Stats
-	Advisory map[advisory.Key][]advisory.Lock
+	Rows      []lockstate.CarriedRow
+	Keys      []carriedFDKey
+	LastToken uint64
+	Stats     lockstate.Stats
+	Advisory  map[advisory.Key][]advisory.Lock
 
 	Orphans   []carriedOrphan
 	Scanned   bool // all orphans are known
@@ -119,10 +122,13 @@ func (s *Server) carry(t *transport.State) (c *carried, fds []int, err error) {
 	c = &carried{
 		Format: HandoverFormat, Mountpoint: s.mountpoint, MountID: fs.mountID, Transport: *t, Root: fs.back.root, Started: fs.started,
 		Passing: fs.pass.on.Load(), PassDev: fs.pass.dev,
-		Procs: fs.procs.Carry(), Stats: fs.table.Stats(), Advisory: fs.advisory.Carry(),
+		Procs: fs.procs.Carry(), Stats: fs.table.Stats(), LastToken: fs.table.LastToken(), Advisory: fs.advisory.Carry(),
 	}
 	copyFields(&c.Options, fs.opts)
-	fds = append(fds, t.FD, c.Root)
+	if c.State, err = s.store.Carry(); err != nil {
+		return nil, nil, err
+	}
+	fds = append(fds, t.FD, c.Root, c.State.Dir, c.State.Guard)
 	for _, p := range c.Procs {
 		fds = append(fds, p.FD)
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/stagefs/stagefs/fs/transport"
+	"github.com/stagefs/stagefs/lockstate/filestore"
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
@@ -29,9 +30,10 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	if err := becomeDaemon(); err != nil {
 		return nil, err
 	}
-	if err := s.openStore(&o, c.Root); err != nil {
+	if s.store, err = filestore.Continue(c.State); err != nil {
 		return nil, err
 	}
+	s.warnings = s.store.Warnings()
 	procs, err := newResolver(&o)
 	if err != nil {
 		return nil, err
@@ -107,6 +109,7 @@ func (s *Server) takeUp(c *carried) error {
 
 // takeUpRows puts the locks back.
 func (fs *FS) takeUpRows(c *carried) error {
+	fs.table.TakeUpTokens(c.LastToken)
 	keys := make(map[uint64][]any)
 	for _, k := range c.Keys {
 		keys[k.Token] = append(keys[k.Token], fdKey{k.Node, k.Flock, k.ID})

@@ -153,7 +153,7 @@ func (h *hotDirs) cool() {
 func (fs *FS) leftHot(store lockstate.Store) (left []hotPlace) {
 	next := uint64(hotBase)
 	var ids []uint64
-	everywhere := len(store.Warnings()) > 0
+	everywhere := !store.Complete()
 	for id, data := range store.Load() {
 		if id < hotBase {
 			continue

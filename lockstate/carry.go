@@ -81,6 +81,21 @@ func (t *Table) TakeUpRow(c CarriedRow, path []string, owner *procid.Process, ke
 // Flush makes what was taken up outlive the daemon.
 func (t *Table) Flush() { t.flush() }
 
+// LastToken returns the last token that was given out.
+func (t *Table) LastToken() uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.token
+}
+
+// TakeUpTokens goes on with what another table had reserved: last is the last
+// token that it gave out. It is called before all else.
+func (t *Table) TakeUpTokens(last uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.token = min(t.token, last)
+}
+
 // TakeUpStats goes on counting where another table stopped.
 func (t *Table) TakeUpStats(s Stats) {
 	t.mu.Lock()

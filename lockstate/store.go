@@ -30,5 +30,8 @@ type Store interface {
 
 	// Warnings tells what was found damaged when the store was opened (S2).
 	Warnings() []string
+	// Complete reports whether all was there that had been flushed, as far
+	// as can be told.
+	Complete() bool
 	Close() error
 }

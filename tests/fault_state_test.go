@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestFaultFullState: while the state cannot be written, locks are taken, kept
@@ -96,7 +98,7 @@ func (m *Mount) wantUnwritable(unwritable bool) {
 }
 
 // TestFaultFullStateRestart: a daemon that starts while its state is full has
-// what is there, serves, and warns.
+// what is there, warns, and keeps locks where the one before kept them.
 func TestFaultFullStateRestart(t *testing.T) {
 	disk := newImage(t, 8)
 	dir := staticDir(t)
@@ -112,24 +114,88 @@ func TestFaultFullStateRestart(t *testing.T) {
 	if row := m.Locks()["D"]; row.Token != token || row.Pid != a.Pid {
 		t.Errorf("D after the restart: %+v, want token %d", row, token)
 	}
-	eventually(t, "a warning", func() bool { return strings.Contains(m.Log(), "locks are not kept for a restart") })
+	eventually(t, "a warning", func() bool { return strings.Contains(m.Log(), "no space left on device; the last journal goes on") })
 	stranger(t).want("EBUSY", "mkdir", m.At("D/x"))
 	a.must("mkdir", m.At("E"))
-	if row := m.Locks()["E"]; row.Token <= token {
-		t.Errorf("token %d after %d", row.Token, token)
+	kept := m.Locks()["E"].Token
+	if kept <= token {
+		t.Errorf("token %d after %d", kept, token)
 	}
 	// Once more, without room, and then with it.
 	m.restart(nil)
-	if row := m.Locks()["D"]; row.Token != token {
-		t.Errorf("D after another restart: %+v, want token %d", row, token)
+	if rows := m.Locks(); rows["D"].Token != token || rows["E"].Token != kept {
+		t.Errorf("after another restart: %+v, want D with token %d and E with %d", rows, token, kept)
 	}
+	a.must("rmdir", m.At("E"))
+	m.restart(nil)
+	if rows := m.Locks(); len(rows) != 1 || rows["D"].Token != token {
+		t.Errorf("after a third restart: %+v, want D with token %d", rows, token)
+	}
+	journals := func() []string {
+		all, _ := filepath.Glob(filepath.Join(m.State, "*.journal.*"))
+		return all
+	}
+	full := journals()
 	disk.free()
 	a.must("mkdir", m.At("F"))
 	want := m.Locks()["F"].Token
-	eventually(t, "the state is written again", func() bool { return strings.Contains(m.Log(), "locks are kept for a restart again") })
+	eventually(t, "another journal is begun", func() bool { now := journals(); return len(now) == 1 && now[0] != full[0] })
 	m.restart(nil)
 	if row := m.Locks()["F"]; row.Token != want {
 		t.Errorf("F: %+v, want token %d", row, want)
+	}
+}
+
+// TestFaultTornState: what a kill or a power cut leaves of a line that nobody
+// had been answered for is reported, and costs neither a lock nor a search of
+// the whole backing; of such files, and of half snapshots, only a few are kept.
+func TestFaultTornState(t *testing.T) {
+	dir := staticDir(t)
+	cold := filepath.Join(dir, "cold")
+	mustDo(t, os.Mkdir(cold, 0o777))
+	mustDo(t, os.WriteFile(filepath.Join(cold, "file"), nil, 0o666))
+	seen, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	mustDo(t, err)
+	defer unix.Close(seen)
+	_, err = unix.InotifyAddWatch(seen, filepath.Join(cold, "file"), unix.IN_OPEN)
+	mustDo(t, err)
+
+	m := mountDir(t, dir, dir)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	before := m.Locks()["D"]
+	for range 12 {
+		said := len(m.Log())
+		m.restart(func() {
+			journals, _ := filepath.Glob(filepath.Join(m.State, "*.journal.*[0-9]"))
+			last := ""
+			for _, j := range journals {
+				if !strings.Contains(j, "damaged") {
+					last = j
+				}
+			}
+			f, err := os.OpenFile(last, os.O_WRONLY|os.O_APPEND, 0)
+			mustDo(t, err)
+			defer f.Close()
+			_, err = f.WriteString(`3f2a91cc P 7 {"token":7,"wor`)
+			mustDo(t, err)
+			mustDo(t, os.WriteFile(strings.Replace(last, ".journal.", ".locks.", 1)+"7.tmp", []byte("stagefs-lo"), 0o600))
+		})
+		if row := m.Locks()["D"]; row.Token != before.Token || row.Pid != before.Pid {
+			t.Fatalf("D after the restart: %+v, want %+v", row, before)
+		}
+		if !strings.Contains(m.Log()[said:], "in the middle of a line") {
+			t.Errorf("nothing is said:\n%s", m.Log()[said:])
+		}
+	}
+	if n, err := unix.Read(seen, make([]byte, 4096)); err != unix.EAGAIN {
+		t.Errorf("the daemon looked into a file where nothing was open (%d, %v)", n, err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(m.State, "*.tmp")); len(left) > 1 { // the token mark has one
+		t.Errorf("half snapshots %q", left)
+	}
+	if left, _ := filepath.Glob(filepath.Join(m.State, "*.damaged-*")); len(left) != 8 {
+		t.Errorf("%d files set aside, want the newest 8: %q", len(left), left)
 	}
 }
 

@@ -47,6 +47,8 @@ type journal struct {
 	allocated int64
 	synced    uint64 // number of the last change that is on disk
 	failed    error  // why nothing can be written; a new generation ends it
+	stale     bool   // the file is an earlier daemon's, for want of room for another
+	compactAt int64  // size of file from which it may be replaced by a snapshot
 	notify    func(error)
 
 	loaded map[uint64][]byte
@@ -231,10 +233,8 @@ func (j *journal) tend() {
 		j.mu.Unlock()
 
 		j.writeMu.Lock()
-		full := j.size > compactAt && j.size > 4*int64(live)
-		if j.failed != nil || full {
-			j.renewLocked()
-		} else {
+		full := j.size > j.compactAt && j.size > 4*int64(live)
+		if (j.failed == nil && !j.stale && !full) || j.renewLocked() != nil {
 			j.syncLocked(seq)
 		}
 		j.writeMu.Unlock()
@@ -242,14 +242,14 @@ func (j *journal) tend() {
 }
 
 // renewLocked begins the next generation, with all that is live. Until it is
-// whole, the present one counts. The caller holds writeMu: what is put meanwhile
-// waits for the new journal.
+// whole, the present one counts, and goes on if that cannot be done. The caller
+// holds writeMu: what is put meanwhile waits for the new journal.
 func (j *journal) renewLocked() error {
 	if j.store.dir == nil {
 		return ErrClosed
 	}
 	j.mu.Lock()
-	seq := j.seq
+	seq, lines := j.seq, j.pending
 	live := maps.Clone(j.live)
 	j.pending = nil
 	j.mu.Unlock()
@@ -257,13 +257,21 @@ func (j *journal) renewLocked() error {
 	gen := j.gen + 1
 	file, err := j.store.begin(gen, live)
 	if err != nil {
-		return j.failLocked(err)
+		j.mu.Lock()
+		j.pending = append(lines, j.pending...)
+		j.mu.Unlock()
+		j.compactAt = max(j.compactAt, 2*j.size) // it costs much to try
+		if j.failed != nil || j.file == nil {
+			return j.failLocked(err)
+		}
+		return err
 	}
 	if j.file != nil {
 		j.file.Close()
 	}
 	j.store.removeGenerations(gen)
 	j.file, j.gen, j.size, j.allocated, j.synced = file, gen, 0, 0, seq
+	j.stale, j.compactAt = false, compactAt
 	if j.failed != nil {
 		j.failed = nil
 		j.tell(nil)
@@ -271,6 +279,35 @@ func (j *journal) renewLocked() error {
 	j.mu.Lock()
 	j.written = max(j.written, seq)
 	j.mu.Unlock()
+	return nil
+}
+
+// extendLocked goes on with the journal of the present generation. The caller
+// holds writeMu.
+func (j *journal) extendLocked() error {
+	file, err := j.store.dir.OpenFile(j.store.journalName(j.gen), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return fmt.Errorf("going on with a journal: %w", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		file.Close()
+		return os.NewSyscallError("fstat", err)
+	}
+	j.file, j.size, j.allocated, j.failed = file, st.Size, max(st.Size, st.Blocks*512), nil
+	// What was cut off ends here: it takes no line with it, nor becomes one.
+	last := []byte{'\n'}
+	if st.Size > 0 {
+		_, err = file.ReadAt(last, st.Size-1)
+	}
+	if err == nil && last[0] != '\n' {
+		err = j.append([]byte("~\n"))
+	}
+	if err != nil {
+		file.Close()
+		j.file = nil
+		return fmt.Errorf("going on with a journal: %w", err)
+	}
 	return nil
 }
 

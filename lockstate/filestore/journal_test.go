@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -107,6 +108,9 @@ func TestS2(t *testing.T) {
 			if whole != (len(s.Warnings()) == 0) || whole != (len(aside) == 0) {
 				t.Fatalf("%s: Warnings() = %q, set aside %q", what, s.Warnings(), aside)
 			}
+			if torn := strings.Contains(file, "journal") && bytes.HasPrefix(good, bad[:bytes.LastIndexByte(bad, '\n')+1]) && bytes.IndexByte(bad, 0) < 0; torn != s.Complete() {
+				t.Fatalf("%s: Complete() = %v, want %v", what, s.Complete(), torn)
+			}
 			// Each record is one that was put, and at most one line is lost.
 			got := s.Load()
 			for token, r := range got {
@@ -155,6 +159,40 @@ func TestGenerationCutOff(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(older, "key.journal.*")); len(left) != 1 {
 		t.Errorf("journals %q, want one", left)
+	}
+}
+
+// A daemon that was killed while it wrote a snapshot, and many damaged files,
+// leave nothing for ever.
+func TestTidy(t *testing.T) {
+	dir, _ := fill(t)
+	for i := range 20 {
+		name := fmt.Sprintf("key.journal.%d.damaged-20260101T0000%02d.000000000Z", i%3, i)
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"key.locks.2.tmp", "key.locks.99.tmp", "other.locks.1.tmp"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("half a snap"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := open(t, dir)
+	if len(s.Load()) != 3 {
+		t.Errorf("Load() = %v", s.Load())
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*.locks.*.tmp")); len(left) != 1 {
+		t.Errorf("half snapshots %q, want the other backing's", left)
+	}
+	left, _ := filepath.Glob(filepath.Join(dir, "*.damaged-*"))
+	slices.Sort(left)
+	if len(left) != 8 {
+		t.Errorf("%d files set aside, want the newest 8: %q", len(left), left)
+	}
+	for _, name := range left {
+		if _, when, _ := strings.Cut(name, ".damaged-20260101T0000"); when < "12" {
+			t.Errorf("%s is kept", name)
+		}
 	}
 }
 
@@ -255,6 +293,74 @@ func TestFullDisk(t *testing.T) {
 	}
 	if got := next.Tokens(); got < 15000 {
 		t.Errorf("Tokens() = %d, want 15000", got)
+	}
+}
+
+// TestFullDiskRestart: a daemon that starts while there is no room for another
+// generation keeps what it puts in the one that is there, also if that one was
+// cut off.
+func TestFullDiskRestart(t *testing.T) {
+	for _, tail := range []string{"", `1234abcd P 9 {"tok`} {
+		dir := t.TempDir()
+		if err := exec.Command("mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", dir).Run(); err != nil {
+			t.Skipf("needs root to mount a small file system: %v", err)
+		}
+		t.Cleanup(func() {
+			if err := exec.Command("umount", dir).Run(); err != nil {
+				t.Error(err)
+			}
+		})
+		s := open(t, dir)
+		s.Put(1, []byte(`{"token":1}`))
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		journals, _ := filepath.Glob(filepath.Join(dir, "key.journal.*"))
+		f, err := os.OpenFile(journals[0], os.O_WRONLY|os.O_APPEND, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteString(tail); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		fillUp(t, filepath.Join(dir, "ballast"))
+		for token := uint64(2); token < 5; token++ {
+			s = open(t, dir)
+			if got := s.Load(); len(got) != int(token)-1 {
+				t.Errorf("Load() = %v before %d", got, token)
+			}
+			if len(s.Warnings()) == 0 {
+				t.Error("it does not say that the disk is full")
+			}
+			s.Put(token, []byte(`{"token":7}`))
+			if err := s.Flush(); err != nil {
+				t.Errorf("Flush() = %v", err)
+			}
+			if err := s.Sync(); err != nil {
+				t.Errorf("Sync() = %v", err)
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s = open(t, dir)
+		s.Put(5, []byte(`{"token":5}`))
+		if err := os.Remove(filepath.Join(dir, "ballast")); err != nil {
+			t.Fatal(err)
+		}
+		for { // tried again each second
+			if now, _ := filepath.Glob(filepath.Join(dir, "key.journal.*[0-9]")); len(now) == 1 && now[0] != journals[0] {
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if got := open(t, dir).Load(); len(got) != 5 {
+			t.Errorf("Load() = %v, want 5 records", got)
+		}
 	}
 }
 

@@ -25,44 +25,84 @@ func (s *Store) snapshotName(gen uint64) string {
 // own with it.
 func (s *Store) loadJournal() error {
 	j := &s.journal
-	j.store = s
+	j.begin(s)
+	if err := s.readJournal(); err != nil {
+		return err
+	}
+	j.writeMu.Lock()
+	defer j.writeMu.Unlock()
+	if err := j.renewLocked(); err != nil {
+		// It goes on trying; what is there now stays for the next daemon.
+		if goesOn := j.extendLocked(); goesOn == nil {
+			j.stale = true
+			s.warn("%v; the last journal goes on, and locks are kept for a restart as long as there is room in it", err)
+		} else {
+			j.failLocked(err)
+			s.warn("%v; locks are not kept for a restart until there is room", err)
+		}
+	}
+	go j.tend()
+	return nil
+}
+
+// resumeJournal goes on with generation gen, which the program before had.
+func (s *Store) resumeJournal(gen uint64) {
+	j := &s.journal
+	j.begin(s)
+	err := s.readJournal()
+	j.gen = max(j.gen, gen)
+	// What that one had written last may not be on disk.
+	j.seq, j.written = 1, 1
+	j.writeMu.Lock()
+	defer j.writeMu.Unlock()
+	if err == nil {
+		err = j.extendLocked()
+		j.stale = len(s.damaged) > 0
+	}
+	if err != nil {
+		// The next generation is begun in a moment, when all is put again.
+		j.failLocked(err)
+		s.warn("%v; locks are not kept for a restart until the state can be written again", err)
+	}
+	go j.tend()
+}
+
+// begin makes j an empty journal, without a file.
+func (j *journal) begin(s *Store) {
+	j.store, j.live, j.compactAt = s, make(map[uint64][]byte), compactAt
 	j.stop, j.done = make(chan struct{}), make(chan struct{})
+}
+
+// readJournal reads the records of the last generation, or of those that a
+// daemon has left that died while it began one.
+func (s *Store) readJournal() error {
+	j := &s.journal
 	snapshots, journals, err := s.generations()
 	if err != nil {
 		return fmt.Errorf("reading the state: %w", err)
 	}
-	j.live = make(map[uint64][]byte)
 	var from uint64
 	if len(snapshots) > 0 {
 		// An earlier one is there only if the daemon died before it could
 		// remove it.
 		from = snapshots[len(snapshots)-1]
-		if err := s.read(s.snapshotName(from), true); err != nil {
+		if err := s.read(s.snapshotName(from), true, false); err != nil {
 			return err
 		}
 	}
-	last := from
-	for _, gen := range journals {
+	j.gen = from
+	for i, gen := range journals {
 		if gen >= from {
-			if err := s.read(s.journalName(gen), false); err != nil {
+			if err := s.read(s.journalName(gen), false, i == len(journals)-1); err != nil {
 				return err
 			}
-			last = max(last, gen)
+			j.gen = max(j.gen, gen)
 		}
 	}
 	j.loaded = maps.Clone(j.live)
 	for _, r := range j.live {
 		j.bytes += len(r)
 	}
-	j.gen = last
-	j.writeMu.Lock()
-	err = j.renewLocked()
-	j.writeMu.Unlock()
-	if err != nil {
-		// It goes on trying; what is there now stays for the next daemon.
-		s.warn("%v; locks are not kept for a restart until there is room", err)
-	}
-	go j.tend()
 	return nil
 }
 
@@ -94,28 +134,63 @@ func (s *Store) generations() (snapshots, journals []uint64, err error) {
 	return snapshots, journals, nil
 }
 
-// removeGenerations removes what gen replaces.
+// removeGenerations removes what gen replaces, but for what is damaged.
 func (s *Store) removeGenerations(gen uint64) {
 	snapshots, journals, err := s.generations()
 	if err != nil {
 		return // the next daemon removes them
 	}
+	remove := func(name string) {
+		if aside, ok := s.damaged[name]; !ok || s.dir.Rename(name, aside) != nil {
+			s.dir.Remove(name)
+		}
+	}
 	for _, n := range snapshots {
 		if n < gen {
-			s.dir.Remove(s.snapshotName(n))
+			remove(s.snapshotName(n))
 		}
 	}
 	for _, n := range journals {
 		if n < gen {
-			s.dir.Remove(s.journalName(n))
+			remove(s.journalName(n))
 		}
+	}
+	s.damaged = nil
+	s.tidy()
+}
+
+// keepDamaged is how many of the files that were set aside are kept.
+const keepDamaged = 8
+
+// tidy removes what a daemon has left that died while it wrote a snapshot, and
+// all but the newest of what was set aside.
+func (s *Store) tidy() {
+	entries, err := fs.ReadDir(s.dir.FS(), ".")
+	if err != nil {
+		return // the next daemon does so
+	}
+	var aside []string
+	when := func(name string) string { _, t, _ := strings.Cut(name, damagedMark); return t }
+	for _, e := range entries {
+		name := e.Name()
+		own := strings.HasPrefix(name, s.key+".")
+		switch {
+		case own && when(name) != "":
+			aside = append(aside, name)
+		case own && strings.HasPrefix(name, s.key+".locks.") && strings.HasSuffix(name, ".tmp"):
+			s.dir.Remove(name)
+		}
+	}
+	slices.SortFunc(aside, func(a, b string) int { return strings.Compare(when(b), when(a)) })
+	for _, name := range aside[min(keepDamaged, len(aside)):] {
+		s.dir.Remove(name)
 	}
 }
 
 // read applies each line of a file that is whole (S2). A lock whose line is
 // damaged is lost; one whose end is damaged is still there: it ends with its
-// owner, and an admin can break it.
-func (s *Store) read(name string, snapshot bool) error {
+// owner, and an admin can break it. last says that nothing was written later.
+func (s *Store) read(name string, snapshot, last bool) error {
 	data, err := s.dir.ReadFile(name)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -123,7 +198,7 @@ func (s *Store) read(name string, snapshot bool) error {
 	if err != nil {
 		return fmt.Errorf("reading the state: %w", err)
 	}
-	damaged := 0
+	damaged, torn := 0, false
 	if rest, ok := bytes.CutPrefix(data, []byte(snapshotHeader)); snapshot && ok {
 		data = rest
 	} else if snapshot {
@@ -134,6 +209,8 @@ func (s *Store) read(name string, snapshot bool) error {
 		text, rest, whole := bytes.Cut(data, []byte("\n"))
 		l, ok := parseLine(text)
 		switch {
+		case !whole && last && bytes.IndexByte(text, 0) < 0:
+			torn = true
 		case !whole || !ok:
 			damaged++
 		case l.op == opPut:
@@ -149,18 +226,30 @@ func (s *Store) read(name string, snapshot bool) error {
 	if !ended {
 		damaged++
 	}
-	if damaged > 0 {
-		return s.setAside(name, damaged)
+	switch {
+	case damaged > 0:
+		s.incomplete = true
+		s.warn("%s is damaged in %d places, set aside as %s; locks may be missing, or be listed that had ended", name, damaged, s.setAside(name))
+	case torn:
+		// Nobody had been told that this one was kept (Flush).
+		s.warn("%s ends in the middle of a line, as a kill or a power cut leaves it; set aside as %s; nothing is missing that was answered before", name, s.setAside(name))
 	}
 	return nil
 }
 
-// setAside keeps a copy of a damaged file.
-func (s *Store) setAside(name string, damaged int) error {
-	aside := name + ".damaged-" + time.Now().UTC().Format("20060102T150405.000000000Z")
-	if err := s.dir.Link(name, aside); err != nil {
-		return fmt.Errorf("setting damaged state aside: %w", err)
+const damagedMark = ".damaged-"
+
+// setAside has a damaged file kept when its generation is replaced, and returns
+// under which name.
+func (s *Store) setAside(name string) string {
+	aside := asideName(name)
+	if s.damaged == nil {
+		s.damaged = make(map[string]string)
 	}
-	s.warn("%s is damaged in %d places, set aside as %s; locks may be missing, or be listed that had ended", name, damaged, aside)
-	return nil
+	s.damaged[name] = aside
+	return aside
+}
+
+func asideName(name string) string {
+	return name + damagedMark + time.Now().UTC().Format("20060102T150405.000000000Z")
 }

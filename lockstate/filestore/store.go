@@ -1,6 +1,7 @@
 package filestore
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -39,6 +40,9 @@ type Store struct {
 	self     *os.File // the state directory
 	warnings []string
 	crashed  bool
+
+	incomplete bool
+	damaged    map[string]string // files to be set aside, and under which name
 
 	mu sync.Mutex
 	// dir reaches the state directory also when a mount has come to cover its
@@ -110,13 +114,8 @@ func (s *Store) open() error {
 		return fmt.Errorf("locking the state: %w", os.NewSyscallError("flock", err))
 	}
 	old, _ := s.dir.ReadFile(name)
-	s.crashed = len(old) > 0
-	pid := []byte(strconv.Itoa(os.Getpid()) + "\n")
-	// Into the room that the file has: the disk may be full.
-	if _, err := s.guard.WriteAt(pid, 0); err != nil {
-		return fmt.Errorf("writing the pid: %w", err)
-	}
-	if err := s.guard.Truncate(int64(len(pid))); err != nil {
+	s.crashed = len(bytes.TrimSpace(old)) > 0
+	if err := s.writeGuard(strconv.Itoa(os.Getpid()) + "\n"); err != nil {
 		return fmt.Errorf("writing the pid: %w", err)
 	}
 	if err := s.loadMark(fresh); err != nil {
@@ -125,8 +124,20 @@ func (s *Store) open() error {
 	return s.loadJournal()
 }
 
+// writeGuard writes into the room that the file has: the disk may be full.
+func (s *Store) writeGuard(text string) error {
+	if _, err := s.guard.WriteAt([]byte(text), 0); err != nil {
+		return err
+	}
+	return s.guard.Truncate(int64(len(text)))
+}
+
 // Warnings tells what was found damaged when the store was opened (S2).
 func (s *Store) Warnings() []string { return s.warnings }
+
+// Complete reports whether all is there that was ever flushed, as far as the
+// files show.
+func (s *Store) Complete() bool { return !s.incomplete }
 
 // Crashed reports whether whoever had the backing before did not close the
 // store.
@@ -140,9 +151,9 @@ func (s *Store) Close() error {
 		return nil
 	}
 	kept := s.journal.close()
-	// An empty file tells a daemon that starts at this moment, and loses to yet
+	// An empty line tells a daemon that starts at this moment, and loses to yet
 	// another, that the pid it reads is not this one's.
-	err := s.guard.Truncate(0)
+	err := s.writeGuard("\n")
 	err = errors.Join(kept, err, s.guard.Close(), s.dir.Close(), s.self.Close())
 	s.dir = nil
 	return err

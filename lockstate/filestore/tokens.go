@@ -76,13 +76,14 @@ func (s *Store) loadMark(fresh bool) error {
 	}
 	warning := fmt.Sprintf("%s is missing; tokens go on above %d", name, mark)
 	if err == nil {
-		aside := name + ".damaged-" + time.Now().UTC().Format("20060102T150405.000000000Z")
+		aside := asideName(name)
 		if err := s.dir.Rename(name, aside); err != nil {
 			return fmt.Errorf("setting the damaged token mark aside: %w", err)
 		}
 		warning = fmt.Sprintf("%s is damaged, set aside as %s; tokens go on above %d", name, aside, mark)
 	}
 	s.warnings = append(s.warnings, warning)
+	s.incomplete = true
 	return s.writeMarkLocked(mark)
 }
 

@@ -87,8 +87,11 @@ func TestDamage(t *testing.T) {
 		}
 		s.Close()
 	}
-	if aside, _ := filepath.Glob(file + ".damaged-*"); len(aside) != len(damaged) {
-		t.Errorf("%d files set aside, want %d", len(aside), len(damaged))
+	aside, _ := filepath.Glob(file + ".damaged-*")
+	if len(aside) != 8 {
+		t.Errorf("%d files set aside, want the newest 8", len(aside))
+	} else if got, err := os.ReadFile(aside[7]); string(got) != string(damaged[len(damaged)-1]) {
+		t.Errorf("set aside last: %q, %v", got, err)
 	}
 
 	s := open(t, dir)

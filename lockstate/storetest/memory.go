@@ -70,5 +70,8 @@ func (m *Memory) Sync() error { return nil }
 // Warnings implements [lockstate.Store].
 func (m *Memory) Warnings() []string { return nil }
 
+// Complete implements [lockstate.Store].
+func (m *Memory) Complete() bool { return true }
+
 // Close implements [lockstate.Store].
 func (m *Memory) Close() error { return nil }

@@ -68,8 +68,8 @@ func testEmpty(t *testing.T, b Backend) {
 	if n := s.Tokens(); n != 0 {
 		t.Errorf("Tokens() = %d, want 0", n)
 	}
-	if w := s.Warnings(); len(w) != 0 {
-		t.Errorf("Warnings() = %q, want none", w)
+	if w := s.Warnings(); len(w) != 0 || !s.Complete() {
+		t.Errorf("Warnings() = %q, Complete() = %v, want none, true", w, s.Complete())
 	}
 	s.Delete(7) // that was never there
 	if err := s.Flush(); err != nil {
@@ -120,6 +120,9 @@ func testKilled(t *testing.T, b Backend) {
 	}
 	next = b.Killed(t)
 	checkLoad(t, next, map[uint64][]byte{2: record(2, 1)})
+	if !next.Complete() {
+		t.Errorf("Complete() = false after a kill; Warnings() = %q", next.Warnings())
+	}
 	closeStore(t, next)
 }
 

@@ -1,0 +1,81 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestFaultStateDir: a daemon is replaced although its state directory cannot be
+// reached by its path any more, or not be trusted: all goes on, is kept in the
+// same directory, and a daemon that finds it there has it.
+func TestFaultStateDir(t *testing.T) {
+	for _, test := range []struct {
+		name       string
+		do, undo   func(t *testing.T, m *Mount)
+		lost, tell bool
+	}{
+		{
+			name: "writable",
+			do:   func(t *testing.T, m *Mount) { mustDo(t, os.Chmod(m.State, 0o770)) },
+			undo: func(t *testing.T, m *Mount) { mustDo(t, os.Chmod(m.State, 0o700)) },
+			tell: true,
+		},
+		{
+			name: "covered",
+			do: func(t *testing.T, m *Mount) {
+				mustDo(t, unix.Mount("tmpfs", m.State, "tmpfs", 0, "mode=700"))
+				t.Cleanup(func() { unix.Unmount(m.State, unix.MNT_DETACH) })
+			},
+			undo: func(t *testing.T, m *Mount) { mustDo(t, unix.Unmount(m.State, unix.MNT_DETACH)) },
+		},
+		{
+			name: "renamed",
+			do:   func(t *testing.T, m *Mount) { mustDo(t, os.Rename(m.State, m.State+".other")) },
+			undo: func(t *testing.T, m *Mount) { m.State += ".other" },
+		},
+		{
+			name: "removed",
+			do:   func(t *testing.T, m *Mount) { mustDo(t, os.RemoveAll(m.State)) },
+			lost: true, tell: true,
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m := mountOver(t)
+			a, b := agent(t), agent(t)
+			a.must("mkdir", m.At("D"))
+			a.must("open", "f", m.At("D", "file"), "rdwr,creat")
+			b.must("mkdir", m.At("E"))
+			before := m.Locks()
+			test.do(t, m)
+			for range 2 {
+				m.replace()
+			}
+			if got := m.Locks(); len(got) != 2 || got["D"].Token != before["D"].Token || got["E"].Token != before["E"].Token {
+				t.Fatalf("locks %v, want %v", got, before)
+			}
+			a.must("write", "f", "x")
+			stranger(t).want("EBUSY", "creat", m.At("D", "y"), "wronly,creat")
+			b.must("rmdir", m.At("E"))
+			b.must("mkdir", m.At("F"))
+			token := m.Locks()["F"].Token
+			if last := before["E"].Token; token <= last {
+				t.Errorf("token %d after %d", token, last)
+			}
+			if told := strings.Contains(m.Log(), "warning: "); told != test.tell {
+				t.Errorf("a warning: %v, want %v:\n%s", told, test.tell, shorten(m.Log()))
+			}
+			if test.lost {
+				return
+			}
+			m.restart(func() { test.undo(t, m) })
+			if got := m.Locks(); len(got) != 2 || got["D"].Token != before["D"].Token || got["F"].Token != token {
+				t.Errorf("locks after a restart %v, want D and F", got)
+			}
+		})
+	}
+}
