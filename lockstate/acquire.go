@@ -373,9 +373,12 @@ func (g *Grant) Commit() (Lock, bool) {
 		return Lock{}, true
 	}
 	t := g.t
-	if g.row.lease != nil && g.made {
-		defer t.sync() // a power cut ends all processes, but no lease
-	}
+	durable := g.row.lease != nil && g.made
+	defer func() {
+		if durable {
+			t.sync() // a power cut ends all processes, but no lease
+		}
+	}()
 	t.mu.Lock()
 	defer t.unlockFlush()
 	g.undrainLocked()
@@ -387,7 +390,7 @@ func (g *Grant) Commit() (Lock, bool) {
 		t.keepLocked(r, g)
 		if r.lease != nil {
 			r.join(g.process.ID())
-			t.renewLocked(r, g.ttl)
+			durable = t.renewLocked(r, g.ttl)
 		}
 		t.noteLocked(r)
 		return r.lock(), true

@@ -42,9 +42,11 @@ func (r *row) expired() bool {
 }
 
 // renewLocked gives a lease its whole time again; ttl 0 leaves that as it is.
-func (t *Table) renewLocked(r *row, ttl time.Duration) {
-	if ttl != 0 {
-		r.lease.ttl = ttl
+// It reports whether it has another time now, which the caller makes outlive a
+// power cut: what is lost of a mere renewal is a second.
+func (t *Table) renewLocked(r *row, ttl time.Duration) (other bool) {
+	if ttl != 0 && ttl != r.lease.ttl {
+		r.lease.ttl, other = ttl, true
 	}
 	r.lease.deadline = t.clock() + r.lease.ttl
 	if r.lease.at >= 0 {
@@ -53,6 +55,7 @@ func (t *Table) renewLocked(r *row, ttl time.Duration) {
 		heap.Push(&t.leases, r)
 	}
 	t.noteLocked(r)
+	return other
 }
 
 func (t *Table) unleaseLocked(r *row) {
@@ -98,13 +101,19 @@ func (t *Table) OfClient(d *Dir, client string, uid uint32) (Lock, error) {
 // Renew gives a client's lease its time again, and another one if ttl is not 0
 // (L1). It fails when the deadline has passed, even if nobody took notice yet.
 func (t *Table) Renew(d *Dir, client string, uid uint32, ttl time.Duration) (Lock, error) {
+	other := false
 	t.mu.Lock()
-	defer t.unlockFlush() // the client may rely on it
+	defer func() { // the client may rely on it
+		t.unlockFlush()
+		if other {
+			t.sync()
+		}
+	}()
 	r, err := t.ofClientLocked(d, client, uid)
 	if err != nil {
 		return Lock{}, err
 	}
-	t.renewLocked(r, ttl)
+	other = t.renewLocked(r, ttl)
 	return r.lock(), nil
 }
 

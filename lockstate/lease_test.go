@@ -12,6 +12,7 @@ import (
 
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/procid"
+	"github.com/stagefs/stagefs/lockstate/storetest"
 )
 
 // leases is a fixture whose deadlines are on the bubble's clock, and whose
@@ -420,5 +421,50 @@ func TestEvents(t *testing.T) {
 	}
 	if !slices.Equal(all, want) {
 		t.Errorf("events:\n%q, want\n%q", all, want)
+	}
+}
+
+// A syncing store counts what it was asked to bring to the disk.
+type syncing struct {
+	*storetest.Memory
+	syncs int
+}
+
+func (s *syncing) Sync() error {
+	s.syncs++
+	return s.Memory.Sync()
+}
+
+// L1, S1: what a client was told of the time of its lease outlives a power cut;
+// renewals, one a second, wait for no disk as long as that stays.
+func TestL1RenewDurable(t *testing.T) {
+	s := &syncing{Memory: storetest.NewMemory()}
+	f := newFixture(t, lockstate.Options{Store: s, Reserve: s.Reserve})
+	take := func(ttl time.Duration) {
+		g, err := f.Acquire(nil, lockstate.Request{
+			Process: f.child, Dir: f.dir("a"), Kind: lockstate.Explicit, Protocol: "command", Command: true, Client: "x", UID: 1000, TTL: ttl,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.Commit()
+	}
+	for _, step := range []struct {
+		what  string
+		do    func()
+		syncs int
+	}{
+		{"acquire", func() { take(20 * time.Second) }, 1},
+		{"enter again", func() { take(20 * time.Second) }, 0},
+		{"enter again with another time", func() { take(30 * time.Second) }, 1},
+		{"renew", func() { f.Renew(f.dir("a"), "x", 1000, 0) }, 0},
+		{"renew with the same time", func() { f.Renew(f.dir("a"), "x", 1000, 30*time.Second) }, 0},
+		{"renew with another time", func() { f.Renew(f.dir("a"), "x", 1000, time.Hour) }, 1},
+	} {
+		before := s.syncs
+		step.do()
+		if got := s.syncs - before; got != step.syncs {
+			t.Errorf("%s: %d times brought to the disk, want %d", step.what, got, step.syncs)
+		}
 	}
 }

@@ -146,6 +146,46 @@ func TestFaultFullStateRestart(t *testing.T) {
 	}
 }
 
+// TestFaultPowerCut: the time that a client was told its lease has is on the
+// disk when it is told.
+func TestFaultPowerCut(t *testing.T) {
+	disk := newImage(t, 8)
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	m.State = filepath.Join(disk.Dir, "state")
+	m.start(nil)
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	mustDo(t, os.Mkdir(m.At("L"), 0o755))
+	if s := m.Ctl("release L"); s != "ok" {
+		t.Fatal(s)
+	}
+	if r := run(t, stagefsBin(), "acquire", "--client", "c", "--ttl", "600s", m.At("L")); r.Status != 0 {
+		t.Fatal(r)
+	}
+	for i, ttl := range []float64{3600, 1800} {
+		// What is on the disk at that moment is all that the next daemon finds.
+		if r := run(t, stagefsBin(), "renew", "--client", "c", "--ttl", fmt.Sprintf("%gs", ttl), m.At("L")); r.Status != 0 {
+			t.Fatal(r)
+		}
+		cut := filepath.Join(tempDir(t), "cut")
+		mustDo(t, copyFile(disk.file, cut, 0o600))
+		m.restart(func() {
+			there := cut + ".fs"
+			mustDo(t, os.Mkdir(there, 0o755))
+			if r := run(t, "mount", "-o", "loop", cut, there); r.Status != 0 {
+				t.Fatal(r)
+			}
+			t.Cleanup(func() { unix.Unmount(there, unix.MNT_DETACH) })
+			disk = &image{t: t, file: cut, Dir: there}
+			m.State = filepath.Join(there, "state")
+		})
+		if row := m.Locks()["L"]; row.Client != "c" || row.TTL != ttl {
+			t.Errorf("after cut %d: %+v, want a lease of %g s", i, row, ttl)
+		}
+	}
+}
+
 // TestFaultTornState: what a kill or a power cut leaves of a line that nobody
 // had been answered for is reported, and costs neither a lock nor a search of
 // the whole backing; of such files, and of half snapshots, only a few are kept.
