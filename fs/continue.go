@@ -42,6 +42,16 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	if err := s.newFS(o, c.Root, procs); err != nil {
 		return nil, err
 	}
+	// What the disk was too full to say of them: they are over.
+	lives := make(map[uint64]bool, len(c.Rows))
+	for _, r := range c.Rows {
+		lives[r.Record.Token] = true
+	}
+	for token := range s.store.Load() {
+		if token < candBase && !lives[token] {
+			s.store.Delete(token)
+		}
+	}
 	// All of these are known, and recorded anew.
 	s.fs.leftHot(s.store)
 	left := s.fs.cands.start(s.store, world())

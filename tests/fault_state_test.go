@@ -97,6 +97,54 @@ func (m *Mount) wantUnwritable(unwritable bool) {
 	}
 }
 
+// TestFaultFullStateReplace: a lock that ended while nothing could be written,
+// before the daemon was replaced, is not back after a restart.
+func TestFaultFullStateReplace(t *testing.T) {
+	disk := newImage(t, 8)
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	m.State = filepath.Join(disk.Dir, "state")
+	m.start(nil)
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	mustDo(t, os.Mkdir(m.At("L"), 0o755))
+	if s := m.Ctl("release L"); s != "ok" {
+		t.Fatal(s)
+	}
+	if r := run(t, stagefsBin(), "acquire", "--client", "c", "--ttl", "600s", m.At("L")); r.Status != 0 {
+		t.Fatal(r)
+	}
+	disk.fill()
+	a := agent(t)
+	for tries := 0; m.stateWritable() && tries < 6000; tries++ {
+		a.must("mkdir", m.At("D"))
+		a.must("rmdir", m.At("D"))
+	}
+	m.wantUnwritable(true)
+	if s := m.Ctl("break L over"); s != "ok" {
+		t.Fatal(s)
+	}
+	m.replace()
+	m.wantFree("L")
+	disk.free()
+	m.wantUnwritable(false)
+	// The journal is appended to, or another begun: both within a second.
+	a.must("mkdir", m.At("E"))
+	eventually(t, "E is kept", func() bool {
+		all, _ := filepath.Glob(filepath.Join(m.State, "*.[jl]o*"))
+		for _, f := range all {
+			if b, _ := os.ReadFile(f); strings.Contains(string(b), `"E"`) {
+				return true
+			}
+		}
+		return false
+	})
+	m.restart(nil)
+	if rows := m.Locks(); len(rows) != 1 || rows["E"].Pid != a.Pid {
+		t.Errorf("after the restart: %+v, want E alone", rows)
+	}
+}
+
 // TestFaultFullStateRestart: a daemon that starts while its state is full has
 // what is there, warns, and keeps locks where the one before kept them.
 func TestFaultFullStateRestart(t *testing.T) {
