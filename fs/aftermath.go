@@ -138,8 +138,13 @@ func (c *clearing) openIn() error {
 	}
 	if err != nil {
 		fs.tidyHidden()
+		return err
 	}
-	return err
+	if fs.filling == nil {
+		fs.filling = make(map[string]bool)
+	}
+	fs.filling[c.where+"/"+c.name] = true
+	return nil
 }
 
 // aboutFile describes what is in quarantine, beside it.
@@ -179,6 +184,9 @@ func (c *clearing) describe() error {
 
 // close lets go of the place that the content went to.
 func (c *clearing) close() {
+	c.fs.hiddenMu.Lock()
+	delete(c.fs.filling, c.where+"/"+c.name)
+	c.fs.hiddenMu.Unlock()
 	dir, about := c.dir, c.about
 	c.about = nil
 	if about == nil {
@@ -239,7 +247,7 @@ func (c *clearing) abandon() {
 		err = removeEmpty(fd, c.name)
 		unix.Close(fd)
 	}
-	if err != nil && err != unix.ENOENT { // a destroyer of other content may have emptied the trash
+	if err != nil {
 		fs.log.Warn("cannot remove what was to take the content", "where", c.where, "id", c.name, "err", err)
 	}
 	fs.tidyHidden()

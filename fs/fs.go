@@ -72,9 +72,10 @@ type FS struct {
 	labels  labels
 	listers listers
 
-	hiddenMu  sync.Mutex     // protects which hidden directories there are
-	trashMu   sync.Mutex     // one goroutine empties the trash
-	clearings sync.WaitGroup // what clears away in the background (R7)
+	hiddenMu  sync.Mutex      // protects which hidden directories there are
+	filling   map[string]bool // hidden directories that content is moved to at the moment, as DIR/N; likewise
+	trashMu   sync.Mutex      // one goroutine empties the trash
+	clearings sync.WaitGroup  // what clears away in the background (R7)
 
 	reapMu  sync.Mutex // one exit is carried out at a time
 	watchMu sync.Mutex

@@ -123,7 +123,7 @@ func (fs *FS) tidyQuarantine() {
 		var names []string
 		err = eachEntry(fd, func(e dirEntry) bool { names = append(names, e.name); return true })
 		for _, n := range names {
-			if e := removeEmpty(fd, n); e != nil && e != unix.ENOTEMPTY {
+			if e := removeEmpty(fd, n); e != nil && e != unix.ENOTEMPTY && e != unix.ENOTDIR {
 				err = errors.Join(err, fmt.Errorf("%s: %w", n, e))
 			}
 		}
@@ -146,6 +146,12 @@ func (fs *FS) emptyTrash() {
 	for _, n := range names {
 		if fs.control.isShutting() {
 			break // the next daemon goes on
+		}
+		fs.hiddenMu.Lock()
+		filling := fs.filling[trashDir+"/"+n]
+		fs.hiddenMu.Unlock()
+		if filling {
+			continue // who does that empties the trash afterwards
 		}
 		if e := fs.removeTree(fd, n, fs.ns.RLocker()); e != nil {
 			err = errors.Join(err, fmt.Errorf("%s: %w", n, e))

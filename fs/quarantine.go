@@ -223,6 +223,12 @@ func (c *command) discardQuarantined() fuse.Status {
 		if c.id != "" && q.ID != c.id || c.id == "" && !old {
 			continue
 		}
+		if fs.filling[quarantineDir+"/"+q.ID] { // more is to come
+			if c.id != "" {
+				return fuse.EBUSY
+			}
+			continue
+		}
 		if e := unix.Renameat2(from, q.ID, trash, fmt.Sprintf("q%s", q.ID), unix.RENAME_NOREPLACE); e != nil {
 			err = errors.Join(err, fmt.Errorf("%s: %w", q.ID, e))
 			continue

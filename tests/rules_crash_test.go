@@ -402,3 +402,33 @@ func TestR7Foreign(t *testing.T) {
 		t.Errorf("%q, %v", to, err)
 	}
 }
+
+// TestR7DestroyAtOnce: what many leave that die at once is destroyed, and nothing
+// of it kept because what another left is being deleted meanwhile.
+func TestR7DestroyAtOnce(t *testing.T) {
+	m := mount(t, "--on-crash", "destroy")
+	const owners = 24
+	for range 5 {
+		var pids []int
+		for i := range owners {
+			a := agent(t)
+			a.must("mkdir", m.At("D"+itoa(i)))
+			a.must("put", m.At("D"+itoa(i), "f"), "x", "wronly,creat")
+			pids = append(pids, a.Pid)
+		}
+		for _, pid := range pids {
+			mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
+		}
+		for i := range owners {
+			m.awaitFree("D" + itoa(i))
+			if exists(m.Back("D" + itoa(i))) {
+				t.Errorf("D%d is left", i)
+				mustDo(t, os.RemoveAll(m.Back("D"+itoa(i))))
+			}
+		}
+	}
+	if strings.Contains(m.Log(), "content is kept") {
+		t.Error("the log tells of content that is kept")
+	}
+	eventually(t, "the trash is gone", func() bool { return !exists(m.Back(".stagefs")) })
+}
