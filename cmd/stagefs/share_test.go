@@ -31,3 +31,28 @@ func TestDocumented(t *testing.T) {
 		}
 	}
 }
+
+// TestUnit: systemd starts the daemon again however often it is killed: the unit
+// must not run into the limit of starts, which is five in ten seconds.
+func TestUnit(t *testing.T) {
+	data, err := os.ReadFile("share/stagefs@.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	section := make(map[string]string)
+	in := ""
+	for line := range strings.Lines(string(data)) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "[") {
+			in = line
+		}
+		if key, value, ok := strings.Cut(line, "="); ok && !strings.HasPrefix(line, "#") {
+			section[in+key] = value
+		}
+	}
+	for key, want := range map[string]string{"[Unit]StartLimitIntervalSec": "0", "[Service]Restart": "on-failure"} {
+		if got := section[key]; got != want {
+			t.Errorf("%s=%s, want %s", key, got, want)
+		}
+	}
+}
