@@ -176,6 +176,10 @@ func TestS1Race(t *testing.T) {
 		wg      sync.WaitGroup
 		pause   sync.RWMutex // held while the test looks
 		takes   atomic.Int64
+
+		mu    sync.Mutex
+		errs  = make(map[string]int)
+		heard = func(got string) { mu.Lock(); errs[got]++; mu.Unlock() }
 	)
 	for i := range agents {
 		agents[i] = agent(t)
@@ -194,13 +198,15 @@ func TestS1Race(t *testing.T) {
 							holding[i].Store(0)
 						}
 					default:
+						heard(got)
 						holding[i].Store(-1)
 					}
 				} else {
-					switch agents[i].Try("rmdir", dir) {
+					switch got := agents[i].Try("rmdir", dir); got {
 					case "ok":
 						holding[i].Store(0)
 					default:
+						heard(got)
 						holding[i].Store(-1)
 					}
 				}
@@ -235,7 +241,12 @@ func TestS1Race(t *testing.T) {
 	}
 	stop.Store(true)
 	wg.Wait()
-	t.Logf("%d acquisitions, 15 kills of the daemon", takes.Load())
+	t.Logf("%d acquisitions, 15 kills of the daemon; heard %v", takes.Load(), errs)
+	for got := range errs {
+		if !oneOf(got, "ENOTCONN|ECONNABORTED|ECANCELED|EIO|ENOENT") {
+			t.Errorf("somebody heard %s", got)
+		}
+	}
 }
 
 // TestS1Candidate: the temporary file of a link(2) protocol goes with its creator
