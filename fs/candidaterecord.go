@@ -2,6 +2,7 @@ package fs
 
 import (
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -90,17 +91,21 @@ func (cs *candidates) unrecord(id uint64) {
 
 // restoreCandidates removes what dead processes left, and registers again what
 // others may want. It is called before the mount answers.
-func (fs *FS) restoreCandidates(store lockstate.Store, world string) {
+func (fs *FS) restoreCandidates(store lockstate.Store, world string) error {
 	for id, data := range fs.cands.start(store, world) {
 		var rec candRecord
 		if err := json.Unmarshal(data, &rec); err != nil {
-			fs.log.Warn("cannot tell where a candidate is", "err", err)
-		} else if err := fs.restoreCandidate(rec); err != nil && err != unix.ENOENT {
+			return fmt.Errorf("%w: a candidate: %w", ErrNewerState, err)
+		}
+		if err := fs.restoreCandidate(rec); err != nil && !isGone(err) {
+			// The next daemon may know.
 			fs.log.Warn("cannot look after a candidate", "dir", string(rec.Dir), "file", string(rec.Name), "err", err)
+			continue
 		}
 		store.Delete(id)
 	}
 	fs.cands.keep()
+	return nil
 }
 
 func (fs *FS) restoreCandidate(rec candRecord) error {

@@ -161,22 +161,24 @@ func inScope(r *procid.Resolver, pid int, s lockstate.Scope) (in, busy bool) {
 // again. busy: there is one, but only such as can't be looked at now.
 func (fs *FS) member(s lockstate.Scope) (p *procid.Process, busy bool) {
 	for range 2 {
-		for _, pid := range membersOf(fs.procs, s) {
+		pids, err := membersOf(fs.procs, s)
+		busy = busy || err != nil
+		for _, pid := range pids {
 			p, err := fs.procs.ByPid(pid)
 			if err == nil && fs.procs.Alive(p.ID()) {
 				return p, false
 			}
-			busy = busy || errors.Is(err, procid.ErrBusy) || errors.Is(err, os.ErrClosed)
+			busy = busy || err != nil && !errors.Is(err, unix.ESRCH)
 		}
 	}
 	return nil, busy
 }
 
 // membersOf lists the processes in a scope, but for the daemon, oldest first.
-func membersOf(r *procid.Resolver, s lockstate.Scope) []int {
+func membersOf(r *procid.Resolver, s lockstate.Scope) ([]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	type found struct {
 		pid   int
@@ -205,7 +207,7 @@ func membersOf(r *procid.Resolver, s lockstate.Scope) []int {
 	for i, f := range all {
 		pids[i] = f.pid
 	}
-	return pids
+	return pids, nil
 }
 
 // hasUser reports whether a process is entirely a user's, or root's. A program

@@ -30,6 +30,9 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	if err := becomeDaemon(); err != nil {
 		return nil, err
 	}
+	if s.world, err = world(); err != nil {
+		return nil, err
+	}
 	if s.store, err = filestore.Continue(c.State); err != nil {
 		return nil, err
 	}
@@ -54,7 +57,7 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	}
 	// All of these are known, and recorded anew.
 	s.fs.leftHot(s.store)
-	left := s.fs.cands.start(s.store, world())
+	left := s.fs.cands.start(s.store, s.world)
 	if err := s.takeUp(c); err != nil {
 		return nil, err
 	}

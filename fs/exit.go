@@ -255,8 +255,11 @@ func (fs *FS) alive(id procid.ID) *procid.Process {
 	if errors.Is(err, procid.ErrBusy) || errors.Is(err, os.ErrClosed) {
 		return procid.Recorded(id, 0, nil)
 	}
-	if err != nil || p.ID() != id || !fs.procs.Alive(id) {
+	switch {
+	case !fs.procs.Alive(id):
 		return nil
+	case err != nil || p.ID() != id:
+		return procid.Recorded(id, 0, nil)
 	}
 	return p
 }

@@ -31,6 +31,7 @@ type Server struct {
 	dead       *deadMount // over the static directory
 	deadAt     *deadMount // at the mountpoint, if that is another
 	warnings   []string
+	world      string        // see there
 	ready      chan struct{} // closed when all of it is set up: the mount answers before
 	done       chan struct{} // closed when the kernel has let go
 	err        error         // of cleaning up; valid after done
@@ -71,10 +72,13 @@ func Mount(o Options) (_ *Server, err error) {
 	if err := claim(root, o.Dir); err != nil {
 		return nil, err
 	}
+	if s.world, err = world(); err != nil {
+		return nil, err
+	}
 	if err := s.openStore(&o, root); err != nil {
 		return nil, err
 	}
-	undo = append(undo, func() { s.store.Close() })
+	undo = append(undo, func() { s.store.CloseUnserved() })
 
 	if err := s.lookUnder(&o, root); err != nil {
 		return nil, err
@@ -97,10 +101,15 @@ func Mount(o Options) (_ *Server, err error) {
 	if err := s.newFS(o, root, procs); err != nil {
 		return nil, err
 	}
+	var over []uint64
 	if !o.NoLocking {
 		s.fs.tidyQuarantine()
-		s.warnings = append(s.warnings, s.fs.restore(s.store, world())...)
-		s.fs.restoreCandidates(s.store, world())
+		if over, err = s.fs.restore(s.store, s.world); err == nil {
+			err = s.fs.restoreCandidates(s.store, s.world)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s.*: %w", s.store.Path(), err)
+		}
 	}
 	left := s.fs.leftHot(s.store)
 	undo = append(undo, s.fs.hot.close)
@@ -110,6 +119,9 @@ func Mount(o Options) (_ *Server, err error) {
 	undo = append(undo, s.fs.expiry.close)
 	if err := s.mount(&o); err != nil {
 		return nil, err
+	}
+	for _, token := range over {
+		s.store.Delete(token)
 	}
 	if s.fs.privileged {
 		raisePriority()
@@ -147,8 +159,14 @@ func newResolver(o *Options) (*procid.Resolver, error) {
 // newFS makes the file system, with an empty table.
 func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) {
 	events := new(eventLog)
+	last := s.store.Tokens()
+	for token := range s.store.Load() {
+		if token < candBase {
+			last = max(last, token) // whatever became of the mark
+		}
+	}
 	table := lockstate.Options{
-		LastToken: s.store.Tokens(), Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked, World: world(), OnCrash: o.OnCrash,
+		LastToken: last, Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked, World: s.world, OnCrash: o.OnCrash,
 		Claims: func(p *procid.Process, c lockstate.Claim) bool { return claims(procs, p, c) },
 		Notify: events.add,
 	}
@@ -222,6 +240,9 @@ func (s *Server) openStore(o *Options, root int) error {
 	}
 	if errors.As(err, &held) {
 		return &ServedError{Dir: o.Dir, Pid: held.Pid}
+	}
+	if errors.Is(err, ErrNewerState) {
+		err = fmt.Errorf("%s.*: %w", filepath.Join(dir, key), err)
 	}
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stagefs/stagefs/fs/transport"
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/filestore"
 )
 
 // Options say what is mounted and how. Dir is required; the zero value of
@@ -70,6 +71,8 @@ var (
 	ErrInside         = errors.New("is inside the static directory: mount elsewhere, or over the directory itself")
 	ErrStaleMount     = errors.New("is a dead mount")
 	ErrUnmounted      = errors.New("was unmounted before it was served")
+	ErrState          = errors.New("what an earlier daemon recorded cannot be judged now")
+	ErrNewerState     = filestore.ErrNewer
 	ErrNoFuse         = errors.New("FUSE is not available")
 	ErrStrict         = errors.New("there are ways under the mount")
 	ErrNoMount        = errors.New("no stagefs mount")

@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -14,11 +16,17 @@ import (
 )
 
 // world names where process ids mean what they mean to this daemon: the boot,
-// and its pid namespace.
-func world() string {
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	ns, _ := os.Readlink("/proc/self/ns/pid")
-	return strings.TrimSpace(string(boot)) + " " + ns
+// and its pid namespace. Where that cannot be read no record can be judged.
+func world() (string, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", err
+	}
+	ns, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimSpace(string(boot)) + " " + ns, nil
 }
 
 // bootOf returns which boot a world is of.
@@ -29,8 +37,12 @@ func bootOf(world string) string {
 
 // restore puts back what an earlier daemon recorded (S1): locks of owners that
 // live, with their tokens. The owners that died meanwhile are carried out as by
-// R4 and R5. It is called before the mount answers.
-func (fs *FS) restore(store lockstate.Store, world string) (warnings []string) {
+// R4 and R5. It is called before the mount answers; over are the locks that have
+// ended otherwise, whose records the caller deletes when it does.
+//
+// Only what is certain ends a lock. What this daemon cannot read makes it fail,
+// and leaves all as it was for the next one.
+func (fs *FS) restore(store lockstate.Store, world string) (over []uint64, err error) {
 	records := store.Load()
 	dead := make(map[procid.ID]procid.Exit)
 	for _, token := range slices.Sorted(maps.Keys(records)) {
@@ -38,20 +50,16 @@ func (fs *FS) restore(store lockstate.Store, world string) (warnings []string) {
 			break // no lock
 		}
 		rec, err := lockstate.ParseRecord(token, records[token])
-		var l lockstate.Lock
-		if err == nil {
-			var ok bool
-			if l, ok, err = fs.restoreLock(rec, world, dead); err == nil && !ok {
-				fs.log.Info("lock is over", "dir", string(rec.Path), "token", token)
-			}
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrNewerState, err)
 		}
+		l, ok, err := fs.restoreLock(rec, world, dead)
 		switch {
 		case err != nil:
-			fs.log.Error("cannot restore a lock", "token", token, "err", err, "record", string(records[token]))
-			warnings = append(warnings, "cannot restore a lock: "+err.Error())
-			store.Delete(token)
-		case l.Token == 0:
-			store.Delete(token)
+			return nil, fmt.Errorf("%w: the lock of %s, token %d: %w", ErrState, plain(string(rec.Path)), token, err)
+		case !ok:
+			fs.log.Info("lock is over", "dir", string(rec.Path), "token", token)
+			over = append(over, token)
 		default:
 			fs.log.Info("restored", "dir", l.Path, "protocol", l.Protocol, "pid", l.Owner.Pid, "token", l.Token)
 		}
@@ -63,15 +71,18 @@ func (fs *FS) restore(store lockstate.Store, world string) (warnings []string) {
 			fs.carryOut(id, how)
 		}
 	}
-	return warnings
+	return over, nil
 }
 
 // restoreLock puts one lock back. It reports false for one that has ended with
 // its directory or its lock file.
 func (fs *FS) restoreLock(rec lockstate.Record, world string, dead map[procid.ID]procid.Exit) (l lockstate.Lock, ok bool, err error) {
 	path, files, err := fs.recordedPlace(rec)
-	if err != nil {
+	if isGone(err) {
 		return l, false, nil // R3
+	}
+	if err != nil {
+		return l, false, err
 	}
 	if rec.Kind == lockstate.Explicit && len(files) == 0 && len(rec.Files) > 0 && !rec.Keys && !rec.Command {
 		return l, false, nil // R1
@@ -111,7 +122,8 @@ func (fs *FS) restoreLock(rec lockstate.Record, world string, dead map[procid.ID
 }
 
 // recordedPlace returns where the directory of a record is, and which of its
-// lock files are there.
+// lock files are there. What cannot be looked at, on a bad disk perhaps, counts
+// as there; where this daemon is short of something, it is an error.
 func (fs *FS) recordedPlace(rec lockstate.Record) (path string, files []string, err error) {
 	path = string(rec.Path)
 	if rec.Move != nil {
@@ -119,41 +131,83 @@ func (fs *FS) recordedPlace(rec lockstate.Record) (path string, files []string, 
 			return "", nil, err
 		}
 	}
+	for _, f := range rec.Files {
+		files = append(files, string(f))
+	}
 	fd, err := fs.openPath(path)
-	if err != nil {
+	if isGone(err) || isShort(err) {
 		return "", nil, err
 	}
+	if err != nil {
+		fs.log.Warn("a lock is restored as it was recorded: its directory cannot be looked at", "dir", path, "token", rec.Token, "err", err)
+		return path, files, nil
+	}
 	defer unix.Close(fd)
-	for _, f := range rec.Files {
+	for _, f := range slices.Clone(files) {
 		var st unix.Statx_t
-		if statAt(fd, string(f), &st) == nil {
-			files = append(files, string(f))
+		err := statAt(fd, f, &st)
+		switch {
+		case isGone(err):
+			files = slices.DeleteFunc(files, func(name string) bool { return name == f })
+		case isShort(err):
+			return "", nil, err
+		case err != nil:
+			fs.log.Warn("a lock file counts as there: it cannot be looked at", "dir", path, "file", f, "token", rec.Token, "err", err)
 		}
 	}
 	return path, files, nil
 }
 
+// isGone reports whether an error says that there is nothing by that name.
+func isGone(err error) bool {
+	return err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP
+}
+
+// isShort reports whether an error says more about this daemon than about what
+// it looked at: the next one may do better.
+func isShort(err error) bool {
+	return err == unix.EMFILE || err == unix.ENFILE || err == unix.ENOMEM
+}
+
 // movedPlace returns where a directory is that was recorded with a path while a
-// rename was under way. Both places may exist, before and after.
+// rename was under way. Both places may exist, before and after. If one of them
+// cannot be looked at, it is there unless it is in the other.
 func (fs *FS) movedPlace(path string, m *lockstate.Move) (string, error) {
-	is := func(dir string) bool {
+	is := func(dir string) error {
 		fd, err := fs.openPath(dir)
 		if err != nil {
-			return false
+			return err
 		}
 		defer unix.Close(fd)
 		var st unix.Statx_t
-		if statAt(fd, "", &st) != nil {
-			return false
+		if err := statAt(fd, "", &st); err != nil {
+			return err
 		}
 		// Without the device: another boot may give it another number.
 		id := fileID(&st)
-		return id.Ino == m.ID.Ino && id.Birth == m.ID.Birth
+		if id.Ino != m.ID.Ino || id.Birth != m.ID.Birth {
+			return unix.ENOENT
+		}
+		return nil
+	}
+	before := is(m.From(path))
+	if before == nil {
+		return path, nil
+	}
+	after := error(unix.ENOENT)
+	if m.To != "" {
+		if after = is(string(m.To)); after == nil {
+			return m.After(), nil
+		}
 	}
 	switch {
-	case is(m.From(path)):
+	case isShort(before) || isShort(after):
+		return "", errors.Join(before, after)
+	case !isGone(before) && !isGone(after):
+		return "", fmt.Errorf("it is at %s or at %s: %w", plain(path), plain(m.After()), errors.Join(before, after))
+	case !isGone(before):
 		return path, nil
-	case m.To != "" && is(string(m.To)):
+	case !isGone(after):
 		return m.After(), nil
 	}
 	return "", unix.ENOENT

@@ -82,6 +82,7 @@ func explain(err error) (status int, text string) {
 		{stagefs.ErrStaleMount, exitCantCreate, "a dead mount is in the way; clear it with: stagefs umount MOUNTPOINT"},
 		{stagefs.ErrMountpointBusy, exitCantCreate, "something is mounted there; unmount it, or choose another mountpoint"},
 		{stagefs.ErrInside, exitUsage, "see: stagefs mount --help"},
+		{stagefs.ErrNewerState, exitUnavailable, "mount with the version that was in use before, or move these files away to go without the locks in them; nothing was changed"},
 		{stagefs.ErrNoFuse, exitOS, "see: stagefs doctor"},
 		{stagefs.ErrStrict, exitHeld, "end what is named, or mount without --strict"},
 		{stagefs.ErrNoMount, exitUnavailable, "mount one with: stagefs mount DIR"},
@@ -90,6 +91,9 @@ func explain(err error) (status int, text string) {
 		if errors.Is(err, known.is) {
 			return known.status, fmt.Sprintf("%s; %s", oneLine(err), known.advice)
 		}
+	}
+	if errors.Is(err, stagefs.ErrState) {
+		return errnoStatus(err), oneLine(err) + "; mount again when that is mended: nothing was changed"
 	}
 	return errnoStatus(err), oneLine(err)
 }

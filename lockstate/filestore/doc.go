@@ -25,6 +25,8 @@
 //     and others up to about a second before the cut.
 //   - A record that is torn or damaged (S2) is left out and the file kept for
 //     inspection; the rest is used.
+//   - What a newer version has written, and this one would lose, is refused with
+//     [ErrNewer] and left as it is.
 //   - A full disk stops neither tokens nor locks; the records of new locks are
 //     written when there is room again.
 //   - A mark that is torn, damaged or missing (S2) is replaced by one that is

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"strconv"
+	"strings"
 	"sync"
 )
 
@@ -50,14 +51,26 @@ func appendLine(b []byte, op byte, token uint64, record []byte) []byte {
 	return append(b, '\n')
 }
 
+// newerHeader reports whether a snapshot begins as one of a later format does.
+func newerHeader(data []byte) bool {
+	name, _, _ := strings.Cut(snapshotHeader, " ")
+	first, _, _ := bytes.Cut(data, []byte("\n"))
+	digits, ok := bytes.CutPrefix(first, []byte(name+" "))
+	format, err := strconv.Atoi(string(digits))
+	return ok && err == nil && format > 1
+}
+
+// wholeLine returns what the checksum of a line is of, if it is right.
+func wholeLine(text []byte) (rest []byte, ok bool) {
+	crc, rest, ok := bytes.Cut(text, []byte(" "))
+	return rest, ok && string(crc) == fmt.Sprintf("%08x", crc32.Checksum(rest, castagnoli()))
+}
+
 // parseLine accepts what appendLine writes, without the newline.
 func parseLine(text []byte) (l line, ok bool) {
 	var err error
-	crc, rest, ok := bytes.Cut(text, []byte(" "))
-	if !ok || string(crc) != fmt.Sprintf("%08x", crc32.Checksum(rest, castagnoli())) {
-		return l, false
-	}
-	if len(rest) < 3 || rest[1] != ' ' {
+	rest, ok := wholeLine(text)
+	if !ok || len(rest) < 3 || rest[1] != ' ' {
 		return l, false
 	}
 	l.op = rest[0]

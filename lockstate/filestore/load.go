@@ -198,6 +198,9 @@ func (s *Store) read(name string, snapshot, last bool) error {
 	if err != nil {
 		return fmt.Errorf("reading the state: %w", err)
 	}
+	if snapshot && newerHeader(data) {
+		return fmt.Errorf("%s: %w", name, ErrNewer)
+	}
 	damaged, torn := 0, false
 	if rest, ok := bytes.CutPrefix(data, []byte(snapshotHeader)); snapshot && ok {
 		data = rest
@@ -208,9 +211,12 @@ func (s *Store) read(name string, snapshot, last bool) error {
 	for len(data) > 0 {
 		text, rest, whole := bytes.Cut(data, []byte("\n"))
 		l, ok := parseLine(text)
+		_, intact := wholeLine(text)
 		switch {
 		case !whole && last && bytes.IndexByte(text, 0) < 0:
 			torn = true
+		case whole && !ok && intact:
+			return fmt.Errorf("%s: %w", name, ErrNewer)
 		case !whole || !ok:
 			damaged++
 		case l.op == opPut:

@@ -20,6 +20,9 @@ import (
 // ErrClosed is returned by methods of a closed [Store].
 var ErrClosed = errors.New("state store is closed")
 
+// ErrNewer is returned for a state that this version does not understand.
+var ErrNewer = errors.New("the state was written by a newer version")
+
 // A HeldError says that another process serves the backing.
 type HeldError struct {
 	Pid int // 0: that process has not said
@@ -36,6 +39,7 @@ func (e *HeldError) Error() string {
 // goroutines.
 type Store struct {
 	key      string
+	path     string
 	guard    *os.File // KEY.lock, flocked
 	self     *os.File // the state directory
 	warnings []string
@@ -72,6 +76,7 @@ func Open(stateDir, key string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.path = filepath.Join(stateDir, key)
 	if err := s.open(); err != nil {
 		s.abandon()
 		return nil, err
@@ -143,18 +148,29 @@ func (s *Store) Complete() bool { return !s.incomplete }
 // store.
 func (s *Store) Crashed() bool { return s.crashed }
 
+// Path is what the names of all its files begin with.
+func (s *Store) Path() string { return s.path }
+
 // Close gives the backing up. Closing twice is fine.
-func (s *Store) Close() error {
+func (s *Store) Close() error { return s.close(false) }
+
+// CloseUnserved is Close for who has not served the backing: Crashed tells the
+// next one what it told this one.
+func (s *Store) CloseUnserved() error { return s.close(s.crashed) }
+
+func (s *Store) close(crashed bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.dir == nil {
 		return nil
 	}
-	kept := s.journal.close()
-	// An empty line tells a daemon that starts at this moment, and loses to yet
-	// another, that the pid it reads is not this one's.
-	err := s.writeGuard("\n")
-	err = errors.Join(kept, err, s.guard.Close(), s.dir.Close(), s.self.Close())
+	err := s.journal.close()
+	if !crashed {
+		// An empty line tells a daemon that starts at this moment, and loses to yet
+		// another, that the pid it reads is not this one's.
+		err = errors.Join(err, s.writeGuard("\n"))
+	}
+	err = errors.Join(err, s.guard.Close(), s.dir.Close(), s.self.Close())
 	s.dir = nil
 	return err
 }

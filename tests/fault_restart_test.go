@@ -1,0 +1,166 @@
+//go:build linux
+
+package tests
+
+import (
+	"bytes"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// restated changes the text of what the daemon has recorded, and says how often.
+func (m *Mount) restated(old, now string) (n int) {
+	m.t.Helper()
+	files, _ := filepath.Glob(filepath.Join(m.State, "*.[jl]o*.*"))
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		mustDo(m.t, err)
+		var out bytes.Buffer
+		for line := range strings.Lines(string(b)) {
+			sum, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+			if strings.Contains(line, old) {
+				n++
+				line = strings.Replace(line, old, now, 1)
+				if _, err := strconv.ParseUint(sum, 16, 32); len(sum) == 8 && err == nil {
+					rest = strings.Replace(rest, old, now, 1)
+					line = fmt.Sprintf("%08x %s\n", crc32.Checksum([]byte(rest), crc32.MakeTable(crc32.Castagnoli)), rest)
+				}
+			}
+			out.WriteString(line)
+		}
+		mustDo(m.t, os.WriteFile(file, out.Bytes(), 0o600))
+	}
+	return n
+}
+
+// TestFaultNewerState: a daemon that does not understand what another one has
+// recorded refuses to start and says what to do. The one that does has all of it
+// afterwards: the locks, and what is still open past the dead mount.
+func TestFaultNewerState(t *testing.T) {
+	for _, c := range []struct{ name, old, now string }{
+		{"kind", `"kind":0`, `"kind":7`},
+		{"header", "stagefs-locks 1", "stagefs-locks 2"},
+		{"line", "P ", "Q "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := mountOver(t)
+			needPassthrough(m)
+			a, writer, rival := agent(t), agent(t), stranger(t)
+			a.must("mkdir", m.At("A"))
+			mustDo(t, os.Mkdir(m.At("keep"), 0o777))
+			openDir(t, m.At("D"))
+			m.Ctl("release D")
+			writer.must("open", "h", m.At("D/file"), "rdwr,creat")
+			before := m.Locks()
+			m.kill()
+			if m.restated(c.old, c.now) == 0 {
+				t.Fatalf("nothing recorded has %q", c.old)
+			}
+			for range 2 {
+				wantRefusal(t, "69", []string{"newer version", "move these files away"}, "mount", "--state-dir", m.State, m.Dir)
+			}
+			m.restated(c.now, c.old)
+			m.start(nil)
+			m.awaitReady()
+			after := m.Locks()
+			for dir, row := range before {
+				if after[dir].Token != row.Token || after[dir].Pid != row.Pid {
+					t.Errorf("%s: %+v, want %+v", dir, after[dir], row)
+				}
+			}
+			rival.want("EBUSY", "mkdir", m.At("A/x"))
+			rival.want("EEXIST", lockIt(m)...)
+			writer.Try("close", "h")
+			eventually(t, "what nobody writes to can be had", func() bool { return rival.Try(lockIt(m)...) == "ok" })
+		})
+	}
+}
+
+// TestFaultRestartDescriptors: daemons that are short of descriptors when they
+// start do not start, or serve what there is; whoever has been tried, the next
+// one gives each owner back what it had.
+func TestFaultRestartDescriptors(t *testing.T) {
+	m := mountOver(t)
+	var owners []*Agent
+	for i := range 40 {
+		a := agent(t)
+		a.must("mkdir", m.At("D"+itoa(i)))
+		if i%2 == 0 {
+			a.must("creat", m.At("D"+itoa(i), "devserver"), "wronly,creat,excl")
+		}
+		owners = append(owners, a)
+	}
+	before := m.Locks()
+	m.kill()
+	ended := map[string]int{}
+	for _, files := range []int{16, 20, 24, 28, 34, 40, 50, 60, 80, 100} {
+		cmd := exec.Command("/bin/sh", "-c", `ulimit -n "$1"; exec timeout -s KILL 2 "$2" mount --state-dir "$3" "$4"`,
+			"sh", itoa(files), stagefsBin(), m.State, m.Dir)
+		r := runCmd(t, cmd)
+		ended[itoa(r.Status)]++
+	}
+	t.Logf("%v", ended)
+	m.start(nil)
+	m.awaitReady()
+	after := m.Locks()
+	for dir, row := range before {
+		if after[dir].Token != row.Token || after[dir].Pid != row.Pid {
+			t.Errorf("%s: token %d of pid %d, want %d of %d", dir, after[dir].Token, after[dir].Pid, row.Token, row.Pid)
+		}
+	}
+	for i, a := range owners {
+		a.must("put", m.At("D"+itoa(i), "more"), "x", "creat")
+	}
+}
+
+// TestFaultRestartUnreadable: what a new daemon cannot look at, because its disk
+// is bad there, still is who had it: it ends as any lock does.
+func TestFaultRestartUnreadable(t *testing.T) {
+	need(t, "debugfs")
+	disk := newImage(t, 8)
+	loop := strings.TrimSpace(run(t, "losetup", "-f", "--show", disk.file).Out)
+	t.Cleanup(func() { run(t, "losetup", "-d", loop) })
+	again := func() { mustDo(t, unix.Mount(loop, disk.Dir, "ext4", 0, "")) }
+	mustDo(t, unix.Unmount(disk.Dir, 0))
+	again()
+	m := disk.mount()
+	holder, rival := agent(t), stranger(t)
+	openDir(t, m.Back("D"))
+	holder.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	holder.must("mkdir", m.At("E"))
+	before := m.Locks()
+	if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
+		t.Fatal(r)
+	}
+	<-m.gone
+	mustDo(t, unix.Unmount(disk.Dir, 0))
+	for _, dir := range []string{"D", "E"} { // one that has no link is a bad one
+		if r := run(t, "debugfs", "-w", "-R", "sif /static/"+dir+" links_count 0", loop); r.Status != 0 {
+			t.Fatal(r)
+		}
+	}
+	again()
+	if _, err := os.Stat(m.Back("E")); err == nil || os.IsNotExist(err) {
+		t.Fatalf("stat of what is damaged: %v", err)
+	}
+	m.start(nil)
+	m.awaitReady()
+	after := m.Locks()
+	for dir, row := range before {
+		if after[dir].Token != row.Token || after[dir].Pid != row.Pid {
+			t.Errorf("%s: token %d of pid %d, want %d of %d", dir, after[dir].Token, after[dir].Pid, row.Token, row.Pid)
+		}
+	}
+	rival.Try("mkdir", m.At("E/x"))
+	holder.Kill()
+	m.awaitFree("D")
+	m.awaitFree("E")
+}
