@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
 )
 
 // identity tells one file of the backing from all others, also from a later
@@ -25,6 +27,9 @@ func identityOf(st *unix.Statx_t) identity {
 	}
 	return id
 }
+
+// inode is id from mount to mount.
+func (id identity) inode() lockstate.Inode { return lockstate.Inode{Ino: id.ino, Birth: id.birth} }
 
 const statxMask = unix.STATX_BASIC_STATS | unix.STATX_BTIME
 

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/stagefs/stagefs/fs/transport"
+	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/filestore"
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
@@ -132,6 +133,11 @@ func (fs *FS) takeUpRows(c *carried) error {
 		owner := fs.procs.Process(rec.Owner)
 		if owner == nil {
 			owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage)
+		}
+		if row.Record.Inode == (lockstate.Inode{}) { // an older version did not know it
+			if st, err := fs.statPath(string(rec.Path)); err == nil {
+				row.Record.Inode = inodeOf(&st)
+			}
 		}
 		if err := fs.table.TakeUpRow(row, split(string(rec.Path)), owner, keys[rec.Token]); err != nil {
 			return fmt.Errorf("lock of %s: %w", plain(string(rec.Path)), err)

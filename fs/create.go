@@ -143,8 +143,8 @@ func (fs *FS) admitEntry(m *making) (finish func(made bool) bool, err error) {
 	}
 	r.errno = fuse.Status(unix.EEXIST) // A8
 	return fs.admitLock(r, lockstate.Request{
-		Dir: m.parent.dir, Kind: lockstate.Explicit, Protocol: m.protocol, File: m.name,
-	})
+		Dir: m.parent.dir, Inode: m.parent.key().inode(), Kind: lockstate.Explicit, Protocol: m.protocol, File: m.name,
+	}, &m.st)
 }
 
 // covered returns the directories whose locks cover what m makes.
@@ -155,8 +155,9 @@ func (m *making) covered(fs *FS) []*lockstate.Dir {
 	return []*lockstate.Dir{m.parent.dir}
 }
 
-// admitLock acquires the directory of a lock file that is about to be made.
-func (fs *FS) admitLock(r *request, q lockstate.Request) (finish func(made bool) bool, err error) {
+// admitLock acquires the directory of a lock file that is about to be made; file
+// has its attributes then, if one is.
+func (fs *FS) admitLock(r *request, q lockstate.Request, file *unix.Statx_t) (finish func(made bool) bool, err error) {
 	if r.forced {
 		return func(bool) bool { return true }, nil
 	}
@@ -172,6 +173,9 @@ func (fs *FS) admitLock(r *request, q lockstate.Request) (finish func(made bool)
 		if !made {
 			g.Abort()
 			return true
+		}
+		if file != nil {
+			g.Saw(lockstate.Inode{}, inodeOf(file))
 		}
 		l, ok := g.Commit()
 		if ok {
@@ -296,6 +300,7 @@ func (fs *FS) makeDir(m *making) error {
 				g.Abort()
 				return true
 			}
+			g.Saw(inodeOf(&m.st), lockstate.Inode{})
 			_, ok := g.Commit()
 			return ok
 		}

@@ -131,14 +131,14 @@ func (d *dirLock) take(r *request) (status fuse.Status, held *lockstate.HeldErro
 func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lockstate.HeldError, conflict error) {
 	fs, node := d.fs, d.h.node.id
 	q := lockstate.Request{
-		Dir: d.at.parent.dir, Kind: lockstate.Shared, Protocol: lockProtocol(d.want.Flock), File: d.at.name, Key: keyOf(node, &d.want), Opened: fs.seenAs(d.h),
+		Dir: d.at.parent.dir, Inode: d.at.parent.key().inode(), Kind: lockstate.Shared, Protocol: lockProtocol(d.want.Flock), File: d.at.name, Key: keyOf(node, &d.want), Opened: fs.seenAs(d.h),
 	}
 	if d.want.Write {
 		q.Kind = lockstate.Explicit
 	}
 	status = fs.attempt(r, false, func() error {
 		conflict, held = nil, nil
-		finish, err := fs.admitLock(r, q)
+		finish, err := fs.admitLock(r, q, nil)
 		if err != nil {
 			errors.As(err, &held)
 			return err

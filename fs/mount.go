@@ -104,7 +104,9 @@ func Mount(o Options) (_ *Server, err error) {
 	var over []uint64
 	if !o.NoLocking {
 		s.fs.tidyQuarantine()
-		if over, err = s.fs.restore(s.store, s.world); err == nil {
+		dead := s.deadThere()
+		covered := dead != nil && !dead.gone && s.store.Crashed()
+		if over, err = s.fs.restore(s.store, s.world, covered); err == nil {
 			err = s.fs.restoreCandidates(s.store, s.world)
 		}
 		if err != nil {

@@ -145,8 +145,8 @@ func (fs *FS) admitRename(m *renaming) (finish func(bool) bool, err error) {
 	}
 	for _, l := range fs.ontoLockNames(m) {
 		f, err := fs.admitLock(m.r, lockstate.Request{
-			Dir: l.parent.dir, Kind: lockstate.Explicit, Protocol: "rename", File: l.name,
-		})
+			Dir: l.parent.dir, Inode: l.parent.key().inode(), Kind: lockstate.Explicit, Protocol: "rename", File: l.name,
+		}, nil)
 		if err != nil {
 			finish(false)
 			return nil, err
@@ -284,14 +284,18 @@ func (fs *FS) renamed(m *renaming) {
 	// The kernel may have kept the attributes, which a lock file's observers are
 	// not to see (A11).
 	if fs.isLockName(m.from.parent, m.from.name) {
-		if !m.fills() {
-			fs.released(m.from.parent.dir, m.from.name)
-		}
-		if exchange {
+		switch {
+		case exchange:
+			fs.table.FileIs(m.from.parent.dir, m.from.name, inodeOf(&m.dst.st))
 			fs.notifyAttr(m.dst.node)
+		case m.fills():
+			fs.table.FileIs(m.from.parent.dir, m.from.name, lockstate.Inode{})
+		default:
+			fs.released(m.from.parent.dir, m.from.name)
 		}
 	}
 	if fs.isLockName(m.to.parent, m.to.name) {
+		fs.table.FileIs(m.to.parent.dir, m.to.name, inodeOf(&m.src.st))
 		fs.notifyAttr(m.src.node)
 	}
 	fs.cands.forget(m.from.parent, m.from.name)

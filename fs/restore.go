@@ -35,16 +35,26 @@ func bootOf(world string) string {
 	return boot
 }
 
-// restore puts back what an earlier daemon recorded (S1): locks of owners that
-// live, with their tokens. The owners that died meanwhile are carried out as by
-// R4 and R5. It is called before the mount answers; over are the locks that have
-// ended otherwise, whose records the caller deletes when it does.
+// A restoring puts back what an earlier daemon has recorded (S1). It is done
+// before the mount answers.
 //
 // Only what is certain ends a lock. What this daemon cannot read makes it fail,
 // and leaves all as it was for the next one.
-func (fs *FS) restore(store lockstate.Store, world string) (over []uint64, err error) {
+type restoring struct {
+	fs    *FS
+	world string
+	// covered: since the daemon died that recorded it, its dead mount has kept
+	// everybody away. Else anything may have happened to the backing.
+	covered bool
+	dead    map[procid.ID]procid.Exit // owners that died meanwhile
+}
+
+// restore puts back locks of owners that live, with their tokens. The owners that
+// died meanwhile are carried out as by R4 and R5. over are the locks that have
+// ended otherwise: the caller deletes their records when the mount answers.
+func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over []uint64, err error) {
+	x := &restoring{fs: fs, world: world, covered: covered, dead: make(map[procid.ID]procid.Exit)}
 	records := store.Load()
-	dead := make(map[procid.ID]procid.Exit)
 	for _, token := range slices.Sorted(maps.Keys(records)) {
 		if token >= candBase {
 			break // no lock
@@ -53,7 +63,7 @@ func (fs *FS) restore(store lockstate.Store, world string) (over []uint64, err e
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrNewerState, err)
 		}
-		l, ok, err := fs.restoreLock(rec, world, dead)
+		l, ok, err := x.lock(rec)
 		switch {
 		case err != nil:
 			return nil, fmt.Errorf("%w: the lock of %s, token %d: %w", ErrState, plain(string(rec.Path)), token, err)
@@ -66,7 +76,7 @@ func (fs *FS) restore(store lockstate.Store, world string) (over []uint64, err e
 	}
 	fs.reapMu.Lock()
 	defer fs.reapMu.Unlock()
-	for id, how := range dead {
+	for id, how := range x.dead {
 		if fs.table.Owns(id) { // else it was carried out with another one
 			fs.carryOut(id, how)
 		}
@@ -74,10 +84,22 @@ func (fs *FS) restore(store lockstate.Store, world string) (over []uint64, err e
 	return over, nil
 }
 
-// restoreLock puts one lock back. It reports false for one that has ended with
-// its directory or its lock file.
-func (fs *FS) restoreLock(rec lockstate.Record, world string, dead map[procid.ID]procid.Exit) (l lockstate.Lock, ok bool, err error) {
-	path, files, err := fs.recordedPlace(rec)
+// lock puts one lock back. It reports false for one that has ended with its
+// directory or its lock file.
+func (x *restoring) lock(rec lockstate.Record) (l lockstate.Lock, ok bool, err error) {
+	fs := x.fs
+	var owner *procid.Process
+	var how procid.Exit
+	if rec.World == x.world {
+		if owner, how = fs.alive(rec.Owner), fs.procs.ExitOf(rec.Owner); owner != nil && fs.procs.Process(rec.Owner) == nil {
+			owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage) // in execve(2)
+		}
+	}
+	var files []string
+	path, err := x.place(&rec)
+	if err == nil {
+		files, err = x.files(&rec, path, owner != nil || rec.Lease != nil)
+	}
 	if isGone(err) {
 		return l, false, nil // R3
 	}
@@ -87,21 +109,18 @@ func (fs *FS) restoreLock(rec lockstate.Record, world string, dead map[procid.ID
 	if rec.Kind == lockstate.Explicit && len(files) == 0 && len(rec.Files) > 0 && !rec.Keys && !rec.Command {
 		return l, false, nil // R1
 	}
-	var owner *procid.Process
-	var how procid.Exit
-	if rec.World == world {
-		if owner, how = fs.alive(rec.Owner), fs.procs.ExitOf(rec.Owner); owner != nil && fs.procs.Process(rec.Owner) == nil {
-			owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage) // in execve(2)
-		}
-	} else {
+	if rec.World != x.world {
 		// Nobody survives a boot. Whoever is in a group, session or cgroup of
 		// that name now, it is another one; and of what was recorded last, a
 		// power cut may have left the half.
 		rec.Scope, rec.OnCrash, rec.Sealed = nil, lockstate.Keep, false
 	}
+	if !x.covered {
+		rec.Fresh, rec.Foreign = false, nil // others may have put something there
+	}
 	switch {
 	case rec.Lease != nil:
-		if bootOf(rec.World) != bootOf(world) {
+		if bootOf(rec.World) != bootOf(x.world) {
 			rec.Lease.Reboot(fs.table.Clock(), time.Now())
 			rec.Members = nil
 		}
@@ -110,7 +129,7 @@ func (fs *FS) restoreLock(rec lockstate.Record, world string, dead map[procid.ID
 		if !how.Known {
 			how = procid.Exit{Missed: true} // nobody watched: it may have succeeded, or not (R5, R7)
 		}
-		dead[rec.Owner] = how
+		x.dead[rec.Owner] = how
 		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage)
 	default:
 		if err := fs.watchLine(owner); err != nil {
@@ -121,42 +140,133 @@ func (fs *FS) restoreLock(rec lockstate.Record, world string, dead map[procid.ID
 	return l, err == nil, err
 }
 
-// recordedPlace returns where the directory of a record is, and which of its
-// lock files are there. What cannot be looked at, on a bad disk perhaps, counts
-// as there; where this daemon is short of something, it is an error.
-func (fs *FS) recordedPlace(rec lockstate.Record) (path string, files []string, err error) {
+// place returns where the directory of a record is now, and notes in the record
+// what the backing calls it. What cannot be looked at, on a bad disk perhaps,
+// counts as there; where this daemon is short of something, it is an error.
+func (x *restoring) place(rec *lockstate.Record) (path string, err error) {
+	fs := x.fs
 	path = string(rec.Path)
 	if rec.Move != nil {
 		if path, err = fs.movedPlace(path, rec.Move); err != nil {
-			return "", nil, err
+			return "", err
 		}
 	}
-	for _, f := range rec.Files {
-		files = append(files, string(f))
+	st, err := fs.statPath(path)
+	if err == nil && rec.Inode != (lockstate.Inode{}) && !rec.Inode.Is(inodeOf(&st)) {
+		err = unix.ENOENT // what is there now is another one
 	}
-	fd, err := fs.openPath(path)
-	if isGone(err) || isShort(err) {
-		return "", nil, err
+	if isGone(err) && !x.covered && rec.Inode != (lockstate.Inode{}) {
+		was := path
+		if path, err = x.renamed(was, rec.Inode); err == nil {
+			fs.log.Warn("the directory of a lock was renamed while it was not mounted", "dir", was, "now", path, "token", rec.Token)
+			return path, nil
+		}
+		if isGone(err) {
+			fs.log.Warn("the directory of a lock was removed or replaced while it was not mounted", "dir", was, "token", rec.Token, "pid", rec.Owner.Pid)
+		}
+		return "", err
 	}
-	if err != nil {
+	switch {
+	case isGone(err) || isShort(err):
+		return "", err
+	case err != nil:
 		fs.log.Warn("a lock is restored as it was recorded: its directory cannot be looked at", "dir", path, "token", rec.Token, "err", err)
-		return path, files, nil
+	default:
+		rec.Inode = inodeOf(&st)
+	}
+	return path, nil
+}
+
+// renamed looks for a directory beside the place where it was.
+func (x *restoring) renamed(path string, is lockstate.Inode) (string, error) {
+	parent, _ := cutLast(path)
+	fd, err := x.fs.openPath(parent)
+	if err != nil {
+		return "", err
 	}
 	defer unix.Close(fd)
-	for _, f := range slices.Clone(files) {
-		var st unix.Statx_t
-		err := statAt(fd, f, &st)
-		switch {
-		case isGone(err):
-			files = slices.DeleteFunc(files, func(name string) bool { return name == f })
-		case isShort(err):
-			return "", nil, err
-		case err != nil:
-			fs.log.Warn("a lock file counts as there: it cannot be looked at", "dir", path, "file", f, "token", rec.Token, "err", err)
+	var found string
+	var bad error
+	err = eachEntry(fd, func(e dirEntry) bool {
+		if e.ino != is.Ino {
+			return true
 		}
+		var st unix.Statx_t
+		switch bad = statAt(fd, e.name, &st); {
+		case bad == nil && is.Is(inodeOf(&st)) && uint32(st.Mode)&unix.S_IFMT == unix.S_IFDIR:
+			found = strings.Clone(e.name)
+			return false
+		case isGone(bad):
+			bad = nil
+		}
+		return bad == nil
+	})
+	switch {
+	case found != "":
+		return join(parent, found), nil
+	case bad != nil:
+		return "", bad
+	case err != nil:
+		return "", err
 	}
-	return path, files, nil
+	return "", unix.ENOENT
 }
+
+// files returns which lock files of a record are there, and notes in the record
+// what the backing calls them. Where anybody could have made them meanwhile, only
+// those count that were recorded; of those of which that is not known, only those
+// whose owner lives.
+func (x *restoring) files(rec *lockstate.Record, path string, lives bool) (files []string, err error) {
+	if len(rec.Files) == 0 {
+		return nil, nil
+	}
+	fs := x.fs
+	inodes := make([]lockstate.Inode, len(rec.Files))
+	fd, err := fs.openPath(path)
+	if isGone(err) || isShort(err) {
+		return nil, err
+	}
+	if err == nil {
+		defer unix.Close(fd)
+	}
+	for i, f := range rec.Files {
+		var st unix.Statx_t
+		was := rec.InodeOf(string(f))
+		inodes[i] = was
+		if err == nil {
+			bad := statAt(fd, string(f), &st)
+			switch {
+			case isGone(bad):
+				continue
+			case isShort(bad):
+				return nil, bad
+			case bad != nil:
+				fs.log.Warn("a lock file counts as there: it cannot be looked at", "dir", path, "file", string(f), "token", rec.Token, "err", bad)
+			case !x.covered && (was == lockstate.Inode{} && !lives || was != lockstate.Inode{} && !was.Is(inodeOf(&st))):
+				fs.log.Warn("a lock file is left alone: it may have been made by somebody else while it was not mounted", "dir", path, "file", string(f), "token", rec.Token, "pid", rec.Owner.Pid)
+				continue
+			default:
+				inodes[i] = inodeOf(&st)
+			}
+		}
+		files = append(files, string(f))
+	}
+	rec.Inodes = inodes
+	return files, nil
+}
+
+// statPath returns the attributes of a directory.
+func (fs *FS) statPath(path string) (st unix.Statx_t, err error) {
+	fd, err := fs.openPath(path)
+	if err != nil {
+		return st, err
+	}
+	defer unix.Close(fd)
+	err = statAt(fd, "", &st)
+	return st, err
+}
+
+func inodeOf(st *unix.Statx_t) lockstate.Inode { return identityOf(st).inode() }
 
 // isGone reports whether an error says that there is nothing by that name.
 func isGone(err error) bool {
@@ -174,21 +284,11 @@ func isShort(err error) bool {
 // cannot be looked at, it is there unless it is in the other.
 func (fs *FS) movedPlace(path string, m *lockstate.Move) (string, error) {
 	is := func(dir string) error {
-		fd, err := fs.openPath(dir)
-		if err != nil {
-			return err
+		st, err := fs.statPath(dir)
+		if err == nil && (lockstate.Inode{Ino: m.ID.Ino, Birth: m.ID.Birth}) != inodeOf(&st) {
+			err = unix.ENOENT
 		}
-		defer unix.Close(fd)
-		var st unix.Statx_t
-		if err := statAt(fd, "", &st); err != nil {
-			return err
-		}
-		// Without the device: another boot may give it another number.
-		id := fileID(&st)
-		if id.Ino != m.ID.Ino || id.Birth != m.ID.Birth {
-			return unix.ENOENT
-		}
-		return nil
+		return err
 	}
 	before := is(m.From(path))
 	if before == nil {

@@ -13,6 +13,7 @@ import (
 type Request struct {
 	Process  *procid.Process // who will own it
 	Dir      *Dir
+	Inode    Inode // of the directory, if it is there and known
 	Kind     Kind
 	Protocol string   // mkdir, create, link …
 	File     string   // the lock file that keeps it, if any
@@ -51,6 +52,7 @@ type Grant struct {
 	command  bool
 	why      string
 	onCrash  string
+	saw      struct{ dir, file Inode } // see Saw
 	ttl      time.Duration
 	process  *procid.Process // who takes it again
 	request  Request         // of one that was made
@@ -195,10 +197,13 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		r.keys = map[any]struct{}{q.Key: {}}
 		r.opened = q.Opened
 	case q.File != "":
-		r.files = []string{q.File}
+		r.files = []lockFile{{name: q.File}}
+	}
+	if r.inode = q.Inode; r.inode == (Inode{}) && len(d.rows) > 0 {
+		r.inode = d.rows[0].inode
 	}
 	t.insertLocked(r)
-	g = &Grant{t: t, row: r, made: true, request: q}
+	g = &Grant{t: t, row: r, made: true, file: q.File, request: q}
 	for _, op := range t.inflight {
 		if op.touches(d) {
 			if g.pending == nil {
@@ -363,6 +368,45 @@ func (g *Grant) undrainLocked() {
 // further up (A2).
 func (g *Grant) Covered() bool { return g.row == nil }
 
+// Saw tells, before Commit, what the backing calls the directory and the lock
+// file that were made; either may be unknown.
+func (g *Grant) Saw(dir, file Inode) { g.saw.dir, g.saw.file = dir, file }
+
+// sawLocked takes note of that. It reports whether there was another file before.
+func (g *Grant) sawLocked() (anew bool) {
+	if r := g.row; g.saw.dir != (Inode{}) && r.inode != g.saw.dir {
+		r.inode = g.saw.dir
+		g.t.noteLocked(r)
+	}
+	return g.saw.file != (Inode{}) && g.t.fileIsLocked(g.row.dir, g.file, g.saw.file)
+}
+
+// FileIs tells what the backing calls the lock file with a name in d, which was
+// another one before, perhaps. The zero Inode: it is not known.
+func (t *Table) FileIs(d *Dir, name string, is Inode) {
+	t.mu.Lock()
+	anew := t.fileIsLocked(d, name, is)
+	t.mu.Unlock()
+	if anew {
+		t.flush()
+	}
+}
+
+// fileIsLocked takes note of that. A file that is made anew keeps all the locks
+// that the one of its name kept.
+func (t *Table) fileIsLocked(d *Dir, name string, is Inode) (anew bool) {
+	for _, r := range d.rows {
+		i := r.fileAt(name)
+		if i < 0 || r.files[i].inode == is {
+			continue
+		}
+		anew = anew || r.files[i].inode != Inode{}
+		r.files[i].inode = is
+		t.noteLocked(r)
+	}
+	return anew
+}
+
 // Commit makes the acquisition final and returns the lock. An implicit lock of
 // the same owner on the same directory is replaced (A13). The lock's Token is
 // 0 when the grant was covered. It reports false if the lock has ended already,
@@ -380,7 +424,13 @@ func (g *Grant) Commit() (Lock, bool) {
 		}
 	}()
 	t.mu.Lock()
-	defer t.unlockFlush()
+	flush := true
+	defer func() {
+		t.mu.Unlock()
+		if flush {
+			t.flush()
+		}
+	}()
 	g.undrainLocked()
 	r := g.row
 	if t.tokens[r.token] != r {
@@ -388,6 +438,7 @@ func (g *Grant) Commit() (Lock, bool) {
 	}
 	if !g.made {
 		t.keepLocked(r, g)
+		g.sawLocked()
 		if r.lease != nil {
 			r.join(g.process.ID())
 			durable = t.renewLocked(r, g.ttl)
@@ -395,6 +446,9 @@ func (g *Grant) Commit() (Lock, bool) {
 		t.noteLocked(r)
 		return r.lock(), true
 	}
+	// That is all that is new, mostly. It matters only after the mount was gone:
+	// it can wait for the next flush.
+	flush = g.sawLocked()
 	r.pending = false
 	if r.lease != nil {
 		t.renewLocked(r, 0) // its time begins now
@@ -408,7 +462,8 @@ func (g *Grant) Commit() (Lock, bool) {
 	for _, old := range slices.Clone(r.dir.rows) {
 		// The lock file that its owner made by opening it only waited for
 		// the lock on the descriptor, a shared one too (A6).
-		if i := slices.Index(old.files, r.file); r.kind == Shared && i >= 0 && old.protocol == "open" && r.replaces(old) {
+		if i := old.fileAt(r.file); r.kind == Shared && i >= 0 && old.protocol == "open" && r.replaces(old) {
+			flush = true
 			if old.files = slices.Delete(old.files, i, i+1); !old.kept() {
 				t.endLocked(old, Ending{Reason: Replaced})
 				continue
@@ -421,6 +476,7 @@ func (g *Grant) Commit() (Lock, bool) {
 			continue
 		}
 		if r.kind == Explicit && old.kind != Explicit || r.kind == Shared && r.isNew && old.kind == Implicit {
+			flush = true
 			t.supersedeLocked(r, old)
 		}
 	}
@@ -469,12 +525,12 @@ func (t *Table) keepLocked(r *row, g *Grant) {
 				r.opened = append(slices.Clip(r.opened), id)
 			}
 		}
-		if i := slices.Index(r.files, g.file); i >= 0 && r.protocol == "open" {
+		if i := r.fileAt(g.file); i >= 0 && r.protocol == "open" {
 			r.files = slices.Delete(r.files, i, i+1)
 			r.protocol = g.protocol
 		}
-	case g.file != "" && !slices.Contains(r.files, g.file):
-		r.files = append(r.files, g.file)
+	case g.file != "" && r.fileAt(g.file) < 0:
+		r.files = append(r.files, lockFile{name: g.file})
 	}
 }
 

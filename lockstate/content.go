@@ -15,6 +15,18 @@ type FileID struct {
 	Birth    int64
 }
 
+// An Inode names a file or directory of the backing from mount to mount: the
+// device has another number then, perhaps. The zero Inode is not known.
+type Inode struct {
+	Ino   uint64 `json:"ino"`
+	Birth int64  `json:"birth"` // 0: the backing keeps none
+}
+
+// Is reports whether two names are of the same thing, as far as both are known.
+func (i Inode) Is(o Inode) bool {
+	return i.Ino == o.Ino && (i.Birth == o.Birth || i.Birth == 0 || o.Birth == 0)
+}
+
 // content is what a row knows of what was made under it (R7). All fields are
 // protected by Table.mu.
 type content struct {

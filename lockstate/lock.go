@@ -91,7 +91,8 @@ type row struct {
 	token    uint64
 	since    time.Time
 	file     string // for listings
-	files    []string
+	inode    Inode  // what the backing calls the directory
+	files    []lockFile
 	keys     map[any]struct{} // the descriptor locks that keep it (R2),
 	opened   []FileID         // what they are, or were, on
 	command  bool             // kept until a command ends it (A7)
@@ -120,6 +121,25 @@ type row struct {
 	ended   chan struct{} // closed when the row ends
 	ending  Ending        // set before ended is closed
 	settled chan struct{} // closed at the first change; nil when already
+}
+
+// A lockFile keeps a lock.
+type lockFile struct {
+	name  string
+	inode Inode // what the backing calls it
+}
+
+// fileAt returns where a lock file is in r.files, or -1.
+func (r *row) fileAt(name string) int {
+	return slices.IndexFunc(r.files, func(f lockFile) bool { return f.name == name })
+}
+
+// fileNames returns the names in r.files.
+func (r *row) fileNames() (names []string) {
+	for _, f := range r.files {
+		names = append(names, f.name)
+	}
+	return names
 }
 
 // maxMembers bounds the memory of a row that lives long and sees many
@@ -178,7 +198,7 @@ func (r *row) lock() Lock {
 		Dir: r.dir, Path: r.dir.path(), Kind: r.kind, Protocol: r.protocol,
 		Owner: r.owner.ID(), UID: r.owner.UID(), Token: r.token, Since: r.since, File: r.file,
 		Revocable: r.revocable,
-		Files:     slices.Clone(r.files), Keys: slices.Collect(maps.Keys(r.keys)),
+		Files:     r.fileNames(), Keys: slices.Collect(maps.Keys(r.keys)),
 		LostKey: r.lostKey, Opened: slices.Clone(r.opened), Command: r.command, Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed,
 		Scope: r.scope, Sealed: r.sealed, Crashed: r.crashed, Pending: r.pending,
 	}

@@ -20,6 +20,7 @@ type Record struct {
 	// namespace.
 	World string `json:"world"`
 	Path  Bytes  `json:"path"` // of the directory, relative to the root
+	Inode Inode  `json:"inode,omitzero"`
 	Move  *Move  `json:"move,omitempty"`
 
 	Kind      Kind              `json:"kind"`
@@ -31,6 +32,7 @@ type Record struct {
 	Since     time.Time         `json:"since"`
 	File      Bytes             `json:"file,omitempty"`
 	Files     []Bytes           `json:"files,omitempty"`
+	Inodes    []Inode           `json:"inodes,omitempty"` // of these files, if one is known
 	Keys      bool              `json:"keys,omitempty"`   // kept by a lock on a descriptor,
 	Opened    []FileID          `json:"opened,omitempty"` // of one of these files, as clients of the mount see them
 	Command   bool              `json:"command,omitempty"`
@@ -86,13 +88,21 @@ func ParseRecord(token uint64, data []byte) (Record, error) {
 	return rec, nil
 }
 
+// InodeOf returns what the backing calls one of the lock files, if it is known.
+func (rec *Record) InodeOf(file string) Inode {
+	if i := slices.Index(rec.Files, Bytes(file)); i >= 0 && i < len(rec.Inodes) {
+		return rec.Inodes[i]
+	}
+	return Inode{}
+}
+
 // maxRecorded bounds the members in a record.
 const maxRecorded = 512
 
 // record returns r as it outlives the daemon. The caller holds Table.mu.
 func (r *row) record(world string, now time.Time) Record {
 	rec := Record{
-		Token: r.token, World: world, Path: Bytes(r.dir.path()), Move: r.move,
+		Token: r.token, World: world, Path: Bytes(r.dir.path()), Inode: r.inode, Move: r.move,
 		Kind: r.kind, Protocol: r.protocol, Owner: r.owner.ID(), UID: r.owner.UID(), Lineage: r.heirs,
 		Since: r.since, File: Bytes(r.file), Keys: len(r.keys) > 0 || r.lostKey, Opened: r.opened, Command: r.command,
 		Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed, Revocable: r.revocable,
@@ -104,8 +114,14 @@ func (r *row) record(world string, now time.Time) Record {
 			rec.Foreign = append(rec.Foreign, id)
 		}
 	}
-	for _, f := range r.files {
-		rec.Files = append(rec.Files, Bytes(f))
+	for i, f := range r.files {
+		rec.Files = append(rec.Files, Bytes(f.name))
+		if f.inode != (Inode{}) && rec.Inodes == nil {
+			rec.Inodes = make([]Inode, len(r.files))
+		}
+		if rec.Inodes != nil {
+			rec.Inodes[i] = f.inode
+		}
 	}
 	if r.scope.Kind != ProcessScope {
 		rec.Scope = &r.scope
@@ -181,9 +197,12 @@ func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files 
 	}
 	r := &row{
 		dir: d, kind: rec.Kind, protocol: rec.Protocol, owner: owner, heirs: rec.Lineage,
-		token: rec.Token, since: rec.Since, file: string(rec.File), files: slices.Clone(files),
+		token: rec.Token, since: rec.Since, file: string(rec.File), inode: rec.Inode,
 		command: rec.Command, why: rec.Why, onCrash: rec.OnCrash, isNew: rec.New,
 		revocable: rec.Revocable, lostKey: rec.Keys, opened: rec.Opened, crashed: rec.Sealed,
+	}
+	for _, name := range files {
+		r.files = append(r.files, lockFile{name, rec.InodeOf(name)})
 	}
 	// What was made in a directory that was there before, nobody knows now.
 	r.content = content{fresh: rec.Fresh, unknown: !rec.Fresh}

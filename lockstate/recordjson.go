@@ -34,6 +34,9 @@ func (rec *Record) appendPlain(b []byte) ([]byte, bool) {
 	b = strconv.AppendUint(append(b, `{"token":`...), rec.Token, 10)
 	b = appendText(b, `,"world":`, rec.World)
 	b = appendText(b, `,"path":`, string(rec.Path))
+	if rec.Inode != (Inode{}) {
+		b = appendInode(append(b, `,"inode":`...), rec.Inode)
+	}
 	b = strconv.AppendUint(append(b, `,"kind":`...), uint64(rec.Kind), 10)
 	b = appendText(b, `,"protocol":`, rec.Protocol)
 	b = appendID(append(b, `,"owner":`...), rec.Owner)
@@ -64,6 +67,17 @@ func (rec *Record) appendPlain(b []byte) ([]byte, bool) {
 			b = appendText(b, ",", string(f))
 		}
 		if i == len(rec.Files)-1 {
+			b = append(b, ']')
+		}
+	}
+	for i, n := range rec.Inodes {
+		if i == 0 {
+			b = append(b, `,"inodes":[`...)
+		} else {
+			b = append(b, ',')
+		}
+		b = appendInode(b, n)
+		if i == len(rec.Inodes)-1 {
 			b = append(b, ']')
 		}
 	}
@@ -102,6 +116,12 @@ func appendText(b []byte, key, plain string) []byte {
 func appendID(b []byte, id procid.ID) []byte {
 	b = strconv.AppendInt(append(b, `{"Pid":`...), int64(id.Pid), 10)
 	b = strconv.AppendUint(append(b, `,"Start":`...), id.Start, 10)
+	return append(b, '}')
+}
+
+func appendInode(b []byte, n Inode) []byte {
+	b = strconv.AppendUint(append(b, `{"ino":`...), n.Ino, 10)
+	b = strconv.AppendInt(append(b, `,"birth":`...), n.Birth, 10)
 	return append(b, '}')
 }
 

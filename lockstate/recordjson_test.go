@@ -21,10 +21,13 @@ func TestRecordEncode(t *testing.T) {
 	word := rapid.StringMatching(`[ !#-%'-;=?-\[\]-~]*`)
 	odd := rapid.OneOf(rapid.SampledFrom([]string{"\"", "\\", "<&>", "\x7f", "\x1f", "\xff", "é", "\u2028"}), rapid.String())
 	oddBytes := rapid.OneOf(odd, rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) }))
-	const drawn = 26
+	const drawn = 28
 	if n := reflect.TypeFor[lockstate.Record]().NumField(); n != drawn {
 		t.Fatalf("a record has %d fields, and %d are tried here", n, drawn)
 	}
+	inode := rapid.Custom(func(t *rapid.T) lockstate.Inode {
+		return lockstate.Inode{Ino: rapid.Uint64().Draw(t, "ino"), Birth: rapid.Int64().Draw(t, "birth")}
+	})
 	plain := 0
 	rapid.Check(t, func(t *rapid.T) {
 		text, raw := word, word
@@ -36,6 +39,7 @@ func TestRecordEncode(t *testing.T) {
 		rec := lockstate.Record{
 			Token: rapid.Uint64().Draw(t, "token"), World: text.Draw(t, "world"), Path: bytes.Draw(t, "path"),
 			Kind: rapid.SampledFrom([]lockstate.Kind{lockstate.Implicit, lockstate.Explicit, lockstate.Shared}).Draw(t, "kind"), Protocol: text.Draw(t, "protocol"),
+			Inode: inode.Draw(t, "inode"), Inodes: rapid.SliceOfN(inode, 0, 2).Draw(t, "inodes"),
 			Owner: id.Draw(t, "owner"), UID: rapid.Uint32().Draw(t, "uid"),
 			Since: time.Unix(rapid.Int64Range(0, 1<<33).Draw(t, "s"), rapid.Int64Range(0, 999999999).Draw(t, "ns")).In(rapid.SampledFrom([]*time.Location{time.UTC, time.FixedZone("", -3*3600-1800)}).Draw(t, "zone")),
 			File:  bytes.Draw(t, "file"), Files: rapid.SliceOfN(bytes, 0, 2).Draw(t, "files"),

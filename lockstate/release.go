@@ -13,7 +13,7 @@ func (t *Table) ReleaseFile(d *Dir, name string) (Lock, bool) {
 	t.mu.Lock()
 	defer t.unlockFlush()
 	for _, r := range slices.Backward(d.rows) {
-		i := slices.Index(r.files, name)
+		i := r.fileAt(name)
 		if i < 0 {
 			continue
 		}

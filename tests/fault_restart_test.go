@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// restated changes the text of what the daemon has recorded, and says how often.
-func (m *Mount) restated(old, now string) (n int) {
+// restated changes the lines of what the daemon has recorded, and says how many.
+func (m *Mount) restated(change func(string) string) (n int) {
 	m.t.Helper()
 	files, _ := filepath.Glob(filepath.Join(m.State, "*.[jl]o*.*"))
 	for _, file := range files {
@@ -25,12 +25,11 @@ func (m *Mount) restated(old, now string) (n int) {
 		mustDo(m.t, err)
 		var out bytes.Buffer
 		for line := range strings.Lines(string(b)) {
-			sum, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
-			if strings.Contains(line, old) {
+			if now := change(line); now != line {
 				n++
-				line = strings.Replace(line, old, now, 1)
+				line = now
+				sum, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
 				if _, err := strconv.ParseUint(sum, 16, 32); len(sum) == 8 && err == nil {
-					rest = strings.Replace(rest, old, now, 1)
 					line = fmt.Sprintf("%08x %s\n", crc32.Checksum([]byte(rest), crc32.MakeTable(crc32.Castagnoli)), rest)
 				}
 			}
@@ -61,13 +60,16 @@ func TestFaultNewerState(t *testing.T) {
 			writer.must("open", "h", m.At("D/file"), "rdwr,creat")
 			before := m.Locks()
 			m.kill()
-			if m.restated(c.old, c.now) == 0 {
+			swap := func(old, now string) int {
+				return m.restated(func(line string) string { return strings.Replace(line, old, now, 1) })
+			}
+			if swap(c.old, c.now) == 0 {
 				t.Fatalf("nothing recorded has %q", c.old)
 			}
 			for range 2 {
 				wantRefusal(t, "69", []string{"newer version", "move these files away"}, "mount", "--state-dir", m.State, m.Dir)
 			}
-			m.restated(c.now, c.old)
+			swap(c.now, c.old)
 			m.start(nil)
 			m.awaitReady()
 			after := m.Locks()

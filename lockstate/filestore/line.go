@@ -66,6 +66,12 @@ func wholeLine(text []byte) (rest []byte, ok bool) {
 	return rest, ok && string(crc) == fmt.Sprintf("%08x", crc32.Checksum(rest, castagnoli()))
 }
 
+// intact reports whether a line is as it was written, by whatever version.
+func intact(text []byte) bool {
+	_, ok := wholeLine(text)
+	return ok
+}
+
 // parseLine accepts what appendLine writes, without the newline.
 func parseLine(text []byte) (l line, ok bool) {
 	var err error

@@ -211,11 +211,10 @@ func (s *Store) read(name string, snapshot, last bool) error {
 	for len(data) > 0 {
 		text, rest, whole := bytes.Cut(data, []byte("\n"))
 		l, ok := parseLine(text)
-		_, intact := wholeLine(text)
 		switch {
 		case !whole && last && bytes.IndexByte(text, 0) < 0:
 			torn = true
-		case whole && !ok && intact:
+		case whole && !ok && intact(text):
 			return fmt.Errorf("%s: %w", name, ErrNewer)
 		case !whole || !ok:
 			damaged++
