@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -370,5 +371,54 @@ func TestFaultDamagedState(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestFaultStateFifo: what is no file, but has the name of one, is set aside and
+// said; the mount comes up.
+func TestFaultStateFifo(t *testing.T) {
+	m := mountOver(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	last := m.Locks()["D"].Token
+	for _, kind := range []string{".tokens", ".tokens.tmp", ".lock", ".journal.", ".locks."} {
+		replaced := ""
+		m.kill()
+		entries, err := os.ReadDir(m.State)
+		mustDo(t, err)
+		for _, e := range entries {
+			if key, rest, _ := strings.Cut(e.Name(), "."); replaced == "" && strings.HasPrefix("."+rest, kind) && e.Type().IsRegular() && !strings.Contains(rest, "damaged") {
+				replaced = e.Name()
+			} else if replaced == "" && kind == ".tokens.tmp" {
+				replaced = key + kind
+			}
+		}
+		if replaced == "" {
+			t.Fatalf("no state file *%s: %v", kind, entries)
+		}
+		os.Remove(filepath.Join(m.State, replaced))
+		mustDo(t, unix.Mkfifo(filepath.Join(m.State, replaced), 0o600))
+		m.start(nil)
+		m.awaitReady()
+		if !strings.Contains(m.Log(), replaced+" is no regular file, set aside as ") {
+			t.Errorf("%s is a FIFO, and nothing is said:\n%s", replaced, m.Log())
+		}
+		dir := "E" + kind
+		a.must("mkdir", m.At(dir))
+		row := m.Locks()[dir]
+		if row.Token <= last {
+			t.Errorf("%s: token %d after %d", kind, row.Token, last)
+		}
+		last = row.Token
+	}
+}
+
+// TestBadInputClientFile: a client's file without an end is not read to its end.
+func TestBadInputClientFile(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	cmd := exec.Command("sh", "-c", `ulimit -v 8000000; exec timeout 20 "$@"`, "sh", stagefsBin(), "check", "--client-file", "/dev/zero", m.At("D"))
+	if r := runCmd(t, cmd); r.Status != 66 || !strings.Contains(r.Err, "too long") {
+		t.Errorf("check --client-file /dev/zero: %v, want 66", r)
 	}
 }

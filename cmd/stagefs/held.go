@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -155,16 +156,26 @@ func clientID(ctx *cli.Context) (string, error) {
 }
 
 func readClientFile(file string) (string, error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return "", exitf(exitNoInput, "the client's file: %s", oneLine(err))
+	var data []byte
+	f, err := os.Open(file)
+	if err == nil {
+		defer f.Close()
+		data, err = io.ReadAll(io.LimitReader(f, maxClientFile+1))
 	}
 	id := strings.TrimSuffix(string(data), "\n")
-	if id == "" {
+	switch {
+	case err != nil:
+		return "", exitf(exitNoInput, "the client's file: %s", oneLine(err))
+	case id == "":
 		return "", exitf(exitNoInput, "the client's file %s is empty", quote(file))
+	case len(data) > maxClientFile:
+		return "", exitf(exitNoInput, "%s is no client's file: it is too long", quote(file))
 	}
 	return id, nil
 }
+
+// maxClientFile is more than an ID can have, which the daemon checks.
+const maxClientFile = 4096
 
 // lockError is what a failure of the client package means to a user.
 func lockError(dir string, held int, err error) error {

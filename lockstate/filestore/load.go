@@ -77,6 +77,9 @@ func (j *journal) begin(s *Store) {
 // daemon has left that died while it began one.
 func (s *Store) readJournal() error {
 	j := &s.journal
+	if _, err := s.setAsideOdd(); err != nil {
+		return err
+	}
 	snapshots, journals, err := s.generations()
 	if err != nil {
 		return fmt.Errorf("reading the state: %w", err)
@@ -240,6 +243,26 @@ func (s *Store) read(name string, snapshot, last bool) error {
 		s.warn("%s ends in the middle of a line, as a kill or a power cut leaves it; set aside as %s; nothing is missing that was answered before", name, s.setAside(name))
 	}
 	return nil
+}
+
+// setAsideOdd moves away what is no file but has the name of one of ours: to open
+// a FIFO could take for ever. It tells whether there was any.
+func (s *Store) setAsideOdd() (odd bool, err error) {
+	entries, err := fs.ReadDir(s.dir.FS(), ".")
+	if err != nil {
+		return false, fmt.Errorf("reading the state: %w", err)
+	}
+	for _, e := range entries {
+		if name := e.Name(); strings.HasPrefix(name, s.key+".") && !strings.Contains(name, damagedMark) && !e.Type().IsRegular() {
+			aside := asideName(name)
+			if err := s.dir.Rename(name, aside); err != nil {
+				return odd, fmt.Errorf("setting aside what is no file: %w", err)
+			}
+			s.warn("%s is no regular file, set aside as %s; locks may be missing", name, aside)
+			odd, s.incomplete = true, true
+		}
+	}
+	return odd, nil
 }
 
 const damagedMark = ".damaged-"

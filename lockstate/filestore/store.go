@@ -104,9 +104,13 @@ func (s *Store) abandon() {
 }
 
 func (s *Store) open() error {
+	odd, err := s.setAsideOdd()
+	if err != nil {
+		return err
+	}
 	name := s.key + ".lock"
-	_, err := s.dir.Lstat(name)
-	fresh := errors.Is(err, os.ErrNotExist)
+	_, err = s.dir.Lstat(name)
+	fresh := errors.Is(err, os.ErrNotExist) && !odd
 
 	s.guard, err = s.dir.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -119,7 +123,7 @@ func (s *Store) open() error {
 		return fmt.Errorf("locking the state: %w", os.NewSyscallError("flock", err))
 	}
 	old, _ := s.dir.ReadFile(name)
-	s.crashed = len(bytes.TrimSpace(old)) > 0
+	s.crashed = odd || len(bytes.TrimSpace(old)) > 0
 	if err := s.writeGuard(strconv.Itoa(os.Getpid()) + "\n"); err != nil {
 		return fmt.Errorf("writing the pid: %w", err)
 	}
