@@ -215,6 +215,20 @@ func TestL2Commands(t *testing.T) {
 	if r := runCmd(t, cmd); r.Status != 0 || r.Out != string(id) {
 		t.Errorf("run with STAGEFS_CLIENT_FILE: %v, want the ID printed", r)
 	}
+	// The same client has another directory by the variable, as the refusal says.
+	openDir(t, m.Back("E"))
+	m.wantStatus(73, "set STAGEFS_CLIENT_FILE to it", "acquire", "--client-file", file, m.At("E"))
+	cmd = exec.Command(stagefsBin(), "acquire", "--ttl=1h", m.At("E"))
+	cmd.Env = append(os.Environ(), "STAGEFS_CLIENT_FILE="+file)
+	if r := runCmd(t, cmd); r.Status != 0 || m.Locks()["E"].Client+"\n" != string(id) {
+		t.Errorf("acquire with STAGEFS_CLIENT_FILE: %v, and the lock %+v; want the client's", r, m.Locks()["E"])
+	}
+	m.wantStatus(0, "", "release", "--client-file", file, m.At("E"))
+	cmd = exec.Command(stagefsBin(), "acquire", dir)
+	cmd.Env = append(os.Environ(), "STAGEFS_CLIENT_FILE="+file+".missing")
+	if r := runCmd(t, cmd); r.Status != 66 || !strings.Contains(r.Err, "acquire --client-file") {
+		t.Errorf("acquire with STAGEFS_CLIENT_FILE of a missing file: %v, want 66 and how it is made", r)
+	}
 	other := filepath.Join(tempDir(t), "id")
 	m.wantStatus(75, "", "acquire", "-n", "--client-file", other, dir)
 	if _, err := os.Stat(other); err == nil {

@@ -97,7 +97,13 @@ func (c *command) acquireAs(ctx *cli.Context, id string) error {
 // is touched.
 func writeClientFile(file, id string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
+	switch {
+	case errors.Is(err, os.ErrExist):
+		// To take the ID that is in it would share a lease with whoever else
+		// has it, unasked.
+		return exitf(exitCantCreate, "the client's file %s exists already; if its client is to take this directory too, leave --client-file out and set %s to it; else remove it, or name another",
+			quote(file), envClientFile)
+	case err != nil:
 		return exitf(exitCantCreate, "the client's file: %s", oneLine(err))
 	}
 	_, err = fmt.Fprintln(f, id)

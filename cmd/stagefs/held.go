@@ -31,7 +31,7 @@ const (
 func clientFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "client", Usage: "as the lease client with this `ID`; default: STAGEFS_CLIENT, if it is set"},
-		&cli.StringFlag{Name: "client-file", Usage: "its ID is in `FILE`; default: STAGEFS_CLIENT_FILE, if it is set"},
+		&cli.StringFlag{Name: "client-file", Usage: "its ID is in `FILE`, which acquire makes; default: STAGEFS_CLIENT_FILE, if it is set"},
 	}
 }
 
@@ -150,6 +150,9 @@ func clientID(ctx *cli.Context) (string, error) {
 		return id, nil
 	}
 	if file := os.Getenv(envClientFile); file != "" {
+		if !pathExists(file) {
+			return "", exitf(exitNoInput, "%s, which %s names, is missing; make it with: stagefs acquire --client-file %s DIR", quote(file), envClientFile, quote(file))
+		}
 		return readClientFile(file)
 	}
 	return "", nil
