@@ -196,6 +196,9 @@ func (c *command) watchLocks(ctx context.Context, mounts []string, asJSON bool) 
 }
 
 func isTerminal(w io.Writer) bool {
+	if o, ok := w.(*output); ok {
+		w = o.Writer
+	}
 	f, ok := w.(*os.File)
 	if !ok {
 		return false

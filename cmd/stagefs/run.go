@@ -79,6 +79,8 @@ func run(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) 
 }
 
 func (c *command) run(ctx context.Context) int {
+	out := &output{Writer: c.out}
+	c.out = out
 	app := c.app()
 	// A tenth of a millisecond a command: those that are not meant need no
 	// preparation.
@@ -94,6 +96,9 @@ func (c *command) run(ctx context.Context) int {
 	} else if args, err = normalize(app, c.args); err == nil {
 		err = app.RunContext(ctx, append([]string{app.Name}, args...))
 	}
+	if out.failed != nil && (err == nil || errors.Is(err, out.failed)) {
+		err = exitf(exitIO, "writing the output: %s", oneLine(out.failed))
+	}
 	if err == nil {
 		return exitOK
 	}
@@ -102,6 +107,20 @@ func (c *command) run(ctx context.Context) int {
 		c.complain("%s", text)
 	}
 	return status
+}
+
+// An output remembers why it could not be written: not everybody looks.
+type output struct {
+	io.Writer
+	failed error // the first error
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.Writer.Write(p)
+	if o.failed == nil {
+		o.failed = err
+	}
+	return n, err
 }
 
 func (c *command) app() *cli.App {
