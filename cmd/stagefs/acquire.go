@@ -84,7 +84,7 @@ func (c *command) acquireAs(ctx *cli.Context, id string) error {
 	}
 	status, err := d.Acquire(until, opts)
 	if errors.Is(err, client.ErrNoLock) {
-		err = os.ErrNotExist // the directory
+		err = unix.ENOENT // the directory
 	}
 	if err != nil {
 		return lockError(dir, exitHeld, err)

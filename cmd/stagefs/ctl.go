@@ -104,6 +104,9 @@ func (c *command) control(dir, verb, more string) error {
 	if err != nil {
 		return err
 	}
+	if _, err := os.Lstat(filepath.Join(mountpoint, rel)); errors.Is(err, unix.ENAMETOOLONG) {
+		return err
+	}
 	line := verb + " " + ctlWord(rel)
 	if more != "" {
 		line += " " + more
@@ -121,26 +124,29 @@ func (c *command) control(dir, verb, more string) error {
 	text := harmless(answer.Message)
 	switch {
 	case err == nil && text != "":
-		c.say("%s: %s", quote(rel), text)
+		c.say("%s: %s", quote(dir), text)
 		return nil
 	case err == nil:
 		return nil
 	case text != "" && errors.Is(err, unix.EBUSY):
-		return exitf(exitHeld, "%s: %s", quote(rel), text)
+		return exitf(exitHeld, "%s: %s", quote(dir), text)
 	case text != "" && answer.Held == nil && errors.Is(err, os.ErrPermission):
-		return exitf(exitNoPerm, "%s: %s", quote(rel), text)
+		return exitf(exitNoPerm, "%s: %s", quote(dir), text)
 	case errors.Is(err, unix.ENOENT):
-		return exitf(exitNoInput, "%s: there is no lock on it", quote(rel))
+		return exitf(exitNoInput, "%s: there is no lock on it", quote(dir))
 	case errors.Is(err, os.ErrPermission) && verb == "release":
-		return exitf(exitNoPerm, "%s: held by somebody else; only a holder can release (see: stagefs why %s)", quote(rel), quote(dir))
+		return exitf(exitNoPerm, "%s: held by somebody else; only a holder can release (see: stagefs why %s)", quote(dir), quote(dir))
 	case errors.Is(err, os.ErrPermission):
-		return exitf(exitNoPerm, "%s: only root and who mounted may break a lock", quote(rel))
+		return exitf(exitNoPerm, "%s: only root and who mounted may break a lock", quote(dir))
 	case errors.Is(err, unix.E2BIG):
 		return usagef("%s: the line is too long; shorten the reason", verb)
 	case errors.Is(err, unix.EINVAL):
-		return usagef("%s: the daemon does not understand %s", verb, quote(line))
+		if text == "" {
+			text = err.Error()
+		}
+		return usagef("%s: %s: %s", verb, quote(dir), text)
 	case errors.Is(err, unix.EBUSY):
-		return exitf(exitHeld, "%s: in use just now; try again", quote(rel))
+		return exitf(exitHeld, "%s: in use just now; try again", quote(dir))
 	}
 	return controlError(mountpoint, err)
 }

@@ -108,7 +108,7 @@ func errnoStatus(err error) int {
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return exitNoPerm
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENAMETOOLONG), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
 		return exitNoInput
 	case errors.Is(err, unix.EIO), errors.Is(err, os.ErrDeadlineExceeded):
 		return exitIO

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagefs/stagefs/fs"
 	"github.com/stagefs/stagefs/lockstate/client"
 )
 
@@ -129,8 +131,26 @@ func findDir(dir string) (*client.Dir, error) {
 	return d, nil
 }
 
+// maxClient is how many bytes an ID can have, as for the daemon.
+const maxClient = 256
+
 // clientID is whom the command speaks for, empty for this process.
 func clientID(ctx *cli.Context) (string, error) {
+	id, err := givenClient(ctx)
+	switch {
+	case err != nil:
+		return "", err
+	case len(id) > maxClient:
+		return "", usagef("%s: the client ID has %d bytes; %d are the most", ctx.Command.Name, len(id), maxClient)
+	case !printable(id):
+		return "", usagef("%s: the client ID %s holds what is no UTF-8 or cannot be printed", ctx.Command.Name, quote(id))
+	case strings.TrimSpace(id) != id:
+		return "", usagef("%s: the client ID %q begins or ends with a blank", ctx.Command.Name, id)
+	}
+	return id, nil
+}
+
+func givenClient(ctx *cli.Context) (string, error) {
 	if ctx.IsSet("client") && ctx.IsSet("client-file") {
 		return "", usagef("%s: --client and --client-file exclude each other", ctx.Command.Name)
 	}
@@ -180,6 +200,11 @@ func readClientFile(file string) (string, error) {
 // maxClientFile is more than an ID can have, which the daemon checks.
 const maxClientFile = 4096
 
+// reserved tells whether a path has the reserved name in it.
+func reserved(dir string) bool {
+	return slices.Contains(strings.Split(filepath.Clean(dir), "/"), fs.ControlDir)
+}
+
 // lockError is what a failure of the client package means to a user.
 func lockError(dir string, held int, err error) error {
 	switch {
@@ -190,7 +215,7 @@ func lockError(dir string, held int, err error) error {
 	case errors.Is(err, client.ErrNotStagefs), errors.Is(err, unix.ENOTCONN):
 		return exitf(exitUnavailable, "%s", oneLine(err))
 	case errors.Is(err, client.ErrEmptyClientID), errors.Is(err, unix.EINVAL):
-		return usagef("%s", oneLine(err))
+		return usagef("%s", strings.TrimSuffix(oneLine(err), ": "+unix.EINVAL.Error())) // which the rest says better
 	case errors.Is(err, client.ErrNotHolder):
 		return exitf(exitNoPerm, "%s", oneLine(err))
 	case errors.Is(err, client.ErrNoLock):
@@ -200,6 +225,9 @@ func lockError(dir string, held int, err error) error {
 	case errors.Is(err, unix.ENOTDIR):
 		return exitf(exitNoInput, "%s: not a directory, or beneath none", quote(dir))
 	case errors.Is(err, unix.ENOENT):
+		if reserved(dir) {
+			return exitf(exitNoInput, "%s: no such directory; %s is a reserved name in the root of a mount", quote(dir), fs.ControlDir)
+		}
 		return exitf(exitNoInput, "%s: no such directory; make it first", quote(dir))
 	}
 	return err

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -53,10 +54,7 @@ func (c *command) quarantineAction(ctx *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case ctx.IsSet("delete"):
-		return c.quarantineControl(mountpoint, "discard . id="+ctx.String("delete"), ctx.String("delete"))
-	case ctx.IsSet("delete-older"):
+	if ctx.IsSet("delete-older") {
 		older, err := time.ParseDuration(ctx.String("delete-older"))
 		if err != nil || older < 0 {
 			return usagef("quarantine: --delete-older %s: want a duration like 72h", quote(ctx.String("delete-older")))
@@ -67,22 +65,26 @@ func (c *command) quarantineAction(ctx *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	if id := ctx.String("restore"); ctx.IsSet("restore") {
-		for _, q := range all {
-			if q.ID != id {
-				continue
-			}
-			if rel == "." {
-				rel = string(q.Dir)
-			}
-			if rel == "" {
-				return exitf(exitNoInput, "%s: where it was is not known; name a directory", id)
-			}
-			return c.quarantineControl(mountpoint, "restore "+ctlWord(rel)+" id="+id, id)
-		}
-		return exitf(exitNoInput, "%s: nothing in quarantine has this ID; list it with: stagefs quarantine %s", quote(id), quote(mountpoint))
+	id := ctx.String("restore") + ctx.String("delete") // one of them
+	put := slices.IndexFunc(all, func(q lockstate.Quarantined) bool { return q.ID == id })
+	switch {
+	case !ctx.IsSet("restore") && !ctx.IsSet("delete"):
+		return c.printQuarantine(all, rel, ctx.Bool("json"))
+	case put < 0:
+		return notThere(id, mountpoint)
+	case ctx.IsSet("delete"):
+		return c.quarantineControl(mountpoint, "discard . id="+id, id)
+	case rel == ".":
+		rel = string(all[put].Dir)
 	}
-	return c.printQuarantine(all, rel, ctx.Bool("json"))
+	if rel == "" {
+		return exitf(exitNoInput, "%s: where it was is not known; name a directory", id)
+	}
+	return c.quarantineControl(mountpoint, "restore "+ctlWord(rel)+" id="+id, id)
+}
+
+func notThere(id, mountpoint string) error {
+	return exitf(exitNoInput, "%s: nothing in quarantine has this ID; list it with: stagefs quarantine %s", quote(id), quote(mountpoint))
 }
 
 // readQuarantine lists what is in quarantine on a mount.
@@ -161,9 +163,9 @@ func (c *command) quarantineControl(mountpoint, line, id string) error {
 	case errors.Is(err, unix.ENOENT) && strings.HasPrefix(line, "restore"):
 		return exitf(exitNoInput, "%s: the directory that it belongs in is not there; make it first, or restore to another directory", what)
 	case errors.Is(err, unix.ENOENT):
-		return exitf(exitNoInput, "%s: nothing in quarantine has this ID; list it with: stagefs quarantine %s", quote(id), quote(mountpoint))
+		return notThere(id, mountpoint)
 	case errors.Is(err, unix.EINVAL):
-		return usagef("quarantine: the daemon does not understand %s: %s", quote(line), answer.Message)
+		return usagef("quarantine: %s", what)
 	}
 	return controlError(mountpoint, err)
 }

@@ -88,7 +88,7 @@ func (c *command) runAction(ctx *cli.Context) error {
 		}
 	}
 	lock, err := client.Acquire(until, dir, opts)
-	if errors.Is(err, unix.ENOENT) && !errors.Is(err, client.ErrNoLock) {
+	if errors.Is(err, unix.ENOENT) && !errors.Is(err, client.ErrNoLock) && !reserved(dir) {
 		return exitf(exitNoInput, "%s", oneLine(err)) // it was to be made: why it could not
 	}
 	if err != nil {

@@ -72,7 +72,10 @@ func (r *reply) refusal(dir string, err error) error {
 	case daemonGone(err):
 		return notAnswering(dir, dir, err)
 	}
-	if r.Message != "" {
+	if errors.Is(err, unix.EACCES) {
+		return fmt.Errorf("%s: only who may make entries in it may lock it: %w", dir, err)
+	}
+	if r.Message != "" && r.Message != err.Error() {
 		return fmt.Errorf("%s: %s: %w", dir, r.Message, err)
 	}
 	return fmt.Errorf("%s: %w", dir, err)
