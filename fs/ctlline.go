@@ -75,7 +75,9 @@ func parseCtl(line string) (c ctlLine, err error) {
 		return c, err
 	}
 	if verb == "break" {
-		c.why = rest
+		if c.why = rest; rest == "" {
+			return c, errors.New("break needs the reason, behind the directory")
+		}
 		return c, nil
 	}
 	if verb == "wait" {

@@ -68,7 +68,7 @@ func TestS1AttackRenewed(t *testing.T) {
 	need(t, "root", "fuse")
 	m := mountOver(t)
 	openDir(t, m.At("D"))
-	m.Ctl("break D")
+	m.Ctl("break D it must end")
 	a := agent(t)
 	a.mustCommand(m, "acquire D client=x ttl=1h")
 	for hours := 2; hours < 8; hours++ {

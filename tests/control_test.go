@@ -168,6 +168,8 @@ func TestControlBadLines(t *testing.T) {
 		"release D\x00":                         "EINVAL",
 		"release \x1b[2J":                       "EINVAL",
 		"break D \x1b[2J":                       "EINVAL",
+		"break D":                               "EINVAL",
+		"break D ":                              "EINVAL",
 		"break D\tbecause":                      "EINVAL",
 		"release /etc":                          "EINVAL",
 		"release ../x":                          "EINVAL",
