@@ -4,6 +4,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -53,6 +54,36 @@ func TestUnit(t *testing.T) {
 	for key, want := range map[string]string{"[Unit]StartLimitIntervalSec": "0", "[Service]Restart": "on-failure"} {
 		if got := section[key]; got != want {
 			t.Errorf("%s=%s, want %s", key, got, want)
+		}
+	}
+}
+
+// TestCompletion: what bash offers. A = is a word of its own, as it is by
+// default, or part of one.
+func TestCompletion(t *testing.T) {
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip(err)
+	}
+	for line, want := range map[string]string{
+		"stagefs unm":                        "unmount",
+		"stagefs unmount --l":                "--lazy",
+		"stagefs mount --owner = gr":         "group",
+		"stagefs mount --owner=gr":           "--owner=group",
+		"stagefs mount --owner gr":           "group",
+		"stagefs mount --on-crash = ":        "keep destroy quarantine",
+		"stagefs run -w /":                   "",
+		"stagefs run --wait = /":             "",
+		"stagefs run -E /":                   "",
+		"stagefs mount --shared-name /":      "",
+		"stagefs run --wait = 5 D /bin/true": "/bin/true",
+		"stagefs run --wait 5 D /bin/true":   "/bin/true",
+		"stagefs run -w 5 --why = x /usr":    "/usr",
+	} {
+		script := `source share/stagefs.bash; IFS=' ' read -ra COMP_WORDS <<<"$1"; [[ $1 == *' ' ]] && COMP_WORDS+=(''); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _stagefs 2>/dev/null; echo "${COMPREPLY[*]}"`
+		out, err := exec.Command(bash, "-c", script, "bash", line).Output()
+		if got := strings.TrimSpace(string(out)); err != nil || got != want {
+			t.Errorf("%q completes to %q, want %q (%v)", line, got, want, err)
 		}
 	}
 }
