@@ -28,11 +28,18 @@ func normalize(app *cli.App, args []string) ([]string, error) {
 		return []string{"--help"}, nil
 	}
 	if args[name] == "help" {
-		return slices.Concat([]string{"help"}, args[name+1:]), nil
+		about := slices.DeleteFunc(slices.Clone(args[name+1:]), isHelp)
+		switch {
+		case len(about) > 1:
+			return nil, usagef("help: about one command at a time")
+		case len(about) == 1 && app.Command(about[0]) == nil:
+			return nil, unknownCommand(app, about[0])
+		}
+		return slices.Concat([]string{"help"}, about), nil
 	}
 	cmd := app.Command(args[name])
 	if cmd == nil {
-		return nil, usagef("unknown command %s%s; see stagefs --help", quote(args[name]), didYouMean(args[name], commandNames(app)))
+		return nil, unknownCommand(app, args[name])
 	}
 	rest, err := reorder(cmd, slices.Concat(args[:name], args[name+1:]))
 	if err != nil {
@@ -42,6 +49,10 @@ func normalize(app *cli.App, args []string) ([]string, error) {
 		return []string{"help", cmd.Name}, nil // whatever else is said
 	}
 	return append([]string{cmd.Name}, rest...), nil
+}
+
+func unknownCommand(app *cli.App, name string) error {
+	return usagef("unknown command %s%s; see stagefs --help", quote(name), didYouMean(name, commandNames(app)))
 }
 
 // reorder moves the options of cmd to the front, each as one --name=value.

@@ -44,6 +44,9 @@ func (c *command) doctorAction(ctx *cli.Context) error {
 	if err := exactArgs(ctx, 0, 1); err != nil {
 		return err
 	}
+	if ctx.IsSet("state-dir") && ctx.String("state-dir") == "" {
+		return usagef("doctor: --state-dir is empty; name one, or leave it out")
+	}
 	m := machine{euid: os.Geteuid()}
 	all := m.examine()
 	all = append(all, m.checkStateDir(ctx.String("state-dir")))

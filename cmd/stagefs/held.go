@@ -113,6 +113,15 @@ func durationOf(ctx *cli.Context, flag string) (time.Duration, error) {
 	return d, nil
 }
 
+// numberOf reads a flag that is a whole number.
+func numberOf(ctx *cli.Context, flag string) (int, error) {
+	n, err := strconv.Atoi(ctx.String(flag))
+	if err != nil {
+		return 0, usagef("%s: --%s %s: want a whole number", ctx.Command.Name, flag, quote(ctx.String(flag)))
+	}
+	return n, nil
+}
+
 // dirAndClient returns the one directory that the command is about, and whom it
 // speaks for.
 func dirAndClient(ctx *cli.Context) (dir, id string, err error) {

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
@@ -27,7 +26,7 @@ func (c *command) mountCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "lock-name", Usage: "`NAME` or pattern of lock files, may be repeated (default: devserver, devserver.lock)"},
 			&cli.StringSliceFlag{Name: "shared-name", Usage: "`NAME` or pattern of files that everyone may make and change in held directories, may be repeated"},
 			&cli.StringSliceFlag{Name: "candidate", Usage: "further `PATTERN` of the temporary files that lock by link(2), may be repeated"},
-			&cli.IntFlag{Name: "depth", Value: 1, Usage: "directories nearer than `N` levels to the root are containers"},
+			&cli.StringFlag{Name: "depth", Value: "1", Usage: "directories nearer than `N` levels to the root are containers"},
 			&cli.StringFlag{Name: "owner", Value: "process", Usage: "`process|group|session|cgroup`: who owns a lock together with the process that takes it"},
 			&cli.StringFlag{Name: "unlocked", Value: "allow", Usage: "`allow|deny`: whether paths without a lock may be written"},
 			&cli.StringFlag{Name: "enforce", Value: "all", Usage: "`all|observe`: whether refusals are carried out or only noted"},
@@ -35,7 +34,7 @@ func (c *command) mountCommand() *cli.Command {
 			&cli.StringFlag{Name: "state-dir", Usage: "`DIR` for what must outlive the daemon (default: /var/lib/stagefs, for ordinary users below XDG_STATE_HOME)"},
 			&cli.BoolFlag{Name: "strict", Usage: "refuse to start if someone can get under the mount already"},
 			&cli.StringFlag{Name: "on-crash", Value: "keep", Usage: "what becomes of the content if the owner crashes or fails: keep, destroy or quarantine: `POLICY`"},
-			&cli.DurationFlag{Name: "grace", Value: 5 * time.Second, Usage: "how long to wait for a busy mount at the end"},
+			&cli.StringFlag{Name: "grace", Value: "5s", Usage: "how long to wait for a busy mount at the end: `DURATION`, seconds or like 1m30s"},
 			&cli.BoolFlag{Name: "no-passthrough", Usage: "let all data go through the daemon"},
 			&cli.StringFlag{Name: "transport", Value: "auto", Usage: "`auto|uring|threads|fuse`: how the kernel's requests come; auto takes the fastest there is"},
 			&cli.BoolFlag{Name: "compat", Usage: "use only what Linux 5.10 offers"},
@@ -127,17 +126,27 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 		LockNames:     ctx.StringSlice("lock-name"),
 		SharedNames:   ctx.StringSlice("shared-name"),
 		Candidates:    ctx.StringSlice("candidate"),
-		Depth:         ctx.Int("depth"),
 		Owner:         ctx.String("owner"),
 		NoLocking:     ctx.Bool("disable-locking"),
 		Strict:        ctx.Bool("strict"),
 		Compat:        ctx.Bool("compat"),
 		Transport:     ctx.String("transport"),
 		NoPassthrough: ctx.Bool("no-passthrough"),
-		Grace:         ctx.Duration("grace"),
 		OnCrash:       ctx.String("on-crash"),
 		Debug:         ctx.Bool("debug"),
 		Version:       versionText(),
+	}
+	var err error
+	if o.Depth, err = numberOf(ctx, "depth"); err != nil {
+		return o, err
+	}
+	if o.Grace, err = durationOf(ctx, "grace"); err != nil {
+		return o, err
+	}
+	for _, name := range []string{"state-dir", "log"} {
+		if ctx.IsSet(name) && ctx.String(name) == "" {
+			return o, usagef("mount: --%s is empty; name one, or leave it out", name)
+		}
 	}
 	switch v := ctx.String("unlocked"); v {
 	case "allow":
@@ -153,7 +162,7 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 	default:
 		return o, usagef("option --enforce %s: want all or observe", quote(v))
 	}
-	if o.Grace <= 0 {
+	if ctx.IsSet("grace") && o.Grace <= 0 {
 		return o, usagef("option --grace %v: want more than 0", o.Grace)
 	}
 	for _, path := range []struct {
@@ -214,11 +223,22 @@ func explainMount(o fs.Options, err error) error {
 		return exitf(exitNoInput, "mountpoint %s: no such directory; make it first: mkdir -p %s", quote(o.Mountpoint), quote(o.Mountpoint))
 	case errors.Is(err, fs.ErrStaleMount):
 		return exitf(exitCantCreate, "%s: a dead mount is in the way; clear it with: stagefs umount %s", quote(target(o)), quote(target(o)))
+	case errors.Is(err, unix.EMFILE):
+		return exitf(exitOS, "%s: the daemon may not have enough files open (%s): ulimit -Hn %d or more; LimitNOFILE= in a systemd unit", quote(o.Dir), openFiles(), enoughFiles)
 	case errors.Is(err, fs.ErrNoFuse) && os.Geteuid() != 0 && unix.Access(target(o), unix.W_OK) != nil:
 		// fusermount3 has said the same, but go-fuse does not pass it on.
 		return exitf(exitNoPerm, "%s: ordinary users can only mount over directories that they may write; mount as root", quote(target(o)))
 	}
 	return err
+}
+
+// openFiles tells how many this process may have.
+func openFiles() string {
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%d are allowed", lim.Max)
 }
 
 func pathExists(path string) bool {

@@ -23,7 +23,7 @@ func (c *command) runCommand() *cli.Command {
 		Usage:     "take a directory, run a command as its holder, release it",
 		ArgsUsage: "[options] DIR [--] COMMAND [ARGUMENT…]",
 		Flags: append(takeFlags(),
-			&cli.IntFlag{Name: "conflict-exit-code", Aliases: []string{"E"}, Value: exitHeld, Usage: "the status if somebody else has it: `N`"},
+			&cli.StringFlag{Name: "conflict-exit-code", Aliases: []string{"E"}, Value: strconv.Itoa(exitHeld), Usage: "the status if somebody else has it: `N`"},
 			&cli.BoolFlag{Name: "create-once", Usage: "make DIR, and fail if it is there"},
 			&cli.BoolFlag{Name: "destroy-on-failure", Usage: "if COMMAND fails, remove what it made: --on-crash=destroy"},
 			&cli.StringFlag{Name: "kill-after", Value: "5s", Usage: "if the lock is lost, from SIGTERM to SIGKILL: `DURATION`"},
@@ -62,9 +62,9 @@ func (c *command) runAction(ctx *cli.Context) error {
 		}
 		opts.OnCrash = client.Destroy
 	}
-	held := ctx.Int("conflict-exit-code")
-	if held < 0 || held > 255 {
-		return usagef("run: --conflict-exit-code %d: want 0 to 255", held)
+	held, err := numberOf(ctx, "conflict-exit-code")
+	if err != nil || held < 0 || held > 255 {
+		return usagef("run: --conflict-exit-code %s: want 0 to 255", quote(ctx.String("conflict-exit-code")))
 	}
 	killAfter, err := durationOf(ctx, "kill-after")
 	if !ctx.IsSet("kill-after") {

@@ -17,8 +17,9 @@ const versionNumber = "0.1.0"
 
 func (c *command) versionCommand() *cli.Command {
 	return &cli.Command{
-		Name:  "version",
-		Usage: "print the version",
+		Name:      "version",
+		Usage:     "print the version",
+		ArgsUsage: "[--handover]",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "handover", Usage: "print the formats in which a running daemon can hand over to this program"},
 		},
