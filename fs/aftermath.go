@@ -270,6 +270,7 @@ func (c *clearing) move(dir, name string, to int, as string, found *lockstate.Fi
 	if found != nil && fileID(&v.st) != *found {
 		return parent, unix.ENOENT
 	}
+	defer fs.reheatAside(join(dir, name), v)()
 	if err := unix.Renameat2(fd, name, to, as, unix.RENAME_NOREPLACE); err != nil {
 		return parent, err
 	}

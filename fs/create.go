@@ -352,13 +352,17 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 		c.Into, c.Files = m.parent.dir, src.handles()
 		return c, err
 	}
+	var hot *hotDir
 	m.before = func() error {
 		if fs.table.Tracks() {
 			fs.noteLinking(m, src)
 		}
+		hot.leave()
+		hot = fs.heatLink(src, m.parent)
 		return nil
 	}
 	status := fs.attempt(r, false, func() error { return fs.make(m) })
+	hot.leave()
 	if status == fuse.OK {
 		fs.fillEntry(&in.InHeader, out, m.node, &m.st, fs.isLockName(m.parent, name))
 	}

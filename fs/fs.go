@@ -116,7 +116,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	}
 	fs.pass.noatime = mountFlags(root)&unix.MS_NOATIME != 0
 	fs.nodes = newNodeTable(table)
-	fs.nodes.drop = fs.dropNode
+	fs.nodes.drop, fs.nodes.follow = fs.dropNode, fs.follow
 	fs.nodes.shared, fs.nodes.isLockName = fs.isSharedName, fs.isLockName
 	fs.root = fs.nodes.newRoot(fuse.FUSE_ROOT_ID, identityOf(&st), table.Root(), root)
 	fs.watched = make(map[procid.ID]*procid.Process)

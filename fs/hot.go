@@ -41,6 +41,9 @@ type hotPlace struct {
 	Deep bool            `json:"deep"` // beneath it, too
 }
 
+// everywhere is where a file is that has names which nobody knows.
+var everywhere = hotPlace{".", true}
+
 type hotDirs struct {
 	store lockstate.Store
 
@@ -117,7 +120,11 @@ func (h *hotDirs) enter(p hotPlace) *hotDir {
 	return d
 }
 
+// leave takes back one enter. nil is none.
 func (d *hotDir) leave() {
+	if d == nil {
+		return
+	}
 	d.in.mu.Lock()
 	defer d.in.mu.Unlock()
 	if d.files--; d.files == 0 {
@@ -153,7 +160,7 @@ func (h *hotDirs) cool() {
 func (fs *FS) leftHot(store lockstate.Store) (left []hotPlace) {
 	next := uint64(hotBase)
 	var ids []uint64
-	everywhere := !store.Complete()
+	unknown := !store.Complete()
 	for id, data := range store.Load() {
 		if id < hotBase {
 			continue
@@ -162,13 +169,13 @@ func (fs *FS) leftHot(store lockstate.Store) (left []hotPlace) {
 		p, err := parseHot(data)
 		if err != nil {
 			fs.log.Warn("cannot tell where files are still open", "err", err)
-			everywhere = true
+			unknown = true
 		}
 		left = append(left, p)
 	}
 	fs.hot.start(store, next)
-	if everywhere {
-		left = []hotPlace{{Dir: ".", Deep: true}}
+	if unknown {
+		left = []hotPlace{everywhere}
 	}
 	fs.hot.left = ids
 	return left
@@ -184,42 +191,15 @@ func (h *hotDirs) found() {
 	_ = h.store.Flush()
 }
 
-// reheat records where m takes files that are open past the daemon, before it
-// does, and afterwards where they are. The caller holds FS.ns alone.
-func (fs *FS) reheat(m *renaming) (done func()) {
-	var to []*hotDir
-	for _, v := range []struct {
-		*victim
-		dir   *lockstate.Dir
-		there link
-	}{{m.src, m.srcDir, m.to}, {m.dst, m.dstDir, m.from}} {
-		switch path := ""; {
-		case v.victim == nil:
-		case v.dir != nil && fs.table.HandlesBelow(v.dir):
-			path = join(fs.table.Path(v.there.parent.dir), v.there.name)
-			to = append(to, fs.hot.enter(hotPlace{lockstate.Bytes(path), true}))
-		case v.dir == nil && v.node != nil && fs.nodes.files.get(v.node) != nil:
-			path = fs.table.Path(v.there.parent.dir)
-			to = append(to, fs.hot.enter(placeOf(path, fs.opts.Depth)))
+// near reports whether something open is recorded at, beneath or above dir.
+func (h *hotDirs) near(dir string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for p, d := range h.dirs {
+		at := string(p.Dir)
+		if d.files > 0 && (within(at, dir) || p.Deep && (at == "." || within(dir, at))) {
+			return true
 		}
 	}
-	return func() {
-		if len(to) == 0 {
-			return
-		}
-		for n, f := range fs.nodes.files.all() {
-			f.mu.Lock()
-			if old := f.hot; old != nil && !f.dead {
-				f.hot = nil
-				fs.heatLocked(n, f)
-				old.leave()
-			}
-			f.mu.Unlock()
-		}
-		for _, d := range to {
-			if d != nil {
-				d.leave()
-			}
-		}
-	}
+	return false
 }

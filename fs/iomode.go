@@ -227,17 +227,6 @@ func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.Open
 	return nil
 }
 
-// heatLocked has the next daemon look where n is, if it may be written to past
-// this one.
-func (fs *FS) heatLocked(n *node, f *file) {
-	if f.hot != nil || f.writers+len(f.lingering) == 0 {
-		return
-	}
-	if dirs, _ := n.covering(); len(dirs) > 0 {
-		f.hot = fs.hot.enter(placeOf(fs.table.Path(dirs[0]), fs.opts.Depth))
-	}
-}
-
 // openFlags tells the kernel of h.mode.
 func (fs *FS) openFlags(n *node, f *file, h *handle, st *unix.Statx_t) (uint32, int32) {
 	switch h.mode {

@@ -229,7 +229,8 @@ func (n *node) unlinkLocked(parent *node, name string) {
 	n.tab.releaseLocked(parent)
 }
 
-// relink changes names of n: one goes, one comes; either may be empty.
+// relink changes names of n: one goes, one comes; either may be empty. The caller
+// holds FS.ns.
 func (n *node) relink(old, now link) {
 	n.tab.mu.Lock()
 	if now.parent != nil {
@@ -239,8 +240,11 @@ func (n *node) relink(old, now link) {
 		old.parent.more.Load().removals.Add(1)
 		n.unlinkLocked(old.parent, old.name)
 	}
-	n.tellHandlesLocked()
+	told := n.tellHandlesLocked()
 	n.tab.unlock()
+	if told {
+		n.tab.follow(n)
+	}
 }
 
 // followHandles tells the write handles of n where it is now.
@@ -254,16 +258,17 @@ func (n *node) followHandles() {
 }
 
 // tellHandlesLocked is followHandles in one step with what changed: who is told
-// last must not be told what was before.
-func (n *node) tellHandlesLocked() {
+// last must not be told what was before. It reports whether there are any.
+func (n *node) tellHandlesLocked() bool {
 	m := n.more.Load()
 	if m == nil || len(m.writers) == 0 {
-		return
+		return false
 	}
 	dirs, name := n.coveringLocked()
 	for h := range m.writers {
 		h.Moved(name, dirs...)
 	}
+	return true
 }
 
 // covering returns the directories whose locks cover n, and its name in the

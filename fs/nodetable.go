@@ -13,8 +13,9 @@ import (
 // nodeTable holds the nodes, by the kernel's number and by the backing's
 // identity.
 type nodeTable struct {
-	table *lockstate.Table
-	drop  func(*node, []int) []int // see FS.dropNode
+	table  *lockstate.Table
+	drop   func(*node, []int) []int // see FS.dropNode
+	follow func(*node)              // see FS.follow
 	// shared reports whether locks do not cover a file under a name (W5).
 	shared func(parent *node, name string) bool
 	// isLockName reports whether a name is a lock file's.
@@ -118,19 +119,19 @@ func (t *nodeTable) linked() { t.added.Add(1) }
 // kernel is about to be told of. It returns nil if a name in parent has gone
 // since the caller looked: it may have been this one; or if st may tell of fewer
 // links than there are by now: then names that nobody looked up would not be
-// searched for (W3). removals and added are from before the look. The caller holds
-// FS.ns.
-func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t, removals, added uint64) *node {
+// searched for (W3). removals and added are from before the look. told says that n
+// is open for writing and the name was not known. The caller holds FS.ns.
+func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t, removals, added uint64) (n *node, told bool) {
 	key := identityOf(st)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if parent.more.Load().removals.Load() != removals {
-		return nil
+		return nil, false
 	}
-	n := t.byKey.get(key)
+	n = t.byKey.get(key)
 	isNew := n == nil || n.kind != uint8(st.Mode>>12)
 	if (isNew || min(st.Nlink, 0xffff) < uint32(n.nlink)) && t.added.Load() != added && uint32(st.Mode)&unix.S_IFMT != unix.S_IFDIR {
-		return nil
+		return nil, false
 	}
 	if isNew {
 		n = t.newLocked(st)
@@ -143,9 +144,9 @@ func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t, removals, a
 	n.toldLocked()
 	n.setNlinkLocked(st.Nlink)
 	if n.linkLocked(parent, name) {
-		n.tellHandlesLocked() // whoever may write to it, may do so here as well
+		told = n.tellHandlesLocked() // whoever may write to it, may do so here as well
 	}
-	return n
+	return n, told
 }
 
 // newLocked makes a node that is not in the table yet.
@@ -171,7 +172,10 @@ func (t *nodeTable) lookAt(dir int, parent *node, name string, st *unix.Statx_t)
 		if err := statAt(dir, name, st); err != nil {
 			return nil, err
 		}
-		if n := t.see(parent, name, st, removals, added); n != nil {
+		if n, told := t.see(parent, name, st, removals, added); n != nil {
+			if told {
+				t.follow(n)
+			}
 			return n, nil
 		}
 	}

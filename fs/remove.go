@@ -122,6 +122,7 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 		if err != nil {
 			return err
 		}
+		defer fs.heatElsewhere(v, link{parent, name}).leave()
 		if err := unix.Unlinkat(d.fd, name, flags); err != nil {
 			v.spared()
 			return err

@@ -1,0 +1,148 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"testing"
+	"time"
+)
+
+// TestS1AttackHotNames attacks W3 with descriptors that outlive the daemon. The
+// next one must find their files wherever link(2), unlink(2), a rename onto them
+// or the daemon itself has left them a name.
+func TestS1AttackHotNames(t *testing.T) {
+	// Each has an agent open a file in another directory than it is in at the end.
+	cases := []struct {
+		name    string
+		renames bool
+		open    func(a *Agent, m *Mount, from, to string)
+	}{
+		{"tmpfile", false, func(a *Agent, m *Mount, from, to string) {
+			a.must("open", "h", m.At(from), "tmpfile,rdwr")
+			a.must("linkfd", "h", m.At(to, "x"))
+		}},
+		{"linked", false, func(a *Agent, m *Mount, from, to string) {
+			a.must("open", "h", m.At(from, "x"), "rdwr")
+			a.must("link", m.At(from, "x"), m.At(to, "x"))
+			a.must("unlink", m.At(from, "x"))
+		}},
+		{"linked twice", false, func(a *Agent, m *Mount, from, to string) {
+			a.must("open", "h", m.At(from, "x"), "rdwr")
+			a.must("link", m.At(from, "x"), m.At(from, "z"))
+			a.must("link", m.At(from, "z"), m.At(to, "x"))
+			a.must("unlink", m.At(from, "x"))
+			a.must("unlink", m.At(from, "z"))
+		}},
+		{"never looked up", false, func(a *Agent, m *Mount, from, to string) {
+			mustDo(t, os.Link(m.Back(from, "x"), m.Back(to, "x")))
+			a.must("open", "h", m.At(from, "x"), "rdwr")
+			a.must("unlink", m.At(from, "x"))
+		}},
+		{"renamed onto", true, func(a *Agent, m *Mount, from, to string) {
+			a.must("open", "h", m.At(from, "x"), "rdwr")
+			a.must("link", m.At(from, "x"), m.At(to, "x"))
+			a.must("creat", m.At(from, "z"), "wronly,creat")
+			a.must("rename", m.At(from, "z"), m.At(from, "x"))
+		}},
+		{"exchanged", true, func(a *Agent, m *Mount, from, to string) {
+			a.must("open", "h", m.At(from, "x"), "rdwr")
+			a.must("creat", m.At(to, "x"), "wronly,creat")
+			a.must("rename", m.At(from, "x"), m.At(to, "x"), "exchange")
+		}},
+		{"lock directory", false, func(a *Agent, m *Mount, from, to string) {
+			maker := agent(t)
+			maker.must("mkdir", m.At(from, "devserver"))
+			maker.must("put", m.At(from, "devserver/y"), "content", "creat")
+			maker.Child().must("open", "h", m.At(from, "devserver/y"), "rdwr")
+			maker.must("link", m.At(from, "devserver/y"), m.At(to, "x"))
+			maker.Kill()
+			eventually(t, "the lock directory is gone", func() bool { return gone(m.Back(from, "devserver")) })
+		}},
+		{"destroyed", false, func(a *Agent, m *Mount, from, to string) {
+			maker := agent(t)
+			maker.must("mkdir", m.At(from, "devserver"))
+			maker.must("mkdir", m.At(from, "sub"))
+			maker.must("put", m.At(from, "sub/y"), "content", "creat")
+			maker.Child().must("open", "h", m.At(from, "sub/y"), "rdwr")
+			maker.must("link", m.At(from, "sub/y"), m.At(to, "x"))
+			maker.Kill()
+			eventually(t, "the content is gone", func() bool { return gone(m.Back(from, "sub")) && gone(m.Back(".stagefs")) })
+		}},
+	}
+	// A rename has the daemon look where all that is open is: not together with the
+	// others.
+	for _, renames := range []bool{false, true} {
+		m := mount(t, "--on-crash", "destroy")
+		needPassthrough(m)
+		holder := agent(t)
+		to := func(i int) string { return "to" + itoa(i) }
+		held := func(when string) {
+			t.Helper()
+			for i, c := range cases {
+				if c.renames != renames {
+					continue
+				}
+				if got := holder.Try("creat", m.At(to(i), "devserver"), "wronly,creat,excl"); got != "EEXIST" {
+					t.Errorf("%s, %s: the lock although a file in there is open for writing: %s", c.name, when, got)
+				}
+			}
+		}
+		for i, c := range cases {
+			from := "from" + itoa(i)
+			openDir(t, m.Back(from))
+			openDir(t, m.Back(to(i)))
+			openFile(t, m.Back(from, "x"), "content")
+			if c.renames == renames {
+				c.open(agent(t), m, from, to(i))
+			}
+		}
+		held("before")
+		time.Sleep(2500 * time.Millisecond) // longer than a directory stays recorded after the last close
+		m.restart(nil, "--on-crash", "destroy")
+		held("after a restart")
+	}
+}
+
+// TestS1AttackHotShared attacks W3 with a file that no lock covers, open when the
+// daemon dies: it must not come under a lock afterwards by a rename.
+func TestS1AttackHotShared(t *testing.T) {
+	opts := []string{"--shared-name", "staged.timestamp"}
+	m := mount(t, opts...)
+	needPassthrough(m)
+	holder := agent(t)
+	for _, dir := range []string{"D", "E", "E/sub"} {
+		openDir(t, m.Back(dir))
+		openFile(t, m.Back(dir, "staged.timestamp"), "content")
+	}
+	stays, moves := agent(t), agent(t)
+	holder.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	holder.must("creat", m.At("E/devserver"), "wronly,creat,excl")
+	stays.must("open", "h", m.At("D/staged.timestamp"), "rdwr")
+	moves.must("open", "h", m.At("E/sub/staged.timestamp"), "rdwr")
+	moves.must("mmap", "p", "h")
+	moves.must("close", "h")
+	holder.must("rename", m.At("E"), m.At("F"))
+	held := func() {
+		t.Helper()
+		holder.want("EBUSY", "rename", m.At("D/staged.timestamp"), m.At("D/art"))
+		holder.want("EBUSY", "rename", m.At("F/sub/staged.timestamp"), m.At("F/art"))
+	}
+	held()
+	time.Sleep(2500 * time.Millisecond)
+	m.restart(nil, opts...)
+	held()
+	moves.must("munmap", "p")
+	stays.Try("close", "h") // of the dead mount
+	eventually(t, "both files can be had", func() bool {
+		return holder.Try("rename", m.At("D/staged.timestamp"), m.At("D/art")) == "ok" || !gone(m.Back("D/art"))
+	})
+	eventually(t, "both files can be had", func() bool {
+		return holder.Try("rename", m.At("F/sub/staged.timestamp"), m.At("F/art")) == "ok"
+	})
+}
+
+func gone(path string) bool {
+	_, err := os.Lstat(path)
+	return os.IsNotExist(err)
+}
