@@ -7,9 +7,9 @@ import (
 	"github.com/stagefs/stagefs/lockstate"
 )
 
-// A file that is open past the daemon is recorded (hot.go) by one of its names at
-// any time: before that one goes another one is, and before a file without a name
-// gets one.
+// A file that is open past the daemon is recorded (hot.go) by one of its names:
+// before that one goes another one is, and before a file without a name gets one.
+// Where the daemon itself removes a tree, what is in it is recorded right after.
 
 // heatLocked has the next daemon look where n is, if it may be written to past
 // this one.
