@@ -52,7 +52,7 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 		lives[r.Record.Token] = true
 	}
 	for token := range s.store.Load() {
-		if token < candBase && !lives[token] {
+		if token < lockstate.MemberBase && !lives[token] {
 			s.store.Delete(token)
 		}
 	}
@@ -64,6 +64,11 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	}
 	for id := range left {
 		s.fs.cands.unrecord(id)
+	}
+	for number := range s.store.Load() {
+		if number >= lockstate.MemberBase && number < lockstate.MemberEnd {
+			s.store.Delete(number)
+		}
 	}
 	if s.fs.privileged {
 		raisePriority()

@@ -122,8 +122,8 @@ func Mount(o Options) (_ *Server, err error) {
 	if err := s.mount(&o); err != nil {
 		return nil, err
 	}
-	for _, token := range over {
-		s.store.Delete(token)
+	for _, number := range over {
+		s.store.Delete(number)
 	}
 	if s.fs.privileged {
 		raisePriority()
@@ -163,13 +163,14 @@ func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) 
 	events := new(eventLog)
 	last := s.store.Tokens()
 	for token := range s.store.Load() {
-		if token < candBase {
+		if token < lockstate.MemberBase {
 			last = max(last, token) // whatever became of the mark
 		}
 	}
 	table := lockstate.Options{
 		LastToken: last, Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked, World: s.world, OnCrash: o.OnCrash,
 		Claims: func(p *procid.Process, c lockstate.Claim) bool { return claims(procs, p, c) },
+		Gone:   func(id procid.ID) bool { return unix.Kill(id.Pid, 0) == unix.ESRCH },
 		Notify: events.add,
 	}
 	if !o.NoLocking {

@@ -50,13 +50,15 @@ type restoring struct {
 }
 
 // restore puts back locks of owners that live, with their tokens. The owners that
-// died meanwhile are carried out as by R4 and R5. over are the locks that have
-// ended otherwise: the caller deletes their records when the mount answers.
+// died meanwhile are carried out as by R4 and R5. over are the records that the
+// caller deletes when the mount answers: of locks that have ended otherwise, and
+// of holders that are dead.
 func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over []uint64, err error) {
 	x := &restoring{fs: fs, world: world, covered: covered, dead: make(map[procid.ID]procid.Exit)}
 	records := store.Load()
+	here := make(map[uint64]bool) // locks whose holders these processes may be
 	for _, token := range slices.Sorted(maps.Keys(records)) {
-		if token >= candBase {
+		if token >= lockstate.MemberBase {
 			break // no lock
 		}
 		rec, err := lockstate.ParseRecord(token, records[token])
@@ -72,6 +74,23 @@ func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over [
 			over = append(over, token)
 		default:
 			fs.log.Info("restored", "dir", l.Path, "protocol", l.Protocol, "pid", l.Owner.Pid, "token", l.Token)
+			if rec.World == world {
+				here[token] = true
+			}
+		}
+	}
+	for number, data := range records {
+		if number < lockstate.MemberBase || number >= lockstate.MemberEnd {
+			continue
+		}
+		m, err := lockstate.ParseMember(number, data)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("%w: %w", ErrNewerState, err)
+		case here[m.Token] && fs.procs.Alive(m.Member):
+			fs.table.KnowMember(number, m)
+		default:
+			over = append(over, number)
 		}
 	}
 	fs.reapMu.Lock()

@@ -62,6 +62,7 @@ var errWho = errors.New("who asks?")
 func (t *Table) Begin(c Change) (*Op, error) {
 	for {
 		op, err := t.begin(&c)
+		t.tell()
 		if err != errWho {
 			return op, err
 		}
@@ -168,12 +169,6 @@ func (t *Table) judgeRowLocked(c *Change, r *row) error {
 		return errWho
 	case !t.holdsLocked(r, c.Process, &c.asked):
 		return t.heldLocked(r)
-	}
-	// Members matter only to descendants that lose their parents: it does if
-	// most of them are written down.
-	if n := len(r.members); n > r.noted && n <= maxRecorded && n&(n-1) == 0 {
-		r.noted = n
-		t.noteLocked(r)
 	}
 	return nil
 }

@@ -58,6 +58,9 @@ type asking struct {
 func (t *Table) hasLocked(r *row, p *procid.Process, a *asking) bool {
 	switch {
 	case r.has(p):
+		if len(r.unnoted) > 0 {
+			t.noteMembersLocked(r)
+		}
 		return true
 	case p == nil || a == nil || t.claims == nil || r.expired() || r.claim() == (Claim{}):
 		return false

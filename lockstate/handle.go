@@ -50,6 +50,7 @@ func (t *Table) OpenHandle(c Change, name string) (*Handle, error) {
 	}
 	for {
 		h, err := t.openHandle(&c, name)
+		t.tell()
 		if err != errWho {
 			return h, err
 		}

@@ -107,7 +107,6 @@ type row struct {
 	// died. It counts until the owner ends it, or dies.
 	lostKey bool
 	move    *Move // under way; never changed, but replaced
-	noted   int   // how many members are written down
 	sealed  bool  // holds for nobody any more
 	crashed bool  // it was sealed when the last daemon died
 	content content
@@ -115,8 +114,12 @@ type row struct {
 	lease   *lease // nil: processes own it
 
 	// members are descendants that were seen as holders. They stay holders
-	// when their parents die (H2).
-	members map[procid.ID]struct{}
+	// when their parents die (H2). The number is that of the store's record of
+	// it, 0 if it has none.
+	members map[procid.ID]uint64
+	unnoted []procid.ID // members that are not written down yet
+	noted   int         // how many are
+	enough  int         // with so many more than few it is time to look who is dead
 
 	ended   chan struct{} // closed when the row ends
 	ending  Ending        // set before ended is closed
@@ -141,11 +144,6 @@ func (r *row) fileNames() (names []string) {
 	}
 	return names
 }
-
-// maxMembers bounds the memory of a row that lives long and sees many
-// processes. Beyond it the members are forgotten; those whose lineage still
-// leads to the owner are found again.
-const maxMembers = 1 << 14
 
 // holds reports whether p may write under r. Under a shared lock nobody may
 // (A5).
@@ -179,14 +177,6 @@ func (r *row) member(id procid.ID) bool {
 		_, ok = r.lease.joined[id]
 	}
 	return ok
-}
-
-// remember notes that a process was seen as a holder.
-func (r *row) remember(id procid.ID) {
-	if r.members == nil || len(r.members) >= maxMembers {
-		r.members = make(map[procid.ID]struct{})
-	}
-	r.members[id] = struct{}{}
 }
 
 // kept reports whether anything keeps r: a lock file, a descriptor, a command.

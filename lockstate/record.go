@@ -28,7 +28,7 @@ type Record struct {
 	Owner     procid.ID         `json:"owner"`
 	UID       uint32            `json:"uid"`
 	Lineage   []procid.Ancestor `json:"lineage,omitempty"` // of the owner when it got the lock (R5)
-	Members   []procid.ID       `json:"members,omitempty"` // descendants that were seen (H2)
+	Members   []procid.ID       `json:"members,omitempty"` // see MemberRecord: here only by an earlier version, or when carried
 	Since     time.Time         `json:"since"`
 	File      Bytes             `json:"file,omitempty"`
 	Files     []Bytes           `json:"files,omitempty"`
@@ -96,7 +96,7 @@ func (rec *Record) InodeOf(file string) Inode {
 	return Inode{}
 }
 
-// maxRecorded bounds the members in a record.
+// maxRecorded bounds the processes in a record.
 const maxRecorded = 512
 
 // record returns r as it outlives the daemon. The caller holds Table.mu.
@@ -132,11 +132,6 @@ func (r *row) record(world string, now time.Time) Record {
 			if rec.Lease.Joined = append(rec.Lease.Joined, id); len(rec.Lease.Joined) == maxRecorded {
 				break
 			}
-		}
-	}
-	for id := range maps.Keys(r.members) {
-		if rec.Members = append(rec.Members, id); len(rec.Members) == maxRecorded {
-			break
 		}
 	}
 	return rec
@@ -210,11 +205,9 @@ func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files 
 		r.content.note(id)
 	}
 	for _, id := range rec.Members {
-		if r.members == nil {
-			r.members = make(map[procid.ID]struct{})
-		}
-		r.members[id] = struct{}{}
+		r.remember(id)
 	}
+	t.noteMembersLocked(r)
 	if rec.Scope != nil {
 		r.scope = *rec.Scope
 	}

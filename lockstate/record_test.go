@@ -16,6 +16,9 @@ func reopened(t *testing.T, store *storetest.Memory) []lockstate.Record {
 	var all []lockstate.Record
 	records := store.Reopen().Load()
 	for _, token := range slices.Sorted(maps.Keys(records)) {
+		if token >= lockstate.MemberBase {
+			break
+		}
 		rec, err := lockstate.ParseRecord(token, records[token])
 		if err != nil {
 			t.Fatal(err)
@@ -23,6 +26,85 @@ func reopened(t *testing.T, store *storetest.Memory) []lockstate.Record {
 		all = append(all, rec)
 	}
 	return all
+}
+
+// members are those that the next daemon finds.
+func members(t *testing.T, store *storetest.Memory) (all []lockstate.MemberRecord) {
+	t.Helper()
+	records := store.Reopen().Load()
+	for _, number := range slices.Sorted(maps.Keys(records)) {
+		if number < lockstate.MemberBase {
+			continue
+		}
+		m, err := lockstate.ParseMember(number, records[number])
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, m)
+	}
+	return all
+}
+
+// TestMembers: each descendant that was seen as a holder is one for the next
+// table, when nothing leads from it to the owner any more (H2); those who died
+// leave no records for ever, and the end of the lock leaves none.
+func TestMembers(t *testing.T) {
+	store := storetest.NewMemory()
+	dies := func(id procid.ID) bool { return id.Pid >= 1000 && id.Pid%10 != 0 }
+	tab := lockstate.New(lockstate.Options{Store: store, Reserve: store.Reserve, Gone: dies})
+	owner := procid.Fake(procid.ID{Pid: 11, Start: 2}, nil)
+	d := tab.At("d")
+	g, err := tab.Acquire(nil, lockstate.Request{Process: owner, Dir: d, Kind: lockstate.Implicit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, _ := g.Commit()
+	const first, n = 1000, 5000
+	most := 0
+	for pid := first; pid < first+n; pid++ {
+		op, err := tab.Begin(lockstate.Change{Process: procid.Fake(procid.ID{Pid: pid, Start: 3}, owner), Dirs: []*lockstate.Dir{d}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		op.End()
+		if pid%100 == 99 {
+			most = max(most, len(members(t, store)))
+		}
+	}
+	if most > n/10*3+100 {
+		t.Errorf("up to %d records of %d who live", most, n/10)
+	}
+	recs := members(t, store)
+	next := store.Reopen()
+	tab = lockstate.New(lockstate.Options{Store: next, Reserve: next.Reserve, LastToken: next.Tokens(), Gone: dies})
+	d = tab.At("d")
+	if _, err := tab.Restore(reopened(t, store)[0], []string{"d"}, owner, nil); err != nil {
+		t.Fatal(err)
+	}
+	for number, data := range next.Load() {
+		if number >= lockstate.MemberBase {
+			m, err := lockstate.ParseMember(number, data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tab.KnowMember(number, m)
+		}
+	}
+	for pid := first; pid < first+n; pid += 10 {
+		orphan := procid.Fake(procid.ID{Pid: pid, Start: 3}, nil)
+		if !slices.Contains(recs, lockstate.MemberRecord{Token: l.Token, Member: orphan.ID()}) {
+			t.Fatalf("no record of %v, who lives", orphan.ID())
+		}
+		op, err := tab.Begin(lockstate.Change{Process: orphan, Dirs: []*lockstate.Dir{d}})
+		if err != nil {
+			t.Fatalf("%v: %v", orphan.ID(), err)
+		}
+		op.End()
+	}
+	tab.End(l.Token, lockstate.Given)
+	if left := members(t, next); len(left) != 0 {
+		t.Errorf("%d records are left of a lock that has ended", len(left))
+	}
 }
 
 // TestRecords: each change of a lock is in the store when the call returns.
@@ -63,8 +145,11 @@ func TestRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	op.End()
-	if rec := reopened(t, store)[0]; !rec.Changed || !slices.Contains(rec.Members, child.ID()) {
+	if rec := reopened(t, store)[0]; !rec.Changed {
 		t.Errorf("record %+v after a change by a descendant", rec)
+	}
+	if m := members(t, store); !slices.Equal(m, []lockstate.MemberRecord{{Token: rec.Token, Member: child.ID()}}) {
+		t.Errorf("members %+v, want the descendant", m)
 	}
 
 	to := tab.At("c")

@@ -31,6 +31,9 @@ type Options struct {
 	Notify func(Event)
 	// Clock is what deadlines are counted on (L4). nil: Boottime.
 	Clock func() time.Duration
+	// Gone tells that a process is surely dead, without waiting for anything.
+	// nil: nobody knows.
+	Gone func(procid.ID) bool
 	// OnCrash is what becomes of the content of crashed owners whose lock
 	// does not say (R7). "": Keep.
 	OnCrash string
@@ -70,6 +73,11 @@ type Table struct {
 	frozen    bool
 	stats     Stats
 
+	crowded    *row   // has records of members that may be dead, or nil
+	nextMember uint64 // number of the next record of one
+	gone       func(procid.ID) bool
+	news       atomic.Bool // something was noted that was not flushed
+
 	onCrash   string
 	crashers  atomic.Int64 // rows that say what becomes of their content
 	rows      atomic.Int64 // len(tokens), readable without mu
@@ -102,7 +110,15 @@ func New(o Options) *Table {
 		token:     o.LastToken, reserved: o.LastToken,
 		stats: Stats{Acquired: make(map[string]uint64), Ended: make(map[Reason]uint64), Cleared: make(map[string]uint64)},
 	}
-	t.claims, t.clock, t.notify = o.Claims, o.Clock, o.Notify
+	t.claims, t.clock, t.notify, t.gone = o.Claims, o.Clock, o.Notify, o.Gone
+	t.nextMember = MemberBase
+	if o.Store != nil {
+		for number := range o.Store.Load() {
+			if number < MemberEnd {
+				t.nextMember = max(t.nextMember, number+1)
+			}
+		}
+	}
 	if t.clock == nil {
 		t.clock = Boottime
 	}
@@ -259,6 +275,7 @@ func (t *Table) endLocked(r *row, how Ending) {
 	delete(t.tokens, r.token)
 	if t.store != nil {
 		t.store.Delete(r.token)
+		t.forgetMembersLocked(r)
 	}
 	t.disownLocked(r)
 	t.unleaseLocked(r)

@@ -244,3 +244,45 @@ func TestS1Identity(t *testing.T) {
 		}
 	}
 }
+
+// TestS1Members: descendants whose parents have died go on as holders after a
+// restart, a replacement and an orderly end, all of them (H2); another one's do
+// not.
+func TestS1Members(t *testing.T) {
+	m := mountOver(t)
+	owner, other := agent(t), agent(t)
+	owner.must("mkdir", m.At("D"))
+	other.must("mkdir", m.At("E"))
+	var members []*Agent
+	for i := range 11 {
+		parent := owner.Child()
+		member := parent.Child("setsid")
+		member.must("put", m.At("D", itoa(i)), "1", "creat")
+		parent.Kill()
+		member.must("put", m.At("D", itoa(i)), "2", "")
+		members = append(members, member)
+	}
+	strange := other.Child()
+	strange.must("put", m.At("E/f"), "1", "creat")
+	on := func(after string) {
+		t.Helper()
+		for i, member := range members {
+			if got := member.Try("put", m.At("D", itoa(i)), "3", ""); got != "ok" {
+				t.Errorf("%s: descendant %d of the owner: %s", after, i, got)
+			}
+		}
+		strange.want("EBUSY", "put", m.At("D/0"), "x", "")
+	}
+	m.restart(nil)
+	on("a crash")
+	m.replace()
+	on("a replacement")
+	m.restart(members[0].Kill)
+	members = members[1:]
+	on("another crash")
+	m.unmounted(func() {})
+	on("an unmount")
+	owner.Kill()
+	m.awaitFree("D")
+	strange.must("put", m.At("D/0"), "4", "")
+}
