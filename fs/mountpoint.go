@@ -326,9 +326,13 @@ func within(path, dir string) bool {
 // Unmount unmounts a stagefs mount, a dead one too. lazy detaches one that is
 // busy. It returns an error that wraps EBUSY, EPERM or [ErrNoMount].
 func Unmount(mountpoint string, lazy bool) error {
-	at, err := absoluteOf(mountpoint)
+	// Nothing is asked of the mount itself: its daemon may not answer.
+	at, err := filepath.Abs(mountpoint)
 	if err != nil {
 		return err
+	}
+	if parent, err := filepath.EvalSymlinks(filepath.Dir(at)); err == nil {
+		at = filepath.Join(parent, filepath.Base(at))
 	}
 	mounts, err := ReadMounts()
 	if err != nil {

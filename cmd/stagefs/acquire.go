@@ -78,6 +78,9 @@ func (c *command) acquireAs(ctx *cli.Context, id string) error {
 		return err
 	}
 	defer cancel()
+	if err := awakeInTime(ctx, dir); err != nil {
+		return err
+	}
 	d, err := findDir(dir)
 	if err != nil {
 		return err

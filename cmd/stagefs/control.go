@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/stagefs/stagefs/fs"
 	"github.com/stagefs/stagefs/lockstate"
 )
@@ -38,8 +36,12 @@ func controlError(mountpoint string, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.ECANCELED):
-		return exitf(exitUnavailable, "the daemon of %s is gone; clear the mount with: stagefs umount %s", quote(mountpoint), quote(mountpoint))
+	case isDead(err):
+		mount := &fs.MountEntry{Path: mountpoint, Source: mountpoint}
+		if m := leadsTo(mountpoint); m != nil {
+			mount = m
+		}
+		return exitf(exitUnavailable, "the daemon of %s is dead; %s", quote(mountpoint), startAgain(mount))
 	case errors.Is(err, os.ErrNotExist):
 		return exitf(exitUnavailable, "%s has no control directory; is it a stagefs mount?", quote(mountpoint))
 	case errors.Is(err, os.ErrPermission):

@@ -122,6 +122,23 @@ func numberOf(ctx *cli.Context, flag string) (int, error) {
 	return n, nil
 }
 
+// leastAnswerTime is what a daemon is given to answer in any case: the machine
+// may be busy.
+const leastAnswerTime = time.Second
+
+// awakeInTime makes sure that a command that was told how long to wait does not
+// wait longer for a daemon that does not answer.
+func awakeInTime(ctx *cli.Context, dir string) error {
+	if !ctx.IsSet("wait") {
+		return nil
+	}
+	wait, err := durationOf(ctx, "wait")
+	if err != nil {
+		return err
+	}
+	return awake(dir, max(wait, leastAnswerTime))
+}
+
 // dirAndClient returns the one directory that the command is about, and whom it
 // speaks for.
 func dirAndClient(ctx *cli.Context) (dir, id string, err error) {

@@ -16,6 +16,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagefs/stagefs/fs"
 	"github.com/stagefs/stagefs/lockstate"
 )
 
@@ -40,20 +41,60 @@ func (c *command) locksAction(ctx *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	if ctx.Bool("watch") {
-		return c.watchLocks(ctx.Context, mounts, ctx.Bool("json"))
+	mounts, silent := c.answering(mounts)
+	if len(mounts) == 0 {
+		return silent
 	}
-	return c.printLocks(mounts, ctx.Bool("json"))
+	if ctx.Bool("watch") {
+		err = c.watchLocks(ctx.Context, mounts, ctx.Bool("json"))
+	} else {
+		err = c.printLocks(mounts, ctx.Bool("json"))
+	}
+	if err != nil && silent != nil {
+		c.say("%s", oneLine(silent))
+	}
+	if err == nil {
+		err = silent
+	}
+	return err
+}
+
+// answering leaves out the mounts whose daemons do not answer, with an error for
+// the last of them; it tells of the others.
+func (c *command) answering(mountpoints []string) (answer []string, silent error) {
+	table, err := fs.ReadMounts()
+	if err != nil {
+		return mountpoints, nil
+	}
+	for _, path := range mountpoints {
+		if m := topMount(table, path); m != nil && m.FSType == fsType {
+			if err := answers(m, answerTime); err != nil {
+				if silent != nil {
+					c.say("%s", oneLine(silent))
+				}
+				silent = err
+				continue
+			}
+		}
+		answer = append(answer, path)
+	}
+	return answer, silent
 }
 
 // chosenMounts are the mounts to list: the one that path is in; without a path,
 // the one that the working directory is in; or else all.
 func (c *command) chosenMounts(path string) ([]string, error) {
 	if path != "" {
+		if err := awake(path, answerTime); err != nil {
+			return nil, err
+		}
 		mountpoint, _, err := c.place(path)
 		return []string{mountpoint}, err
 	}
-	if wd, err := os.Getwd(); err == nil {
+	if wd, err := syscall.Getwd(); err == nil {
+		if err := awake(wd, answerTime); err != nil {
+			return nil, err
+		}
 		if mountpoint, _, err := c.find(wd); err == nil {
 			return []string{mountpoint}, nil
 		}

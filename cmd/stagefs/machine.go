@@ -243,7 +243,7 @@ func checkMounts() finding {
 		if e.FSType != fsType {
 			continue
 		}
-		if state := mountState(e.Path); state == "" {
+		if state, fix := mountState(&e); state == "" {
 			transport, unwritable := daemonSays(e.Path)
 			if unwritable == "" {
 				live = append(live, quote(e.Path)+transport)
@@ -253,7 +253,7 @@ func checkMounts() finding {
 			fixes = append(fixes, "make room for the state of "+quote(e.Path)+", or make it writable; its daemon goes on by itself")
 		} else {
 			bad = append(bad, quote(e.Path)+" "+state)
-			fixes = append(fixes, "stagefs umount --lazy "+quote(e.Path))
+			fixes = append(fixes, fix)
 		}
 	}
 	switch {
@@ -276,30 +276,40 @@ func checkTables(path string) error {
 	return err
 }
 
-// mountState is empty for a mount that answers. One that hangs keeps the
-// goroutine that asked: the program ends soon.
-func mountState(path string) string {
-	answer := make(chan error, 1)
-	go func() {
-		var st unix.Statfs_t
-		err := unix.Statfs(path, &st)
-		if err == nil {
-			err = checkTables(path)
-		}
-		answer <- err
-	}()
-	select {
-	case err := <-answer:
-		if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
-			return "is dead"
-		}
-		if errors.Is(err, unix.EIO) {
-			return "has damaged tables: its log says which; report it"
-		}
-		return ""
-	case <-time.After(2 * time.Second):
-		return "does not answer"
+// restartTime is how long a supervisor may take to start a daemon again.
+const restartTime = 500 * time.Millisecond
+
+// mountState is empty for a mount that answers, and otherwise says what is
+// wrong, and what helps.
+func mountState(mount *fs.MountEntry) (state, fix string) {
+	err := ask(mount.Path, true, answerTime)
+	for end := time.Now().Add(restartTime); isDead(err) && time.Now().Before(end); err = ask(mount.Path, true, answerTime) {
+		time.Sleep(50 * time.Millisecond)
 	}
+	switch {
+	case errors.Is(err, errSilent):
+		return "does not answer", silence(mount)
+	case isDead(err):
+		return "is dead", startAgain(mount)
+	case errors.Is(err, unix.EIO):
+		return "has damaged tables: its log says which; report it", ""
+	}
+	return "", ""
+}
+
+// isDead tells the kernel's answer for a mount without a daemon.
+func isDead(err error) bool {
+	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.ECANCELED)
+}
+
+// startAgain says how to go on with a dead mount. To unmount it would open the
+// directory to everybody; the next daemon takes its place.
+func startAgain(mount *fs.MountEntry) string {
+	line := "stagefs mount " + quote(mount.Source)
+	if mount.Source != mount.Path {
+		line += " " + quote(mount.Path)
+	}
+	return "start it again, with its options: " + line + "; only to give it up: stagefs umount " + quote(mount.Path)
 }
 
 // checkStateDir asks whether the daemon could make or write its state directory.
@@ -353,12 +363,13 @@ func (m machine) full(dir string) bool {
 // checkDirectory looks at a static directory that is to be served.
 func checkDirectory(dir string) []finding {
 	const name = "directory"
+	if mount := leadsTo(dir); mount != nil {
+		return []finding{checkServed(name, dir, mount)}
+	}
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return []finding{{name, statusFail, quote(dir) + " is missing", "mkdir -p " + quote(dir)}}
-	case errors.Is(err, unix.ENOTCONN):
-		return []finding{{name, statusFail, quote(dir) + " is covered by a dead mount", "stagefs umount " + quote(dir)}}
 	case err != nil:
 		return []finding{{name, statusFail, err.Error(), ""}}
 	case !info.IsDir():
@@ -378,14 +389,10 @@ func checkDirectory(dir string) []finding {
 	}
 	all := []finding{{name, statusOK, quote(dir) + " is on " + fstype, ""}}
 	var st unix.Statfs_t
-	if err := unix.Statfs(real, &st); err != nil && !errors.Is(err, unix.ENOTCONN) {
+	if err := unix.Statfs(real, &st); err != nil {
 		return append(all, finding{name, statusFail, err.Error(), ""})
 	}
 	switch {
-	case fstype == fsType && mountState(real) == "is dead":
-		all[0] = finding{name, statusFail, quote(dir) + " is covered by a dead mount", "stagefs umount " + quote(real)}
-	case fstype == fsType:
-		all[0] = finding{name, statusFail, quote(dir) + " is served already, or below a stagefs mount", "stagefs umount " + quote(real)}
 	case fs.IsKernelType(fstype):
 		all[0].Status, all[0].Detail, all[0].Fix = statusFail, all[0].Detail+", a file system of the kernel's own", "serve a directory of files"
 	case st.Type == unix.FUSE_SUPER_MAGIC:
@@ -407,4 +414,25 @@ func checkDirectory(dir string) []finding {
 		all = append(all, finding{"attributes", statusNote, "the file system has no extended attributes; nor will the mount, but for its own", ""})
 	}
 	return all
+}
+
+// checkServed looks at a directory that is in a stagefs mount.
+func checkServed(name, dir string, mount *fs.MountEntry) finding {
+	state, fix := mountState(mount)
+	if state != "" {
+		return finding{name, statusWarn, quote(dir) + " is in the mount at " + quote(mount.Path) + ", which " + state, fix}
+	}
+	by := ""
+	transport, unwritable := daemonSays(mount.Path)
+	if version, err := readControl(mount.Path, "version"); err == nil {
+		for line := range strings.Lines(string(version)) {
+			if pid, ok := strings.CutPrefix(line, "pid "); ok {
+				by = " by process " + strings.TrimSpace(pid)
+			}
+		}
+	}
+	if unwritable != "" {
+		return finding{name, statusWarn, quote(dir) + " is served" + by + transport + ", which cannot write its state: " + unwritable, "make room for it, or make it writable"}
+	}
+	return finding{name, statusOK, quote(dir) + " is served" + by + transport, ""}
 }

@@ -264,7 +264,7 @@ func TestRealDead(t *testing.T) {
 	m.awaitEnd()
 	m.want(69, "stagefs umount", "locks", m.dir)
 	m.want(69, "stagefs umount", "why", filepath.Join(m.dir, "x"))
-	m.want(69, "dead mount", "doctor", m.dir)
+	m.want(0, "is dead", "doctor", m.dir)
 	m.mount() // takes the dead one's place
 	syscall.Kill(m.pid, syscall.SIGKILL)
 	m.awaitEnd()

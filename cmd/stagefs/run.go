@@ -79,6 +79,9 @@ func run(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) 
 }
 
 func (c *command) run(ctx context.Context) int {
+	if path := os.Getenv(envAsk); path != "" && len(c.args) == 0 {
+		return c.answerAsked(path)
+	}
 	out := &output{Writer: c.out}
 	c.out = out
 	app := c.app()

@@ -80,6 +80,9 @@ func (c *command) runAction(ctx *cli.Context) error {
 		return commandError(args[1], err)
 	}
 
+	if err := awakeInTime(ctx, dir); err != nil {
+		return err
+	}
 	within := false // the client has the lock already, and keeps it
 	if opts.Client != "" && !opts.MustBeNew {
 		if d, err := client.Find(dir); err == nil {

@@ -97,8 +97,13 @@ func findExact(given string) (string, *fs.MountEntry, error) {
 func whoIsInside(mount *fs.MountEntry) string {
 	const most = 10
 	users := mountUsers(mount)
-	if len(users) == 0 {
+	switch {
+	case len(users) == 0 && os.Geteuid() != 0:
 		return ", by processes that only root can see"
+	case len(users) == 0 && errors.Is(ask(mount.Path, false, answerTime), errSilent):
+		return ": " + silence(mount)
+	case len(users) == 0:
+		return ", by processes that are not seen: perhaps in another mount or PID namespace"
 	}
 	var b strings.Builder
 	b.WriteString(" by:")

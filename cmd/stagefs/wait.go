@@ -32,6 +32,9 @@ func (c *command) waitCommand() *cli.Command {
 				defer cancel()
 			}
 			dir := ctx.Args().First()
+			if err := awakeInTime(ctx, dir); err != nil {
+				return err
+			}
 			d, err := findDir(dir)
 			if err != nil {
 				return err

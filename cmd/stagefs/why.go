@@ -35,6 +35,9 @@ func (c *command) whyAction(ctx *cli.Context) error {
 		return err
 	}
 	path := ctx.Args().First()
+	if err := awake(path, answerTime); err != nil {
+		return err
+	}
 	mountpoint, rel, err := c.place(path)
 	if err != nil {
 		return err

@@ -110,7 +110,7 @@ func notStagefs(dir, root string) error {
 // notAnswering is a failure to reach the control directory.
 func notAnswering(dir, root string, err error) error {
 	if daemonGone(err) {
-		return fmt.Errorf("%s: the daemon of %s is dead; clear the mount with: stagefs umount %s: %w", dir, root, root, unix.ENOTCONN)
+		return fmt.Errorf("%s: the daemon of %s is dead; start it again with: stagefs mount (only to give it up: stagefs umount %s): %w", dir, root, root, unix.ENOTCONN)
 	}
 	return fmt.Errorf("%s: %w", dir, err)
 }
@@ -118,7 +118,7 @@ func notAnswering(dir, root string, err error) error {
 // dead makes sure that the error of a path whose daemon is dead says so.
 func dead(dir string, err error) error {
 	if daemonGone(err) {
-		return fmt.Errorf("%s: the daemon of its mount is dead; clear the mount with: stagefs umount: %w", dir, unix.ENOTCONN)
+		return fmt.Errorf("%s: the daemon of its mount is dead; start it again with: stagefs mount (only to give it up: stagefs umount): %w", dir, unix.ENOTCONN)
 	}
 	return err
 }

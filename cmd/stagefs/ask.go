@@ -1,0 +1,212 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// Whoever asks a daemon that is stopped waits for it, and over io_uring not even
+// SIGKILL ends that: a process could not exit that has a thread in there. So what
+// must end in any case has a child ask, which is left behind if need be.
+
+// envAsk makes this program that child. Its value is the mountpoint; behind a
+// leading "?", which no absolute path has, the tables are to be verified, too.
+const envAsk = "STAGEFS_ASK"
+
+// answerTime is how long a daemon may take to answer.
+const answerTime = 2 * time.Second
+
+// errSilent: a daemon does not answer.
+var errSilent = errors.New("does not answer")
+
+// ask returns what the mount at path answers within a time: nil, an errno, or
+// errSilent.
+func ask(path string, check bool, within time.Duration) error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	if check {
+		path = "?" + path
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args[0] = "stagefs"
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), envAsk+"="+path)
+	cmd.Stdout = w
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // who waits for our group does not wait for it
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		return err
+	}
+	r.SetReadDeadline(time.Now().Add(within))
+	answer := make([]byte, 16)
+	n, err := r.Read(answer)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		cmd.Process.Kill()
+		cmd.Process.Release()
+		return errSilent
+	}
+	cmd.Wait()
+	errno, err := strconv.Atoi(string(answer[:n]))
+	if err != nil || errno == 0 {
+		return nil // a child that fails says nothing of the mount
+	}
+	return syscall.Errno(errno)
+}
+
+// answerAsked is what the child does.
+func (c *command) answerAsked(path string) int {
+	closeInherited()
+	path, check := strings.CutPrefix(path, "?")
+	var st unix.Statfs_t
+	err := unix.Statfs(path, &st)
+	if err == nil && check {
+		err = checkTables(path)
+	}
+	var errno syscall.Errno
+	errors.As(err, &errno)
+	fmt.Fprint(c.out, int(errno))
+	return exitOK
+}
+
+// closeInherited closes what was open already when this program began, but for
+// the standard descriptors: what Go opens is closed by exec(2).
+func closeInherited(but ...int) {
+	fds, _ := os.ReadDir("/proc/self/fd")
+next:
+	for _, e := range fds {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil || fd <= 2 {
+			continue
+		}
+		for _, b := range but {
+			if fd == b {
+				continue next
+			}
+		}
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+// awake makes sure that the daemon answers whose mount a path leads into. A path
+// that leads into none is for others to judge.
+func awake(path string, within time.Duration) error {
+	if mount := leadsTo(path); mount != nil {
+		return answers(mount, within)
+	}
+	return nil
+}
+
+// answers makes sure that a daemon answers, or is dead, which others tell.
+func answers(mount *fs.MountEntry, within time.Duration) error {
+	if errors.Is(ask(mount.Path, false, within), errSilent) {
+		return exitf(exitUnavailable, "%s", silence(mount))
+	}
+	return nil
+}
+
+// silence says whose daemon does not answer, and what can be done.
+func silence(mount *fs.MountEntry) string {
+	pid := daemonOf(mount)
+	if pid == 0 {
+		return fmt.Sprintf("the daemon of %s does not answer", quote(mount.Path))
+	}
+	text := fmt.Sprintf("the daemon of %s, process %d, does not answer", quote(mount.Path), pid)
+	if stopped(pid) {
+		return text + fmt.Sprintf(": it is stopped; continue it with: kill -CONT %d", pid)
+	}
+	return text + fmt.Sprintf("; if it hangs, end it with: kill -9 %d, and mount again", pid)
+}
+
+// leadsTo returns the stagefs mount that a path leads into, nil if there is none.
+// It asks nothing of such a mount.
+func leadsTo(path string) *fs.MountEntry {
+	mounts, err := fs.ReadMounts()
+	if err != nil {
+		return nil
+	}
+	if !strings.HasPrefix(path, "/") {
+		wd, err := syscall.Getwd() // os.Getwd looks at the directory
+		if err != nil {
+			return nil
+		}
+		path = wd + "/" + path
+	}
+	const maxLinks = 40
+	at, rest, links := "/", strings.Split(filepath.Clean(path), "/"), 0
+	for len(rest) > 0 {
+		next := filepath.Join(at, rest[0])
+		rest = rest[1:]
+		if m := topMount(mounts, next); m != nil && m.FSType == fsType {
+			return m
+		}
+		target, err := os.Readlink(next)
+		if err != nil {
+			at = next
+			continue
+		}
+		if links++; links > maxLinks {
+			return nil
+		}
+		if strings.HasPrefix(target, "/") {
+			at = "/"
+		}
+		rest = append(strings.Split(target, "/"), rest...)
+	}
+	return nil
+}
+
+// daemonOf returns the process that serves a mount: the one that has its
+// connection open (proc_pid_fdinfo(5)). It is 0 where that can't be seen.
+func daemonOf(mount *fs.MountEntry) int {
+	_, minor, _ := strings.Cut(mount.Dev, ":")
+	procs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, proc := range procs {
+		serves, _ := procid.Within(insideTime, func() bool {
+			fds, _ := os.ReadDir(proc + "/fd")
+			for _, fd := range fds {
+				if link, err := os.Readlink(proc + "/fd/" + fd.Name()); err != nil || link != "/dev/fuse" {
+					continue
+				}
+				info, _ := os.ReadFile(proc + "/fdinfo/" + fd.Name())
+				for line := range strings.Lines(string(info)) {
+					if value, ok := strings.CutPrefix(line, "fuse_connection:"); ok && strings.TrimSpace(value) == minor {
+						return true
+					}
+				}
+			}
+			return false
+		})
+		if serves {
+			pid, _ := strconv.Atoi(filepath.Base(proc))
+			return pid
+		}
+	}
+	return 0
+}
+
+// stopped reports whether a process was stopped by a signal.
+func stopped(pid int) bool {
+	stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return strings.HasPrefix(rest, "T")
+}
