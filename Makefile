@@ -93,6 +93,7 @@ install: build
 	install -D -m 644 cmd/stagefs/share/stagefs.1 $(DESTDIR)$(PREFIX)/share/man/man1/stagefs.1
 	install -D -m 644 cmd/stagefs/share/stagefs.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/stagefs
 	install -D -m 644 cmd/stagefs/share/stagefs@.service $(DESTDIR)$(PREFIX)/lib/systemd/system/stagefs@.service
+	sed -i 's|/usr/local/bin/|$(PREFIX)/bin/|' $(DESTDIR)$(PREFIX)/lib/systemd/system/stagefs@.service
 
 clean:
 	rm -rf bin

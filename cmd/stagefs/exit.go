@@ -66,7 +66,14 @@ func explain(err error) (status int, text string) {
 		if served.Pid == 0 {
 			return exitHeld, fmt.Sprintf("%s is served already, by another process", quote(served.Dir))
 		}
-		return exitHeld, fmt.Sprintf("%s is served already, by process %d", quote(served.Dir), served.Pid)
+		text = fmt.Sprintf("%s is served already, by process %d", quote(served.Dir), served.Pid)
+		if !mountedFrom(served.Dir) {
+			text += ", though it is not mounted here"
+			if other := elsewhere(func(m stagefs.MountEntry) bool { return m.Source == served.Dir }); other != 0 {
+				text += ": it is in the mount namespace of " + nameOf(other)
+			}
+		}
+		return exitHeld, text
 	}
 	for _, known := range []struct {
 		is     error

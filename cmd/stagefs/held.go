@@ -240,6 +240,8 @@ func lockError(dir string, held int, err error) error {
 		return exitf(held, "%s (see: stagefs why %s)", oneLine(err), quote(dir))
 	case errors.Is(err, client.ErrNotStagefs), errors.Is(err, unix.ENOTCONN):
 		return exitf(exitUnavailable, "%s", oneLine(err))
+	case errors.Is(err, client.ErrRoot):
+		return usagef("%s", oneLine(err))
 	case errors.Is(err, client.ErrEmptyClientID), errors.Is(err, unix.EINVAL):
 		return usagef("%s", strings.TrimSuffix(oneLine(err), ": "+unix.EINVAL.Error())) // which the rest says better
 	case errors.Is(err, client.ErrNotHolder):

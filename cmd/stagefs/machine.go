@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -397,6 +398,17 @@ func checkDirectory(dir string) []finding {
 		all[0].Status, all[0].Detail, all[0].Fix = statusFail, all[0].Detail+", a file system of the kernel's own", "serve a directory of files"
 	case st.Type == unix.FUSE_SUPER_MAGIC:
 		all[0].Status, all[0].Detail, all[0].Fix = statusFail, all[0].Detail+", on FUSE", "serve a directory on a local file system"
+	}
+	if pid := fs.ServedBy(real); pid != 0 && all[0].Status == statusOK {
+		by, has := nameOf(pid), func(m fs.MountEntry) bool { return m.FSType == fsType && m.Source == real }
+		if i := slices.IndexFunc(mounts, has); i >= 0 {
+			return []finding{{name, statusOK, quote(dir) + " is served by " + by + ", at " + quote(mounts[i].Path), ""}}
+		}
+		all[0] = finding{name, statusFail, quote(dir) + " is served, or locked by flock(2), by " + by + ", and not mounted here", "end that process"}
+		if other := elsewhere(has); other != 0 {
+			all[0].Detail += ": it is in the mount namespace of " + nameOf(other)
+			all[0].Fix = "unmount it there, too: nsenter -m -t " + strconv.Itoa(other) + " stagefs umount " + quote(real)
+		}
 	}
 	if st.Flags&unix.ST_RDONLY != 0 {
 		all = append(all, finding{"writable", statusFail, "the file system is read-only", "mount -o remount,rw, as root"})

@@ -195,7 +195,7 @@ func checkOutside(o fs.Options) error {
 	if state == "" {
 		var err error
 		if state, err = filestore.DefaultDir(); err != nil {
-			return err
+			return usagef("%v; name one with --state-dir", err)
 		}
 	}
 	state, err := resolve(state)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -44,6 +45,10 @@ func (c *command) umountAction(ctx *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	if by := mountedBy(mount); by != unix.Geteuid() && unix.Geteuid() != 0 {
+		return exitf(exitNoPerm, "%s was mounted by the user %d; only that one and root may unmount it", quote(path), by)
+	}
+	daemon := daemonOf(mount)
 	err = c.unmount(path, ctx.Bool("lazy"))
 	for end := time.Now().Add(passing); errors.Is(err, unix.EBUSY) && unix.Geteuid() == 0 && len(mountUsers(mount)) == 0 && time.Now().Before(end); {
 		time.Sleep(5 * time.Millisecond)
@@ -54,8 +59,21 @@ func (c *command) umountAction(ctx *cli.Context) error {
 		return exitf(exitHeld, "%s is in use%s\n  end that, or detach it with: stagefs umount --lazy %s", quote(path), whoIsInside(mount), quote(path))
 	case errors.Is(err, os.ErrPermission):
 		return exitf(exitNoPerm, "%s: only root and who mounted it may unmount it", quote(path))
+	case err == nil:
+		c.awaitEnd(mount, daemon, ctx.Bool("lazy"))
 	}
 	return err
+}
+
+// mountedBy is the user who mounted.
+func mountedBy(mount *fs.MountEntry) int {
+	for option := range strings.SplitSeq(mount.FSOptions, ",") {
+		if value, ok := strings.CutPrefix(option, "user_id="); ok {
+			uid, _ := strconv.Atoi(value)
+			return uid
+		}
+	}
+	return 0
 }
 
 // findExact finds the stagefs mount at the given path, dead ones too. The path is

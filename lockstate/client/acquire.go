@@ -163,7 +163,7 @@ func take(ctx context.Context, p place, c conn, opts Options, made bool) (*reply
 	if ended := ctx.Err(); ended != nil && !errors.Is(ended, context.DeadlineExceeded) {
 		return nil, fmt.Errorf("%w: %w", ErrFailedToLock, context.Cause(ctx))
 	}
-	return nil, r.refusal(p.path, err)
+	return nil, r.refusalAt(p, err)
 }
 
 // line is the command of an acquisition.

@@ -134,7 +134,7 @@ func (d *Dir) send(ctx context.Context, verb, options string) (*reply, error) {
 	if ended := ctx.Err(); ended != nil && !errors.Is(ended, context.DeadlineExceeded) {
 		return r, fmt.Errorf("%s: %w", d.path, context.Cause(ctx))
 	}
-	return r, r.refusal(d.path, err)
+	return r, r.refusalAt(d.place, err)
 }
 
 func (r *reply) status() Status {

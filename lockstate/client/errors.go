@@ -18,6 +18,8 @@ var (
 	ErrFailedToLock = errors.New("failed to lock")
 	// ErrEmptyClientID: a lease needs an ID.
 	ErrEmptyClientID = errors.New("the client ID is empty")
+	// ErrRoot: the root of a mount is never locked, only directories in it.
+	ErrRoot = errors.New("the root of a mount can't be locked; name a directory in it")
 	// ErrNotStagefs: the path is not on a stagefs mount, or the root of its
 	// mount can't be seen from here.
 	ErrNotStagefs = errors.New("not on a stagefs mount")

@@ -81,6 +81,14 @@ func (r *reply) refusal(dir string, err error) error {
 	return fmt.Errorf("%s: %w", dir, err)
 }
 
+// refusalAt is refusal, for a command that takes or wants the directory itself.
+func (r *reply) refusalAt(p place, err error) error {
+	if p.rel == "." && errors.Is(err, unix.EBUSY) && (r.Held == nil || r.Held.Token == 0) && len(r.Blockers) == 0 {
+		return fmt.Errorf("%s: %w", p.path, ErrRoot)
+	}
+	return r.refusal(p.path, err)
+}
+
 // word is s as one word of a command line. What could be taken for more is
 // quoted as in Go.
 func word(s string) string {

@@ -1,0 +1,122 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// A mount namespace that was made while something was mounted has a mount of its
+// own of that, and its daemon serves on when ours is gone.
+
+// elsewhere returns a process in whose mount namespace, which is not this one,
+// there is a stagefs mount that is wanted; 0 if none is seen.
+func elsewhere(wanted func(fs.MountEntry) bool) int {
+	ours, _ := os.Readlink("/proc/self/ns/mnt")
+	seen := map[string]bool{ours: true, "": true}
+	procs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, proc := range procs {
+		has, _ := procid.Within(insideTime, func() bool {
+			ns, _ := os.Readlink(proc + "/ns/mnt")
+			if seen[ns] {
+				return false
+			}
+			seen[ns] = true
+			table, _ := os.ReadFile(proc + "/mountinfo")
+			for _, m := range fs.ParseMounts(string(table)) {
+				if m.FSType == fsType && wanted(m) {
+					return true
+				}
+			}
+			return false
+		})
+		if has {
+			pid, _ := strconv.Atoi(filepath.Base(proc))
+			return pid
+		}
+	}
+	return 0
+}
+
+// nameOf describes a process.
+func nameOf(pid int) string {
+	comm, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+	return fmt.Sprintf("process %d (%s)", pid, quote(strings.TrimSuffix(string(comm), "\n")))
+}
+
+const (
+	// endTime is how long umount waits for the daemon's end.
+	endTime = 10 * time.Second
+	// lookTime is how long a daemon may need to end before it is looked for
+	// what keeps it.
+	lookTime = 200 * time.Millisecond
+)
+
+// awaitEnd waits until the daemon of a mount that is gone from here has ended, and
+// so has let go of the backing. It says what keeps it, unless the mount was detached
+// though it may be in use. pid is the daemon's where it was seen.
+func (c *command) awaitEnd(mount *fs.MountEntry, pid int, lazy bool) {
+	if pid == 0 && !mountedFrom(mount.Source) {
+		pid = fs.ServedBy(mount.Source)
+	}
+	if pid == 0 {
+		return // there is none, or nobody who may be known
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	if ended(fd, lookTime) || lazy {
+		return
+	}
+	if other := elsewhere(func(m fs.MountEntry) bool { return m.Dev == mount.Dev }); other != 0 {
+		c.say("%s is unmounted here, but its daemon, process %d, serves on: it is mounted in the mount namespace of %s, too", quote(mount.Path), pid, nameOf(other))
+		return
+	}
+	if stopped(pid) {
+		c.say("%s is unmounted, but its daemon, process %d, is stopped; continue it with: kill -CONT %d", quote(mount.Path), pid, pid)
+		return
+	}
+	if !ended(fd, endTime) {
+		c.say("%s is unmounted, but its daemon, process %d, has not ended yet", quote(mount.Path), pid)
+	}
+}
+
+// ended waits for the end of a process.
+func ended(pidfd int, within time.Duration) bool {
+	for end := time.Now().Add(within); ; {
+		left := max(time.Until(end), 0)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(left.Milliseconds()))
+		if err == nil {
+			return n > 0
+		}
+		if err != unix.EINTR {
+			return false
+		}
+	}
+}
+
+// mountedFrom reports whether a static directory is served here.
+func mountedFrom(dir string) bool {
+	mounts, err := fs.ReadMounts()
+	if err != nil {
+		return true
+	}
+	for _, m := range mounts {
+		if m.FSType == fsType && (m.Source == dir || m.Path == dir) {
+			return true
+		}
+	}
+	return false
+}

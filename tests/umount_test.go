@@ -1,0 +1,86 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestUmountWaits: when umount returns, the daemon has ended, and lets go of the
+// file system that the backing is on.
+func TestUmountWaits(t *testing.T) {
+	for range 8 {
+		m := mount(t)
+		for i := range 300 {
+			mustDo(t, os.Mkdir(m.Back(itoa(i)), 0o755))
+			_, err := os.ReadDir(m.At(itoa(i)))
+			mustDo(t, err)
+		}
+		m.wantStatus(0, "", "umount", m.Path)
+		if running(m.cmd.Process.Pid) {
+			t.Error("the daemon runs on after the umount")
+		}
+	}
+}
+
+// TestUmountElsewhere: a mount that a mount namespace has a copy of is served on;
+// umount, the next mount and doctor say so, and where it is.
+func TestUmountElsewhere(t *testing.T) {
+	need(t, "unshare")
+	m := mountOver(t)
+	p := startCmd(t, exec.Command("unshare", "-m", "--propagation", "private", "sleep", "300"))
+	ours, err := os.Readlink("/proc/self/ns/mnt")
+	mustDo(t, err)
+	ns := filepath.Join("/proc", itoa(p.Pid()), "ns/mnt")
+	eventually(t, "it has a namespace of its own", func() bool {
+		theirs, err := os.Readlink(ns)
+		comm, _ := os.ReadFile(filepath.Join("/proc", itoa(p.Pid()), "comm"))
+		return err == nil && theirs != ours && string(comm) == "sleep\n"
+	})
+	pid, where := itoa(m.cmd.Process.Pid), "in the mount namespace of process "+itoa(p.Pid())+" (sleep)"
+	for _, tt := range []struct {
+		status int
+		args   []string
+		says   []string
+	}{
+		{0, []string{"umount", m.Path}, []string{"unmounted here", "process " + pid + ", serves on", where}},
+		{75, []string{"mount", "--state-dir", m.State, m.Dir}, []string{"by process " + pid, "not mounted here", where}},
+		{69, []string{"doctor", m.Dir}, []string{"process " + pid, "not mounted here", where}},
+	} {
+		r := m.stagefs(tt.args...)
+		for _, says := range tt.says {
+			if r.Status != tt.status || !strings.Contains(r.Out+r.Err, says) {
+				t.Errorf("stagefs %q: %v; want status %d, and %q said", tt.args, r, tt.status, says)
+			}
+		}
+	}
+	p.Kill()
+	eventually(t, "the daemon ends", m.dead)
+}
+
+// TestCommandRoot: that the root cannot be locked is no matter of waiting.
+func TestCommandRoot(t *testing.T) {
+	m := mount(t)
+	m.wantStatus(64, "root", "run", m.Path, "true")
+	m.wantStatus(64, "root", "run", "-n", m.Path+"/.", "true")
+	m.wantStatus(64, "root", "acquire", m.Path)
+	m.wantStatus(64, "root", "acquire", "--client", "c", "-w", "5", m.Path)
+	m.wantStatus(64, "root", "wait", m.Path)
+}
+
+// TestUmountOthers: an ordinary user hears who mounted.
+func TestUmountOthers(t *testing.T) {
+	m := mount(t)
+	r := sh(t, "/", `setpriv --reuid=65534 --regid=65534 --clear-groups "$1" umount "$2"`, stagefsBin(), m.Path)
+	if r.Status != 77 || !strings.Contains(r.Err, "was mounted by the user 0") {
+		t.Errorf("stagefs umount: %v; want status 77, and who mounted", r)
+	}
+	r = sh(t, "/", `setpriv --reuid=65534 --regid=65534 --clear-groups env -u HOME -u XDG_STATE_HOME "$1" mount "$2"`, stagefsBin(), m.Dir)
+	if r.Status != 64 || !strings.Contains(r.Err, "--state-dir") {
+		t.Errorf("stagefs mount without HOME: %v; want status 64, and --state-dir named", r)
+	}
+}
