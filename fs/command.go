@@ -253,6 +253,7 @@ func (c *command) breakDir() fuse.Status {
 	}
 	how := lockstate.Ending{Reason: lockstate.Broken, By: c.by(), Why: c.why}
 	found := false
+	orphans := fs.orphans.in(fs, dir) // but what these locks leave behind
 	if d, ok := fs.table.Find(split(dir)...); ok {
 		defer fs.table.Forget(d)
 		for _, l := range fs.table.On(d) {
@@ -263,7 +264,7 @@ func (c *command) breakDir() fuse.Status {
 			}
 		}
 	}
-	for _, o := range fs.orphans.in(fs, dir) {
+	for _, o := range orphans {
 		found = true
 		fs.log.Warn("orphaned lock file removed", "dir", dir, "file", o, "by", c.by(), "uid", c.header.Uid, "why", c.why)
 		err := fs.discard(o, func() (string, bool) { return dir, fs.isOrphan(dir, o) })
@@ -359,7 +360,8 @@ func cutDir(s string) (dir, rest string, err error) {
 
 func (fs *FS) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
 	fs.endKeys(l)
-	if err := fs.cleanUp(l); err != nil {
+	fs.reapWithin(l, fs.reapLock)
+	if err := fs.tidyUp(l); err != nil {
 		return statusOf(err)
 	}
 	if _, err := fs.table.EndAs(l.Token, how); err != nil {
@@ -370,6 +372,17 @@ func (fs *FS) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
 	return fuse.OK
 }
 
+// tidyUp is cleanUp of a lock that ends also if others work in its lock directory,
+// which is an orphan then.
+func (fs *FS) tidyUp(l lockstate.Lock) error {
+	err := fs.cleanUp(l)
+	if errors.Is(err, errLockDirUsed) {
+		fs.log.Warn("something is left of a lock", "dir", l.Path, "token", l.Token, "err", err)
+		return nil
+	}
+	return err
+}
+
 // giveBack is endLock by a holder, who says what is to become of the content:
 // of all that is in the directory, or of what was made under the lock (R7).
 func (c *command) giveBack(l lockstate.Lock, how lockstate.Ending, policy string) fuse.Status {
@@ -378,7 +391,8 @@ func (c *command) giveBack(l lockstate.Lock, how lockstate.Ending, policy string
 		return fs.endLock(l, how)
 	}
 	fs.endKeys(l)
-	if err := fs.cleanUp(l); err != nil {
+	fs.reapWithin(l, fs.reapLock)
+	if err := fs.tidyUp(l); err != nil {
 		return statusOf(err)
 	}
 	if fs.clear(l, policy, how, clearing{wait: true, all: c.destroy}) {

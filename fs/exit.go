@@ -134,6 +134,14 @@ func (fs *FS) reapDead(locks []lockstate.LockState) bool {
 // carryOut does what R4 and R5 say. The lock files go before the locks, so
 // that nobody finds a lock file without its lock.
 func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
+	if fs.reaping[id] {
+		return
+	}
+	if fs.reaping == nil {
+		fs.reaping = make(map[procid.ID]bool)
+	}
+	fs.reaping[id] = true
+	defer delete(fs.reaping, id)
 	for _, o := range fs.table.Before(id) {
 		if !fs.procs.Alive(o) {
 			fs.carryOut(o, fs.procs.ExitOf(o))
@@ -164,6 +172,7 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 			continue // what it left is being cleared away
 		}
 		fs.endKeys(l)
+		fs.reapWithin(l, fs.carryOutOf)
 		if err := fs.cleanUp(l); err != nil {
 			fs.log.Warn("cannot clean up after a dead process", "dir", l.Path, "err", err)
 		}
@@ -268,14 +277,14 @@ func (fs *FS) alive(id procid.ID) *procid.Process {
 func (fs *FS) cleanUp(l lockstate.Lock) error {
 	var first error
 	for _, name := range l.Files {
-		id, err := fs.discardOne(name, nil, func() (string, bool) {
+		id, err := fs.discardOf(l.Token, name, nil, func() (string, bool) {
 			now, ok := fs.table.Lock(l.Token)
 			return now.Path, ok && slices.Contains(now.Files, name)
 		})
 		if err != nil {
 			fs.orphans.add(orphanAt{l.Path, name})
 		}
-		if err != nil && !errors.Is(err, errNotLockDir) {
+		if err != nil && !errors.Is(err, errNotLockDir) && !errors.Is(err, errLockDirUsed) {
 			fs.leftovers.add(fs, l.Path, name, id)
 		}
 		if err != nil && first == nil {
@@ -296,14 +305,19 @@ func (fs *FS) discard(name string, place func() (dir string, ok bool)) error {
 // discardOne is discard of a certain file, if only is not nil, and returns which
 // one could not be removed.
 func (fs *FS) discardOne(name string, only *identity, place func() (dir string, ok bool)) (identity, error) {
-	parent, id, err := fs.discardEntry(name, only, place)
+	return fs.discardOf(0, name, only, place)
+}
+
+// discardOf is discardOne of the lock file of a lock, 0 for none.
+func (fs *FS) discardOf(token uint64, name string, only *identity, place func() (dir string, ok bool)) (identity, error) {
+	parent, id, err := fs.discardEntry(token, name, only, place)
 	if parent != nil {
 		fs.notifyDir(parent)
 	}
 	return id, err
 }
 
-func (fs *FS) discardEntry(name string, only *identity, place func() (dir string, ok bool)) (parent *node, id identity, err error) {
+func (fs *FS) discardEntry(token uint64, name string, only *identity, place func() (dir string, ok bool)) (parent *node, id identity, err error) {
 	fs.ns.Lock()
 	defer fs.ns.Unlock()
 	dir, ok := place()
@@ -326,8 +340,17 @@ func (fs *FS) discardEntry(name string, only *identity, place func() (dir string
 	if only != nil {
 		err = only.mayRemove(fs, dir, &v.st)
 	}
+	isDir := uint32(v.st.Mode)&unix.S_IFMT == unix.S_IFDIR
+	if err == nil && isDir {
+		err = fs.lockDirUsed(fd, dir, name, token)
+	}
 	if err == nil {
 		err = fs.removeLockEntry(fd, name)
+	}
+	if err == nil && isDir {
+		d := fs.table.At(split(join(dir, name))...)
+		fs.table.Remove(d) // R3
+		fs.table.Forget(d)
 	}
 	if err != nil || parent == nil {
 		v.spared()

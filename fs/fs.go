@@ -77,7 +77,8 @@ type FS struct {
 	trashMu   sync.Mutex      // one goroutine empties the trash
 	clearings sync.WaitGroup  // what clears away in the background (R7)
 
-	reapMu  sync.Mutex // one exit is carried out at a time
+	reapMu  sync.Mutex         // one exit is carried out at a time
+	reaping map[procid.ID]bool // those under way, one for the sake of another; protected by reapMu
 	watchMu sync.Mutex
 	watched map[procid.ID]*procid.Process // protected by watchMu
 

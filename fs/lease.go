@@ -102,6 +102,7 @@ func (fs *FS) reapLock(l lockstate.Lock) {
 		return // ended already, or renewed in time
 	}
 	fs.endKeys(l)
+	fs.reapWithin(l, fs.carryOutOf)
 	if err := fs.cleanUp(l); err != nil {
 		fs.log.Warn("cannot clean up after a lease", "dir", l.Path, "err", err)
 	}

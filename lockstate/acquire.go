@@ -110,6 +110,7 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 				return nil, ErrCancelled
 			}
 		}
+		t.flushStaged()
 		if g.made {
 			// Before its lock file is: a daemon that dies in between must not
 			// leave one without a lock (R4). Commit has nothing left to write
@@ -154,6 +155,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	}
 	if r := d.governing(); r != nil && q.Kind == Implicit && t.holdsLocked(r, p, q.asked) {
 		// A2: covered already. The operation counts like any other.
+		t.stagedLocked(p, d)
 		return &Grant{t: t, op: t.startLocked([]*Dir{d}, nil)}, nil, false
 	}
 	if r := t.keys[q.Key]; q.Key != nil && r != nil && r.kind == q.Kind && r.dir == d && !r.pending {

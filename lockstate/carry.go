@@ -33,6 +33,7 @@ func (t *Table) CarryRows() (rows []CarriedRow, ok bool) {
 		}
 		rec := r.record(t.world, t.now())
 		rec.Members, rec.Move = slices.Collect(maps.Keys(r.members)), nil
+		rec.Stagers = slices.Collect(maps.Keys(r.stagers))
 		if r.lease != nil {
 			rec.Lease.Joined = slices.Collect(maps.Keys(r.lease.joined))
 		}

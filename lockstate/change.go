@@ -64,6 +64,7 @@ func (t *Table) Begin(c Change) (*Op, error) {
 		op, err := t.begin(&c)
 		t.tell()
 		if err != errWho {
+			t.flushStaged()
 			return op, err
 		}
 		t.learn(&c)
@@ -112,6 +113,11 @@ func (t *Table) admitLocked(c *Change) error {
 		t.stats.Refused++
 	default:
 		t.touchLocked(c)
+		if t.rows.Load() > 0 {
+			for _, d := range c.Dirs {
+				t.stagedLocked(c.Process, d)
+			}
+		}
 	}
 	return err
 }

@@ -52,6 +52,7 @@ func (t *Table) OpenHandle(c Change, name string) (*Handle, error) {
 		h, err := t.openHandle(&c, name)
 		t.tell()
 		if err != errWho {
+			t.flushStaged()
 			return h, err
 		}
 		t.learn(&c)

@@ -120,6 +120,8 @@ type row struct {
 	unnoted []procid.ID // members that are not written down yet
 	noted   int         // how many are
 	enough  int         // with so many more than few it is time to look who is dead
+	// stagers have changed something in a directory that is its lock file.
+	stagers map[procid.ID]struct{}
 
 	ended   chan struct{} // closed when the row ends
 	ending  Ending        // set before ended is closed

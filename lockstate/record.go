@@ -29,6 +29,7 @@ type Record struct {
 	UID       uint32            `json:"uid"`
 	Lineage   []procid.Ancestor `json:"lineage,omitempty"` // of the owner when it got the lock (R5)
 	Members   []procid.ID       `json:"members,omitempty"` // see MemberRecord: here only by an earlier version, or when carried
+	Stagers   []procid.ID       `json:"stagers,omitempty"` // which work in a directory that is the lock file
 	Since     time.Time         `json:"since"`
 	File      Bytes             `json:"file,omitempty"`
 	Files     []Bytes           `json:"files,omitempty"`
@@ -134,6 +135,11 @@ func (r *row) record(world string, now time.Time) Record {
 			}
 		}
 	}
+	for id := range maps.Keys(r.stagers) {
+		if rec.Stagers = append(rec.Stagers, id); len(rec.Stagers) == maxRecorded {
+			break
+		}
+	}
 	return rec
 }
 
@@ -208,6 +214,15 @@ func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files 
 		r.remember(id)
 	}
 	t.noteMembersLocked(r)
+	for _, id := range rec.Stagers {
+		if rec.World != t.world {
+			break // nobody lives on in another one
+		}
+		if r.stagers == nil {
+			r.stagers = make(map[procid.ID]struct{})
+		}
+		r.stagers[id] = struct{}{}
+	}
 	if rec.Scope != nil {
 		r.scope = *rec.Scope
 	}

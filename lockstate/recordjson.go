@@ -20,7 +20,7 @@ func (rec *Record) encode() ([]byte, error) {
 
 // appendPlain reports false if it cannot write a record.
 func (rec *Record) appendPlain(b []byte) ([]byte, bool) {
-	if rec.Move != nil || len(rec.Opened) > 0 || len(rec.Members) > 0 || len(rec.Foreign) > 0 || rec.Scope != nil || rec.Lease != nil {
+	if rec.Move != nil || len(rec.Opened) > 0 || len(rec.Members) > 0 || len(rec.Stagers) > 0 || len(rec.Foreign) > 0 || rec.Scope != nil || rec.Lease != nil {
 		return nil, false
 	}
 	for _, s := range []string{rec.World, string(rec.Path), rec.Protocol, string(rec.File), rec.Why, rec.OnCrash} {

@@ -21,7 +21,7 @@ func TestRecordEncode(t *testing.T) {
 	word := rapid.StringMatching(`[ !#-%'-;=?-\[\]-~]*`)
 	odd := rapid.OneOf(rapid.SampledFrom([]string{"\"", "\\", "<&>", "\x7f", "\x1f", "\xff", "é", "\u2028"}), rapid.String())
 	oddBytes := rapid.OneOf(odd, rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) }))
-	const drawn = 28
+	const drawn = 29
 	if n := reflect.TypeFor[lockstate.Record]().NumField(); n != drawn {
 		t.Fatalf("a record has %d fields, and %d are tried here", n, drawn)
 	}
@@ -52,6 +52,7 @@ func TestRecordEncode(t *testing.T) {
 		switch rapid.IntRange(0, 9).Draw(t, "more") {
 		case 0:
 			rec.Members = []procid.ID{id.Draw(t, "member")}
+			rec.Stagers = []procid.ID{id.Draw(t, "stager")}
 		case 1:
 			rec.Lease = &lockstate.LeaseRecord{Client: "c", TTL: time.Second}
 		case 2:

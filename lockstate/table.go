@@ -80,6 +80,7 @@ type Table struct {
 
 	onCrash   string
 	crashers  atomic.Int64 // rows that say what becomes of their content
+	unflushed atomic.Bool  // see flushStaged
 	rows      atomic.Int64 // len(tokens), readable without mu
 	listeners atomic.Int32
 	leased    atomic.Int64 // how many of them are leases

@@ -1,0 +1,88 @@
+package lockstate
+
+import (
+	"slices"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// A lock file may be a directory (A3), and goes with its owner (R4). But others may
+// work in it: a child that has locked it (C2), or stages there.
+
+// maxStagers bounds the memory of a row.
+const maxStagers = 1 << 14
+
+// stagedLocked notes that p changes something in d, for the locks that a directory
+// at or above d keeps as their lock file. It reports whether p was not known.
+func (t *Table) stagedLocked(p *procid.Process, d *Dir) (news bool) {
+	for ; d != nil && d.parent != nil; d = d.parent {
+		for _, r := range d.parent.rows {
+			if p != nil && r.fileAt(d.name) >= 0 && r.staged(p) {
+				t.noteLocked(r)
+				t.unflushed.Store(true)
+				news = true
+			}
+		}
+	}
+	return news
+}
+
+// staged notes p, and those of its ancestors that descend from the owner: a program
+// has ended when what it made is looked at, but not the shell that ran it.
+func (r *row) staged(p *procid.Process) (news bool) {
+	owner := r.owner.ID()
+	if _, known := r.stagers[p.ID()]; known || p.ID() == owner {
+		return false
+	}
+	chain := p.Ancestors()
+	below := slices.Index(chain, owner)
+	ids := []procid.ID{p.ID()}
+	for i, a := range chain {
+		if i < below || below < 0 && r.member(a) {
+			ids = append(ids, a)
+		}
+	}
+	if r.stagers == nil {
+		r.stagers = make(map[procid.ID]struct{})
+	}
+	for _, id := range ids {
+		if _, known := r.stagers[id]; !known && len(r.stagers) < maxStagers {
+			r.stagers[id] = struct{}{}
+			news = true
+		}
+	}
+	return news
+}
+
+// flushStaged makes what stagedLocked has noted outlive the daemon.
+func (t *Table) flushStaged() {
+	if t.unflushed.Load() && t.unflushed.CompareAndSwap(true, false) {
+		t.flush()
+	}
+}
+
+// Stagers returns the processes other than its owner that have changed something in
+// a directory which is the lock file of a lock.
+func (t *Table) Stagers(token uint64) (all []procid.ID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.tokens[token]
+	if r == nil {
+		return nil
+	}
+	for id := range r.stagers {
+		if id != r.owner.ID() {
+			all = append(all, id)
+		}
+	}
+	return all
+}
+
+// Below returns the locks at or beneath d, and the write handles there.
+func (t *Table) Below(d *Dir) (locks []Lock, open []HandleState) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d.walkRows(func(r *row) bool { locks = append(locks, r.lock()); return true })
+	d.walkHandles(func(h *Handle) bool { open = append(open, h.stateLocked()); return true })
+	return locks, open
+}

@@ -1,0 +1,173 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"slices"
+	"testing"
+)
+
+// wantOrphan reports an error unless a lock file is listed as an orphan, or is not.
+func (m *Mount) wantOrphan(path string, want bool) {
+	m.t.Helper()
+	var all []string
+	for _, o := range m.Listing().Orphans {
+		all = append(all, o.Path)
+	}
+	if slices.Contains(all, path) != want {
+		m.t.Errorf("orphans are %q; want %s among them: %v", all, path, want)
+	}
+}
+
+// TestR4LockDirUsed: a lock directory goes with its owner, unless somebody who lives
+// on has a lock in it or has staged something there. The owner's lock ends all the
+// same, and what is left is listed.
+func TestR4LockDirUsed(t *testing.T) {
+	byTransport(t, func(t *testing.T, opts ...string) {
+		uses := map[string]func(m *Mount, owner, child *Agent){
+			"locked": func(m *Mount, owner, child *Agent) {
+				child.mustCommand(m, "acquire D/devserver")
+				child.must("put", m.At("D/devserver/artifact"), "precious", "wronly,creat")
+			},
+			"staged": func(m *Mount, owner, child *Agent) {
+				child.must("put", m.At("D/devserver/artifact"), "precious", "wronly,creat")
+			},
+			"locked, staged and released": func(m *Mount, owner, child *Agent) {
+				child.mustCommand(m, "acquire D/devserver")
+				child.must("put", m.At("D/devserver/artifact"), "precious", "wronly,creat")
+				child.mustCommand(m, "release D/devserver")
+			},
+			"staged by its program": func(m *Mount, owner, child *Agent) {
+				child.must("sh", "printf precious >"+m.At("D/devserver/artifact")+"; true")
+			},
+			"moved in": func(m *Mount, owner, child *Agent) {
+				owner.must("put", m.At("D/artifact"), "precious", "wronly,creat")
+				child.must("rename", m.At("D/artifact"), m.At("D/devserver/artifact"))
+			},
+			"open": func(m *Mount, owner, child *Agent) {
+				child.must("open", "f", m.At("D/artifact"), "rdwr,creat")
+				child.must("write", "f", "precious")
+				owner.must("rename", m.At("D/artifact"), m.At("D/devserver/artifact"))
+			},
+			"beneath": func(m *Mount, owner, child *Agent) {
+				child.must("mkdir", m.At("D/devserver/sub"))
+				owner.must("put", m.At("D/devserver/artifact"), "precious", "wronly,creat")
+			},
+		}
+		for how, use := range uses {
+			for _, when := range []string{"", "after a restart", "during a restart", "after a replacement", "broken"} {
+				if how == "open" && (when == "after a restart" || when == "during a restart") {
+					continue // the descriptor dies with the mount, unless it passes: TestS1…
+				}
+				t.Run(how+"/"+when, func(t *testing.T) {
+					m := mount(t, opts...)
+					openDir(t, m.Back("D"))
+					owner, other := agent(t), agent(t)
+					child := owner.Child("setsid")
+					owner.must("mkdir", m.At("D/devserver"))
+					use(m, owner, child)
+					end := owner.Kill
+					switch when {
+					case "after a restart":
+						m.restart(nil, opts...)
+					case "during a restart":
+						m.restart(owner.Kill, opts...)
+						end = func() {}
+					case "after a replacement":
+						m.replace()
+					case "broken":
+						end = func() {
+							if s := m.Ctl("break D attack"); s != "ok" {
+								t.Errorf("break = %s", s)
+							}
+						}
+					}
+					end()
+					m.awaitFree("D")
+					if b, err := os.ReadFile(m.Back("D/devserver/artifact")); string(b) != "precious" {
+						t.Errorf("what was staged: %q, %v", b, err)
+					}
+					m.wantOrphan("D/devserver", true)
+					other.want("EEXIST", "mkdir", m.At("D/devserver"))
+					if how == "locked" {
+						m.wantOwner("D/devserver", child.Pid)
+						other.want("EBUSY", "put", m.At("D/devserver/artifact"), "evil", "wronly")
+						child.must("put", m.At("D/devserver/artifact"), "precious", "wronly,trunc")
+						if s := m.Ctl("break D attack"); s != "EBUSY" {
+							t.Errorf("break = %s, want EBUSY", s)
+						}
+					}
+					child.Kill()
+					eventually(t, "break removes the orphan", func() bool { return m.Ctl("break D attack") == "ok" })
+					m.wantOrphan("D/devserver", false)
+					other.must("mkdir", m.At("D/devserver"))
+					m.wantOwner("D", other.Pid)
+					if s := m.Ctl("check"); s != "ok" {
+						t.Errorf("the tables: %s", s)
+					}
+				})
+			}
+		}
+	})
+}
+
+// TestR4LockDirUnused: nothing stale is left of a lock directory in which nobody who
+// lives has anything.
+func TestR4LockDirUnused(t *testing.T) {
+	byTransport(t, func(t *testing.T, opts ...string) {
+		for how, use := range map[string]func(m *Mount, owner, child *Agent){
+			"staged elsewhere": func(m *Mount, owner, child *Agent) {
+				child.must("put", m.At("D/artifact"), "x", "wronly,creat")
+			},
+			"dead": func(m *Mount, owner, child *Agent) {
+				child.must("put", m.At("D/devserver/of-child"), "x", "wronly,creat")
+				child.Kill()
+			},
+			"locked, and dead with the owner": func(m *Mount, owner, child *Agent) {
+				child.mustCommand(m, "acquire D/devserver")
+				child.must("put", m.At("D/devserver/of-child"), "x", "wronly,creat")
+				child.Kill()
+			},
+			"the owner's own lock": func(m *Mount, owner, child *Agent) {
+				owner.mustCommand(m, "acquire D/devserver")
+				owner.must("put", m.At("D/devserver/more"), "x", "wronly,creat")
+			},
+			"tidied up": func(m *Mount, owner, child *Agent) {
+				child.must("put", m.At("D/devserver/of-child"), "x", "wronly,creat")
+				child.must("unlink", m.At("D/devserver/of-child"))
+				owner.must("unlink", m.At("D/devserver/pid"))
+			},
+		} {
+			for _, when := range []string{"", "restarted", "replaced"} {
+				t.Run(how+"/"+when, func(t *testing.T) {
+					m := mount(t, opts...)
+					openDir(t, m.Back("D"))
+					owner, other := agent(t), agent(t)
+					child := owner.Child("setsid")
+					owner.must("mkdir", m.At("D/devserver"))
+					owner.must("put", m.At("D/devserver/pid"), "x", "wronly,creat")
+					use(m, owner, child)
+					switch when {
+					case "restarted":
+						m.restart(nil, opts...)
+					case "replaced":
+						m.replace()
+					}
+					owner.Kill()
+					m.awaitFree("D")
+					if _, err := os.Lstat(m.Back("D/devserver")); !os.IsNotExist(err) {
+						t.Errorf("the lock directory afterwards: %v, want nothing there", err)
+					}
+					m.awaitFree("D/devserver")
+					m.wantOrphan("D/devserver", false)
+					other.must("mkdir", m.At("D/devserver"))
+					m.wantOwner("D", other.Pid)
+					if s := m.Ctl("check"); s != "ok" {
+						t.Errorf("the tables: %s", s)
+					}
+				})
+			}
+		}
+	})
+}
