@@ -221,10 +221,6 @@ func (s *Server) warn(format string, args ...any) {
 
 // openStore takes the directory for this daemon (M1) and reads the state.
 func (s *Server) openStore(o *Options, root int) error {
-	var st unix.Statx_t
-	if err := statAt(root, "", &st); err != nil {
-		return err
-	}
 	dir := o.StateDir
 	if dir == "" {
 		var err error
@@ -232,21 +228,7 @@ func (s *Server) openStore(o *Options, root int) error {
 			return err
 		}
 	}
-	key := fmt.Sprintf("%x-%x-%x", st.Dev_major, st.Dev_minor, st.Ino)
-	store, err := filestore.Open(dir, key)
-	var held *filestore.HeldError
-	// The backing is this daemon's by now: who still has its state is ending,
-	// and lets go of one after the other.
-	for end := time.Now().Add(endTime); errors.As(err, &held) && time.Now().Before(end); {
-		time.Sleep(5 * time.Millisecond)
-		store, err = filestore.Open(dir, key)
-	}
-	if errors.As(err, &held) {
-		return &ServedError{Dir: o.Dir, Pid: held.Pid}
-	}
-	if errors.Is(err, ErrNewerState) {
-		err = fmt.Errorf("%s.*: %w", filepath.Join(dir, key), err)
-	}
+	store, err := openState(dir, o.Dir, root)
 	if err != nil {
 		return err
 	}

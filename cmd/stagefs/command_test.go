@@ -105,6 +105,7 @@ func TestExitStatuses(t *testing.T) {
 		{&fs.OptionError{Option: "directory", Reason: "is empty"}, 64, `directory "": is empty`},
 		{&fs.ServedError{Dir: "/d", Pid: 17}, 75, "by process 17"},
 		{&fs.ServedError{Dir: "/d"}, 75, "another process"},
+		{&fs.CopyError{Dir: "/d", Other: "/e", Pid: 17}, 75, "of /e (pid 17), with the same UUID"},
 		{fs.ErrNotExist, 66, ""},
 		{fs.ErrNotDirectory, 66, ""},
 		{fs.ErrOnFuse, 66, ""},

@@ -75,6 +75,10 @@ func explain(err error) (status int, text string) {
 		}
 		return exitHeld, text
 	}
+	var twin *stagefs.CopyError
+	if errors.As(err, &twin) {
+		return exitHeld, oneLine(err) + "; name a state directory of its own with --state-dir, give it another UUID (such as with tune2fs -U random), or unmount that one"
+	}
 	for _, known := range []struct {
 		is     error
 		status int

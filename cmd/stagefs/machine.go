@@ -422,6 +422,13 @@ func checkDirectory(dir string) []finding {
 			all = append(all, finding{"passthrough", statusNote, err.Error(), ""})
 		}
 	}
+	if all[0].Status == statusOK {
+		if known, err := fs.KnownByUUID(real); err == nil && known {
+			all = append(all, finding{"identity", statusOK, "the state is found by the UUID of the file system", ""})
+		} else if err == nil {
+			all = append(all, finding{"identity", statusNote, "the kernel tells no UUID of this file system: the state is found by its device number, and lost when that is another after a boot", "Linux 6.9 or later, and a file system that has a UUID"})
+		}
+	}
 	if _, err := unix.Lgetxattr(real, "user.stagefs.doctor", nil); errors.Is(err, unix.EOPNOTSUPP) {
 		all = append(all, finding{"attributes", statusNote, "the file system has no extended attributes; nor will the mount, but for its own", ""})
 	}

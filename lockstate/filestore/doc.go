@@ -8,6 +8,7 @@
 // makes from the identity of the backing, and these files:
 //
 //	KEY.lock       flock(2)ed by the daemon that serves the backing (M1); holds its pid
+//	KEY.place      where the backing was then, see [Options]
 //	KEY.tokens     the mark: no token above it was ever given out
 //	KEY.locks.N    the locks when generation N began
 //	KEY.journal.N  what has changed since

@@ -25,7 +25,8 @@ var ErrNewer = errors.New("the state was written by a newer version")
 
 // A HeldError says that another process serves the backing.
 type HeldError struct {
-	Pid int // 0: that process has not said
+	Pid   int    // 0: that process has not said
+	Place string // see Options
 }
 
 func (e *HeldError) Error() string {
@@ -59,9 +60,28 @@ type Store struct {
 
 var _ lockstate.Store = (*Store)(nil)
 
+// Options say which state is opened. Key is required.
+type Options struct {
+	Key string
+	// Older are keys that a backing without state under Key may have had. The
+	// first state that is found under one of them is its own from now on.
+	Older []string
+	// Place is a line of text that tells where the backing is now. Confirm is
+	// given that of whoever had the state before, if there is one, and may
+	// refuse the state: then nothing is changed. nil: it never does.
+	Place   string
+	Confirm func(last string) error
+}
+
 // Open takes the state of the backing with the given key below stateDir, which
 // it makes if necessary. If another process has it, the error is a *[HeldError].
 func Open(stateDir, key string) (*Store, error) {
+	return OpenWith(stateDir, Options{Key: key})
+}
+
+// OpenWith is [Open] with options.
+func OpenWith(stateDir string, o Options) (*Store, error) {
+	key := o.Key
 	if key == "" || strings.ContainsAny(key, "/\x00") || key[0] == '.' {
 		return nil, fmt.Errorf("bad key %q for a backing", key)
 	}
@@ -77,7 +97,7 @@ func Open(stateDir, key string) (*Store, error) {
 		return nil, err
 	}
 	s.path = filepath.Join(stateDir, key)
-	if err := s.open(); err != nil {
+	if err := s.open(o); err != nil {
 		s.abandon()
 		return nil, err
 	}
@@ -103,7 +123,7 @@ func (s *Store) abandon() {
 	s.self.Close()
 }
 
-func (s *Store) open() error {
+func (s *Store) open(o Options) error {
 	odd, err := s.setAsideOdd()
 	if err != nil {
 		return err
@@ -111,6 +131,13 @@ func (s *Store) open() error {
 	name := s.key + ".lock"
 	_, err = s.dir.Lstat(name)
 	fresh := errors.Is(err, os.ErrNotExist) && !odd
+	if fresh {
+		found, err := s.takeOver(o.Older)
+		if err != nil {
+			return err
+		}
+		fresh = !found
+	}
 
 	s.guard, err = s.dir.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -118,9 +145,17 @@ func (s *Store) open() error {
 	}
 	switch err := unix.Flock(int(s.guard.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 	case err == unix.EWOULDBLOCK:
-		return &HeldError{Pid: s.holder()}
+		return &HeldError{Pid: s.holder(), Place: s.place()}
 	case err != nil:
 		return fmt.Errorf("locking the state: %w", os.NewSyscallError("flock", err))
+	}
+	if last := s.place(); last != "" && o.Confirm != nil {
+		if err := o.Confirm(last); err != nil {
+			return err
+		}
+	}
+	if err := s.setPlace(o.Place); err != nil {
+		s.warn("%v; a copy of the backing may be taken for it", err)
 	}
 	old, _ := s.dir.ReadFile(name)
 	s.crashed = odd || len(bytes.TrimSpace(old)) > 0

@@ -1,0 +1,238 @@
+package fs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/filestore"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// The state of a backing is found by what the backing is (S1), not by where: its
+// file system's UUID, its inode number and its birth time. Device numbers change
+// with the order in which a machine finds its disks.
+
+// stateKeys returns under which names the state of a backing may be. The first
+// is its own; a daemon that did not know that, or a kernel that could not tell,
+// left it under one of the others.
+func stateKeys(root int) ([]string, error) {
+	var st unix.Statx_t
+	if err := statAt(root, "", &st); err != nil {
+		return nil, err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(root, &fs); err != nil {
+		return nil, err
+	}
+	keys := []string{fmt.Sprintf("%x-%x-%x", st.Dev_major, st.Dev_minor, st.Ino)}
+	birth := identityOf(&st).birth
+	if birth == 0 || fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
+		// A directory of an overlay is born again when it is first changed.
+		return keys, nil
+	}
+	more := func(key string) { keys = append([]string{fmt.Sprintf("%s-%x-%x", key, st.Ino, birth)}, keys...) }
+	more(fmt.Sprintf("%x-%x", st.Dev_major, st.Dev_minor))
+	switch uuid := fsUUID(root); {
+	case uuid == "":
+	case fs.Type == unix.BTRFS_SUPER_MAGIC:
+		// A snapshot has the inodes of its subvolume, and their birth times.
+		// What statfs(2) tells is made of the UUID and the subvolume's number.
+		more(fmt.Sprintf("%s-%08x%08x", uuid, uint32(fs.Fsid.Val[0]), uint32(fs.Fsid.Val[1])))
+	default:
+		more(uuid)
+	}
+	return keys, nil
+}
+
+// fsUUID returns the UUID of the file system that a descriptor is on, as
+// hexadecimal digits, or "" where it has none or the kernel cannot tell.
+func fsUUID(fd int) string {
+	const getFSUUID = 0x80111500 // FS_IOC_GETFSUUID, Linux 6.9
+	var uuid struct {
+		len  uint8
+		uuid [16]byte
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), getFSUUID, uintptr(unsafe.Pointer(&uuid))); errno != 0 {
+		return ""
+	}
+	id := uuid.uuid[:min(int(uuid.len), len(uuid.uuid))]
+	if strings.Trim(string(id), "\x00") == "" {
+		return ""
+	}
+	return fmt.Sprintf("%x", id)
+}
+
+// KnownByUUID reports whether the state of a backing is found by its file
+// system's UUID.
+func KnownByUUID(dir string) (bool, error) {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false, &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	defer unix.Close(fd)
+	keys, err := stateKeys(fd)
+	return len(keys) > 2, err
+}
+
+// A CopyError says that the state belongs to another file system with the same
+// UUID: one of the two is a copy of the other.
+type CopyError struct {
+	Dir   string
+	Other string // the static directory whose state it is
+	Pid   int    // of the daemon that serves that; 0: none
+}
+
+func (e *CopyError) Error() string {
+	served := ""
+	if e.Pid != 0 {
+		served = fmt.Sprintf(" (pid %d)", e.Pid)
+	}
+	return fmt.Sprintf("%s is on a copy of the file system of %s%s, with the same UUID, and the state belongs to that one", e.Dir, e.Other, served)
+}
+
+// A statePlace is where a backing was served last.
+type statePlace struct {
+	boot, dev string
+	path      string
+}
+
+func (p statePlace) String() string { return p.boot + " " + p.dev + " " + p.path }
+
+func parsePlace(text string) (p statePlace, ok bool) {
+	f := strings.SplitN(text, " ", 3)
+	if len(f) < 3 {
+		return p, false
+	}
+	return statePlace{f[0], f[1], f[2]}, true
+}
+
+// placeOfState returns where a backing is served now.
+func placeOfState(root int, dir string) (statePlace, error) {
+	where, err := world()
+	if err != nil {
+		return statePlace{}, err
+	}
+	var st unix.Statx_t
+	if err := statAt(root, "", &st); err != nil {
+		return statePlace{}, err
+	}
+	path, err := absoluteOf(dir)
+	if err != nil {
+		return statePlace{}, err
+	}
+	return statePlace{bootOf(where), fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor), path}, nil
+}
+
+// same reports whether the backing at p is surely the one that was at q. Within
+// a boot the device number tells, and from one to the next the path.
+func (p statePlace) same(q statePlace) bool {
+	if p.boot == q.boot {
+		return p.dev == q.dev
+	}
+	return p.path == q.path
+}
+
+// confirm refuses the state of a backing that was served at another place, while
+// a file system is mounted that might be the one there.
+func (p statePlace) confirm(uuid, last string) error {
+	q, ok := parsePlace(last)
+	if !ok || p.same(q) || !twinMounted(uuid, p, q) {
+		return nil
+	}
+	return &CopyError{Dir: p.path, Other: q.path}
+}
+
+// twinMounted reports whether another file system with the same UUID is mounted,
+// which was perhaps served at q.
+func twinMounted(uuid string, p, q statePlace) bool {
+	mounts, err := ReadMounts()
+	if uuid == "" || err != nil {
+		return false
+	}
+	fstype := ""
+	for _, m := range mounts {
+		if m.Dev == p.dev {
+			fstype = m.FSType
+		}
+	}
+	if fstype == "btrfs" {
+		return false // its subvolumes look like that, and have keys of their own
+	}
+	for i, m := range mounts {
+		if m.FSType != fstype || m.Dev == p.dev {
+			continue
+		}
+		covered := false
+		for j, c := range mounts {
+			// Nothing on FUSE is touched: its daemon may be dead, or wait for
+			// this one.
+			covered = covered || strings.HasPrefix(c.FSType, "fuse") && within(m.Path, c.Path) || j > i && c.Path == m.Path
+		}
+		switch {
+		case covered && (m.Dev != q.dev || p.boot != q.boot):
+		case covered, uuidAt(m) == uuid:
+			return true
+		}
+	}
+	return false
+}
+
+// uuidAt returns the UUID of a mounted file system, or "" if it cannot be
+// reached.
+func uuidAt(m MountEntry) string {
+	uuid, _ := procid.Within(time.Second, func() string {
+		fd, err := unix.Open(m.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return ""
+		}
+		defer unix.Close(fd)
+		var st unix.Statx_t
+		if statAt(fd, "", &st) != nil || fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor) != m.Dev {
+			return ""
+		}
+		return fsUUID(fd)
+	})
+	return uuid
+}
+
+// openState opens the state of a backing in a state directory.
+func openState(stateDir, dir string, root int) (*filestore.Store, error) {
+	keys, err := stateKeys(root)
+	if err != nil {
+		return nil, err
+	}
+	here, err := placeOfState(root, dir)
+	if err != nil {
+		return nil, err
+	}
+	uuid := fsUUID(root)
+	o := filestore.Options{
+		Key: keys[0], Older: keys[1:], Place: here.String(),
+		Confirm: func(last string) error { return here.confirm(uuid, last) },
+	}
+	for end := time.Now().Add(endTime); ; time.Sleep(5 * time.Millisecond) {
+		store, err := filestore.OpenWith(stateDir, o)
+		var held *filestore.HeldError
+		if errors.Is(err, ErrNewerState) {
+			err = fmt.Errorf("%s.*: %w", filepath.Join(stateDir, keys[0]), err)
+		}
+		if !errors.As(err, &held) {
+			return store, err
+		}
+		if there, ok := parsePlace(held.Place); ok && there.boot == here.boot && there.dev != here.dev {
+			return nil, &CopyError{Dir: dir, Other: there.path, Pid: held.Pid}
+		}
+		// The backing is this daemon's by now: who still has its state is
+		// ending, and lets go of one after the other.
+		if time.Now().After(end) {
+			return nil, &ServedError{Dir: dir, Pid: held.Pid}
+		}
+	}
+}

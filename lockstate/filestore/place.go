@@ -1,0 +1,91 @@
+package filestore
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A backing is known by its key. That may change, and a copy of the backing may
+// have the same.
+
+// takeOver makes the state under the first of some keys that has one this
+// store's. The lock file comes last: until then the next daemon does the rest.
+func (s *Store) takeOver(keys []string) (found bool, err error) {
+	for _, key := range keys {
+		guard, err := s.dir.OpenFile(key+".lock", os.O_RDWR, 0)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return false, fmt.Errorf("locking the state: %w", err)
+		}
+		defer guard.Close()
+		if info, err := guard.Stat(); err != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		switch err := unix.Flock(int(guard.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+		case err == unix.EWOULDBLOCK:
+			return false, &HeldError{}
+		case err != nil:
+			return false, fmt.Errorf("locking the state: %w", os.NewSyscallError("flock", err))
+		}
+		if err := s.rename(key); err != nil {
+			return false, fmt.Errorf("taking over the state of %s: %w", key, err)
+		}
+		return true, nil
+	}
+	return false, nil
+}
+
+// rename gives the files under another key this store's.
+func (s *Store) rename(key string) error {
+	entries, err := fs.ReadDir(s.dir.FS(), ".")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		rest, ok := strings.CutPrefix(e.Name(), key+".")
+		if !ok || rest == "lock" || !e.Type().IsRegular() {
+			continue
+		}
+		if err := s.dir.Rename(e.Name(), s.key+"."+rest); err != nil {
+			return err
+		}
+	}
+	if err := s.syncDir(); err != nil {
+		return err
+	}
+	if err := s.dir.Rename(key+".lock", s.key+".lock"); err != nil {
+		return err
+	}
+	return s.syncDir()
+}
+
+// place returns what was last set with setPlace, or "".
+func (s *Store) place() string {
+	text, _ := s.dir.ReadFile(s.key + ".place")
+	line, _, whole := strings.Cut(string(text), "\n")
+	if !whole {
+		return ""
+	}
+	return line
+}
+
+// setPlace keeps a line of text beside the state.
+func (s *Store) setPlace(line string) error {
+	if line == "" || line == s.place() {
+		return nil
+	}
+	if strings.Contains(line, "\n") {
+		line = "" // no place is better than a wrong one
+	}
+	if err := s.overwriteSynced(s.key+".place", []byte(line+"\n")); err != nil {
+		return fmt.Errorf("writing where the backing is: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,215 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// detach takes the file system away, and its loop device with it; attach mounts
+// it again, on the next device that is free.
+func (i *image) detach() {
+	i.t.Helper()
+	mustDo(i.t, unix.Unmount(i.Dir, 0))
+}
+
+func (i *image) attach() {
+	i.t.Helper()
+	if r := run(i.t, "mount", "-o", "loop", i.file, i.Dir); r.Status != 0 {
+		i.t.Fatal(r)
+	}
+}
+
+// copy makes a copy of a detached image.
+func (i *image) copy() *image {
+	i.t.Helper()
+	base := tempDir(i.t)
+	c := &image{t: i.t, file: filepath.Join(base, "image"), Dir: filepath.Join(base, "fs")}
+	mustDo(i.t, copyFile(i.file, c.file, 0o600))
+	mustDo(i.t, os.Mkdir(c.Dir, 0o755))
+	i.t.Cleanup(func() { unix.Unmount(c.Dir, unix.MNT_DETACH) })
+	return c
+}
+
+func deviceOf(t *testing.T, path string) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	mustDo(t, unix.Stat(path, &st))
+	return st.Dev
+}
+
+// needUUID skips where the kernel cannot tell a file system's UUID.
+func needUUID(t *testing.T, dir string) {
+	t.Helper()
+	f, err := os.Open(dir)
+	mustDo(t, err)
+	defer f.Close()
+	var uuid [17]byte
+	const getFSUUID = 0x80111500 // FS_IOC_GETFSUUID
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), getFSUUID, uintptr(unsafe.Pointer(&uuid))); errno != 0 {
+		t.Skipf("no UUID can be had here: %v", errno)
+	}
+}
+
+// TestFaultDeviceNumber: a file system that has another device number keeps its
+// locks, leases and tokens, and one that has its former number gets none of them.
+func TestFaultDeviceNumber(t *testing.T) {
+	disk := newImage(t, 8)
+	dir := disk.static()
+	m := newMount(t, dir, filepath.Join(tempDir(t), "mnt"))
+	m.start(nil)
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	mustDo(t, os.Mkdir(m.At("L"), 0o755))
+	if s := m.Ctl("release L"); s != "ok" {
+		t.Fatal(s)
+	}
+	if r := run(t, stagefsBin(), "acquire", "--client", "c", "--ttl", "600s", m.At("L")); r.Status != 0 {
+		t.Fatal(r)
+	}
+	before, device := m.Locks(), deviceOf(t, dir)
+	m.stop()
+	disk.detach()
+	other := newImage(t, 8) // on the number that has become free
+	disk.attach()
+	if deviceOf(t, dir) == device || deviceOf(t, other.Dir) != device {
+		t.Skip("the devices did not change places")
+	}
+	needUUID(t, dir)
+	if r := run(t, stagefsBin(), "doctor", dir); !strings.Contains(r.Out, "by the UUID") {
+		t.Errorf("doctor: %v", r)
+	}
+	m.start(nil)
+	m.awaitReady()
+	after := m.Locks()
+	if len(after) != 2 || after["D"].Token != before["D"].Token || after["D"].Pid != a.Pid || after["L"].Client != "c" || after["L"].Token != before["L"].Token {
+		t.Errorf("locks %+v, want %+v", after, before)
+	}
+	a.must("mkdir", m.At("E"))
+	if token := m.Locks()["E"].Token; token <= before["L"].Token {
+		t.Errorf("token %d after %d", token, before["L"].Token)
+	}
+
+	n := newMount(t, other.static(), filepath.Join(tempDir(t), "mnt"))
+	n.State = m.State
+	mustDo(t, os.Mkdir(filepath.Join(n.Dir, "D"), 0o777))
+	mustDo(t, os.Chmod(filepath.Join(n.Dir, "D"), 0o777))
+	mustDo(t, os.Mkdir(filepath.Join(n.Dir, "L"), 0o777))
+	n.start(nil)
+	t.Cleanup(n.stop)
+	n.awaitReady()
+	if got := n.Locks(); len(got) != 0 {
+		t.Errorf("another file system has the locks %+v", got)
+	}
+	stranger(t).must("creat", n.At("D", "x"), "wronly,creat")
+}
+
+// TestFaultOlderState: what an earlier stagefs has left under the device number
+// is taken over.
+func TestFaultOlderState(t *testing.T) {
+	m := mountOver(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	before := m.Locks()["D"]
+	var st unix.Stat_t
+	back, err := os.Open(m.State)
+	mustDo(t, err)
+	defer back.Close()
+	var older string
+	m.restart(func() {
+		mustDo(t, unix.Unmount(m.Path, unix.MNT_DETACH))
+		mustDo(t, unix.Stat(m.Dir, &st))
+		older = fmt.Sprintf("%x-%x-%x", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+		names, err := back.Readdirnames(0)
+		mustDo(t, err)
+		for _, name := range names {
+			_, rest, _ := strings.Cut(name, ".")
+			if rest == "place" {
+				mustDo(t, os.Remove(filepath.Join(m.State, name)))
+				continue
+			}
+			mustDo(t, os.Rename(filepath.Join(m.State, name), filepath.Join(m.State, older+"."+rest)))
+		}
+	})
+	for range 2 {
+		if row := m.Locks()["D"]; row.Token != before.Token || row.Pid != a.Pid {
+			t.Errorf("D: %+v, want %+v", row, before)
+		}
+		m.restart(nil)
+	}
+	a.must("mkdir", m.At("E"))
+	if token := m.Locks()["E"].Token; token <= before.Token {
+		t.Errorf("token %d after %d", token, before.Token)
+	}
+}
+
+// TestFaultCopy: of two copies of a file system that are mounted at a time, the
+// second is refused the state of the first, also while nobody serves that, and
+// says why.
+func TestFaultCopy(t *testing.T) {
+	disk := newImage(t, 8)
+	dir := disk.static()
+	disk.detach()
+	twin := disk.copy()
+	disk.attach()
+	twin.attach()
+	needUUID(t, dir)
+	m := newMount(t, dir, filepath.Join(tempDir(t), "mnt"))
+	m.start(nil)
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	mustDo(t, os.Mkdir(m.At("L"), 0o755))
+	if s := m.Ctl("release L"); s != "ok" {
+		t.Fatal(s)
+	}
+	if r := run(t, stagefsBin(), "acquire", "--client", "c", "--ttl", "600s", m.At("L")); r.Status != 0 {
+		t.Fatal(r)
+	}
+	before := m.Locks()
+	copied := filepath.Join(twin.Dir, "static")
+	mustDo(t, os.Mkdir(filepath.Join(copied, "D"), 0o777))
+	mustDo(t, os.Mkdir(filepath.Join(copied, "L"), 0o777))
+	refused := func(what string) {
+		t.Helper()
+		r := run(t, "timeout", "8", stagefsBin(), "mount", "--state-dir", m.State, copied)
+		if r.Status != 75 || !strings.Contains(r.Err, "is on a copy of the file system of "+dir) || !strings.Contains(r.Err, "--state-dir") {
+			t.Fatalf("the copy, %s: %v", what, r)
+		}
+	}
+	refused("while the other is served")
+	m.kill()
+	refused("while the other's daemon is dead")
+	m.start(nil)
+	m.awaitReady()
+	for name, row := range m.Locks() {
+		if row.Token != before[name].Token {
+			t.Errorf("%s: %+v, want %+v", name, row, before[name])
+		}
+	}
+	m.stop()
+	refused("while the other is mounted")
+
+	n := newMount(t, copied, copied)
+	n.start(nil)
+	t.Cleanup(n.stop)
+	n.awaitReady()
+	if got := n.Locks(); len(got) != 0 {
+		t.Errorf("with a state of its own, the copy has the locks %+v", got)
+	}
+	m.start(nil)
+	m.awaitReady()
+	if got := m.Locks(); len(got) != 2 || got["L"].Token != before["L"].Token {
+		t.Errorf("locks %+v, want %+v", got, before)
+	}
+}
