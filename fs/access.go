@@ -21,17 +21,36 @@ func (fs *FS) mayCreateIn(h *fuse.InHeader, dir string) error {
 	return fs.withRightsOf(h, func() error { return fs.reach(dir) })
 }
 
+// rights are by what the backing decides what somebody may do.
+type rights struct {
+	UID, GID uint32
+	Groups   []uint32
+}
+
+// rightsOf returns those of the caller.
+func (fs *FS) rightsOf(h *fuse.InHeader) (x rights, err error) {
+	x = rights{UID: h.Uid, GID: h.Gid}
+	if h.Uid != 0 && fs.privileged {
+		x.Groups, err = groupsOf(h.Pid)
+	}
+	return x, err
+}
+
 // withRightsOf calls do on a thread that has the caller's rights, and no more.
 func (fs *FS) withRightsOf(h *fuse.InHeader, do func() error) error {
-	if h.Uid == 0 || !fs.privileged && h.Uid == fs.uid {
+	x, err := fs.rightsOf(h)
+	if err != nil {
+		return err
+	}
+	return fs.withRights(&x, do)
+}
+
+func (fs *FS) withRights(x *rights, do func() error) error {
+	if x.UID == 0 || !fs.privileged && x.UID == fs.uid {
 		return do()
 	}
 	if !fs.privileged {
 		return unix.EACCES // an ordinary user's daemon cannot ask for another
-	}
-	groups, err := groupsOf(h.Pid)
-	if err != nil {
-		return err
 	}
 	answer := make(chan error)
 	go func() {
@@ -39,16 +58,16 @@ func (fs *FS) withRightsOf(h *fuse.InHeader, do func() error) error {
 		// with the goroutine.
 		runtime.LockOSThread()
 		var first unsafe.Pointer
-		if len(groups) > 0 {
-			first = unsafe.Pointer(&groups[0])
+		if len(x.Groups) > 0 {
+			first = unsafe.Pointer(&x.Groups[0])
 		}
 		// The raw call concerns this thread alone.
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(first), 0); errno != 0 {
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(x.Groups)), uintptr(first), 0); errno != 0 {
 			answer <- errno
 			return
 		}
-		setFSID(unix.SYS_SETFSGID, h.Gid)
-		setFSID(unix.SYS_SETFSUID, h.Uid) // which takes the capabilities to pass checks away
+		setFSID(unix.SYS_SETFSGID, x.GID)
+		setFSID(unix.SYS_SETFSUID, x.UID) // which takes the capabilities to pass checks away
 		answer <- do()
 	}()
 	return <-answer

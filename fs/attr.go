@@ -180,10 +180,13 @@ func (fs *FS) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 	}
 	var st unix.Statx_t
 	if err := fs.stat(n, h, &st); err != nil {
+		if fs.nodes.get(in.NodeId) != n {
+			return fs.GetAttr(cancel, in, out) // it was private a moment ago
+		}
 		return statusOf(err)
 	}
 	fillAttr(&out.Attr, &st)
-	if !fs.disguise(&in.InHeader, n, &out.Attr) {
+	if !fs.disguise(&in.InHeader, n, &out.Attr) && in.NodeId == n.id {
 		out.SetTimeout(n.attrsValidFor())
 	}
 	return fuse.OK
@@ -215,6 +218,9 @@ func (r *request) coveringAlone(n *node) (lockstate.Change, error) {
 }
 
 func (r *request) coveringNow(n *node) (lockstate.Change, error) {
+	if n.candidate() != nil && r.fs.nodes.get(n.id) != n {
+		return lockstate.Change{}, unix.ESTALE // it was private a moment ago, and stands for another one now
+	}
 	found, err := r.fs.findAliases(r, n)
 	dirs, _ := n.covering()
 	return lockstate.Change{Dirs: append(dirs, found...)}, err
@@ -286,7 +292,7 @@ func (fs *FS) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut
 	}
 	var a fuse.Attr
 	fillAttr(&a, &st)
-	if !fs.disguise(&in.InHeader, n, &a) {
+	if !fs.disguise(&in.InHeader, n, &a) && in.NodeId == n.id {
 		out.SetTimeout(n.attrsValidFor())
 	}
 	x := &out.Statx

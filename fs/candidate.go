@@ -33,16 +33,14 @@ type candidate struct {
 	won atomic.Bool // it is an ordinary file now, or was from the start
 
 	// Protected by mu, for private ones.
-	mu    sync.Mutex
-	opens int               // handles
-	fd    int               // their file, if they were open when it won; else -1
-	lock  *lockstate.Handle // of fd
-	data  []byte
-	mode  uint32
-	uid   uint32
-	gid   uint32
-	atime time.Time
-	mtime time.Time
+	mu      sync.Mutex
+	handles []*handle // that are open on it
+	data    []byte
+	mode    uint32
+	uid     uint32
+	gid     uint32
+	atime   time.Time
+	mtime   time.Time
 }
 
 const (
@@ -186,7 +184,7 @@ func (fs *FS) announceCandidate(r *request) (record uint64) {
 
 // noteCandidate registers the file, once made.
 func (fs *FS) noteCandidate(r *request, h *handle, key identity, record uint64) {
-	c := &candidate{fs: fs, parent: r.parent, name: r.name, owner: r.process(), key: key, fd: -1, record: record}
+	c := &candidate{fs: fs, parent: r.parent, name: r.name, owner: r.process(), key: key, record: record}
 	h.candidate.Store(fs.registerCandidate(c))
 }
 

@@ -132,7 +132,7 @@ func (fs *FS) restoreCandidate(rec candRecord) error {
 		return fs.discard(name, func() (string, bool) { return dir, true })
 	}
 	return fs.nodeAt(dir, func(parent *node) {
-		fs.registerCandidate(&candidate{fs: fs, parent: parent, name: name, owner: owner, key: key, fd: -1})
+		fs.registerCandidate(&candidate{fs: fs, parent: parent, name: name, owner: owner, key: key})
 	})
 }
 

@@ -45,6 +45,7 @@ type carried struct {
 
 	NextNode, NextHandle uint64
 	Nodes                []byte // see carrynode.go
+	Settled              map[uint64]uint64
 	Files                []carriedFile
 	Handles              []carriedHandle
 	Candidates           []carriedCandidate
@@ -153,7 +154,7 @@ func (s *Server) carry(t *transport.State) (c *carried, fds []int, err error) {
 	cands := fs.collectCandidates()
 	c.carryNodes(fs, cands, &fds)
 	c.carryHandles(fs, cands, &fds)
-	c.carryCandidates(fs, cands, &fds)
+	c.carryCandidates(fs, cands)
 	c.carryOrphans(fs)
 	c.Denials, c.Denied = fs.denials.carry()
 	c.Control = fs.control.carry()

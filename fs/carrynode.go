@@ -56,6 +56,10 @@ func (c *carried) carryNodes(fs *FS, cands *candidateList, fds *[]int) {
 		}
 	})
 	c.Nodes = b
+	c.Settled = make(map[uint64]uint64)
+	for id, at := range t.settled {
+		c.Settled[id] = at.id
+	}
 }
 
 var errNodes = errors.New("what the daemon before has written down of the nodes makes no sense")
@@ -73,7 +77,7 @@ type takenLink struct {
 }
 
 // takeUpNodes makes the nodes again.
-func (fs *FS) takeUpNodes(b []byte, next uint64, cands []*candidate) error {
+func (fs *FS) takeUpNodes(b []byte, next uint64, settled map[uint64]uint64, cands []*candidate) error {
 	var all []takenNode
 	for len(b) > 0 {
 		x, rest, err := fs.readNode(b)
@@ -113,6 +117,13 @@ func (fs *FS) takeUpNodes(b []byte, next uint64, cands []*candidate) error {
 			}
 			x.n.linkLocked(p, l.name)
 		}
+	}
+	for id, to := range settled {
+		at := t.byID.get(to)
+		if at == nil || t.byID.get(id) == nil {
+			return errNodes
+		}
+		t.standLocked(id, at)
 	}
 	t.heap.sized(t.byID.n)
 	return nil

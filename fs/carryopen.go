@@ -33,6 +33,8 @@ type carriedHandle struct {
 	Candidate bool
 	Opener    *carriedProc
 	Private   int // index of a candidate; -1: none
+	Rights    *rights
+	As        uint64
 }
 
 func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
@@ -43,6 +45,7 @@ func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
 		x := carriedHandle{
 			ID: id, Node: h.node.id, FD: h.fd, Flags: h.flags, Mode: h.mode, Fresh: h.fresh, Flushed: h.flushed.Load(),
 			Released: h.released.Load(), Candidate: h.candidate.Load(), Opener: carryProc(h.opener), Private: cands.index(h.cand),
+			Rights: h.rights, As: h.as,
 		}
 		if h.lock != nil {
 			l := h.lock.Carry()
@@ -90,12 +93,15 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 		if n == nil || x.Private >= len(cands) {
 			return fmt.Errorf("%w: a handle of node %d", errNodes, x.Node)
 		}
-		h := &handle{id: x.ID, fd: x.FD, node: n, flags: x.Flags, mode: x.Mode, fresh: x.Fresh, opener: fs.procAgain(x.Opener)}
+		h := &handle{
+			id: x.ID, fd: x.FD, node: n, flags: x.Flags, mode: x.Mode, fresh: x.Fresh, opener: fs.procAgain(x.Opener), rights: x.Rights, as: x.As,
+		}
 		h.flushed.Store(x.Flushed)
 		h.released.Store(x.Released)
 		h.candidate.Store(x.Candidate)
 		if x.Private >= 0 {
 			h.cand = cands[x.Private]
+			h.cand.handles = append(h.cand.handles, h)
 		}
 		if x.Lock != nil {
 			h.lock = fs.takeUpLock(n, *x.Lock)
@@ -178,9 +184,7 @@ type carriedCandidate struct {
 	LockFile   bool
 	Won        bool
 	Registered bool
-	Opens, FD  int
 	Node       uint64 // 0: an ordinary file
-	Lock       *lockstate.CarriedHandle
 	Data       []byte
 	Mode       uint32
 	UID, GID   uint32
@@ -233,13 +237,13 @@ func (fs *FS) collectCandidates() *candidateList {
 	return l
 }
 
-func (c *carried) carryCandidates(fs *FS, cands *candidateList, fds *[]int) {
+func (c *carried) carryCandidates(fs *FS, cands *candidateList) {
 	for _, o := range cands.all {
 		o.mu.Lock()
 		x := carriedCandidate{
 			Name: o.name, Owner: carryProc(o.owner), LockFile: o.lockFile, Won: o.won.Load(),
 			Key: [3]uint64{uint64(o.key.dev), o.key.ino, uint64(o.key.birth)}, Registered: cands.registered[o],
-			Opens: o.opens, FD: o.fd, Data: o.data, Mode: o.mode, UID: o.uid, GID: o.gid, ATime: o.atime, MTime: o.mtime,
+			Data: o.data, Mode: o.mode, UID: o.uid, GID: o.gid, ATime: o.atime, MTime: o.mtime,
 		}
 		if fs.nodes.get(o.parent.id) == o.parent {
 			x.Parent = o.parent.id
@@ -247,14 +251,7 @@ func (c *carried) carryCandidates(fs *FS, cands *candidateList, fds *[]int) {
 		if o.node != nil && fs.nodes.get(o.node.id) == o.node {
 			x.Node = o.node.id
 		}
-		if o.lock != nil {
-			l := o.lock.Carry()
-			x.Lock = &l
-		}
 		o.mu.Unlock()
-		if x.FD >= 0 {
-			*fds = append(*fds, x.FD)
-		}
 		c.Candidates = append(c.Candidates, x)
 	}
 }
@@ -264,7 +261,7 @@ func (fs *FS) newCandidates(all []carriedCandidate) []*candidate {
 	cands := make([]*candidate, len(all))
 	for i, x := range all {
 		c := &candidate{
-			fs: fs, name: x.Name, owner: fs.procAgain(x.Owner), lockFile: x.LockFile, opens: x.Opens, fd: x.FD,
+			fs: fs, name: x.Name, owner: fs.procAgain(x.Owner), lockFile: x.LockFile,
 			key:  identity{dev: uint32(x.Key[0]), ino: x.Key[1], birth: int64(x.Key[2])},
 			data: x.Data, mode: x.Mode, uid: x.UID, gid: x.GID, atime: x.ATime, mtime: x.MTime,
 		}
@@ -284,11 +281,8 @@ func (fs *FS) takeUpCandidates(all []carriedCandidate, cands []*candidate) error
 		} else {
 			c.parent = fs.nodes.get(x.Parent)
 		}
-		if c.parent == nil || x.Node != 0 && c.node == nil || x.Lock != nil && c.node == nil {
+		if c.parent == nil || x.Node != 0 && c.node == nil {
 			return fmt.Errorf("%w: a candidate in node %d", errNodes, x.Parent)
-		}
-		if x.Lock != nil {
-			c.lock = fs.takeUpLock(c.node, *x.Lock)
 		}
 		if x.Registered && c.node == nil {
 			c.record = fs.cands.recordMade(c)

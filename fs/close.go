@@ -11,6 +11,7 @@ import (
 func (fs *FS) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if h := fs.handles.get(in.Fh, in.NodeId); h != nil {
 		h.flushed.Store(true)
+		in.NodeId = h.node.id // which the locks on the file go by
 		fs.closedCopy(in)
 	}
 	return fuse.OK
@@ -26,9 +27,10 @@ func (fs *FS) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	if h == nil {
 		return
 	}
+	in.NodeId = h.node.id
 	fs.closedLast(in)
 	if h.cand != nil {
-		h.cand.closed()
+		h.cand.closed(h)
 	}
 	h.released.Store(time.Now().UnixNano())
 	if h.isFile() {

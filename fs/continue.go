@@ -91,7 +91,7 @@ func (s *Server) takeUp(c *carried) error {
 	fs.pass.dev = c.PassDev
 	fs.linger.start(fs)
 	cands := fs.newCandidates(c.Candidates)
-	if err := fs.takeUpNodes(c.Nodes, c.NextNode, cands); err != nil {
+	if err := fs.takeUpNodes(c.Nodes, c.NextNode, c.Settled, cands); err != nil {
 		return err
 	}
 	if err := fs.takeUpRows(c); err != nil {
@@ -164,9 +164,6 @@ func carriedFDs(c *carried) []int {
 	}
 	for _, h := range c.Handles {
 		fds = append(fds, h.FD)
-	}
-	for _, o := range c.Candidates {
-		fds = append(fds, o.FD)
 	}
 	return fds
 }

@@ -158,18 +158,24 @@ func (m *making) covered(fs *FS) []*lockstate.Dir {
 // admitLock acquires the directory of a lock file that is about to be made; file
 // has its attributes then, if one is.
 func (fs *FS) admitLock(r *request, q lockstate.Request, file *unix.Statx_t) (finish func(made bool) bool, err error) {
+	_, finish, err = fs.grantLock(r, q, file)
+	return finish, err
+}
+
+// grantLock is admitLock that returns the grant, too: nil where the mount only
+// observes.
+func (fs *FS) grantLock(r *request, q lockstate.Request, file *unix.Statx_t) (g *lockstate.Grant, finish func(made bool) bool, err error) {
 	if r.forced {
-		return func(bool) bool { return true }, nil
+		return nil, func(bool) bool { return true }, nil
 	}
-	g, err := r.acquire(q)
-	if err != nil {
-		return nil, err
+	if g, err = r.acquire(q); err != nil {
+		return nil, nil, err
 	}
 	if err := fs.checkAliasWriters(r, q.Dir, g); err != nil {
 		g.Abort()
-		return nil, err
+		return nil, nil, err
 	}
-	return func(made bool) bool {
+	return g, func(made bool) bool {
 		if !made {
 			g.Abort()
 			return true

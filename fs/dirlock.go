@@ -129,23 +129,30 @@ func (d *dirLock) take(r *request) (status fuse.Status, held *lockstate.HeldErro
 // takeOnce tells in lost that its owner had the directory already by a lock which
 // ended at that very moment: that of a description whose RELEASE came late.
 func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lockstate.HeldError, conflict error) {
-	fs, node := d.fs, d.h.node.id
+	fs := d.fs
 	q := lockstate.Request{
-		Dir: d.at.parent.dir, Inode: d.at.parent.key().inode(), Kind: lockstate.Shared, Protocol: lockProtocol(d.want.Flock), File: d.at.name, Key: keyOf(node, &d.want), Opened: fs.seenAs(d.h),
+		Dir: d.at.parent.dir, Inode: d.at.parent.key().inode(), Kind: lockstate.Shared, Protocol: lockProtocol(d.want.Flock), File: d.at.name,
 	}
 	if d.want.Write {
 		q.Kind = lockstate.Explicit
 	}
 	status = fs.attempt(r, false, func() error {
 		conflict, held = nil, nil
-		finish, err := fs.admitLock(r, q, nil)
+		q.Key, q.Opened = keyOf(d.h.node.id, &d.want), fs.seenAs(d.h)
+		g, finish, err := fs.grantLock(r, q, nil)
 		if err != nil {
 			errors.As(err, &held)
 			return err
 		}
-		if d.h.cand.private() {
-			err = fs.settleLockFile(r, d.h.cand)
+		if d.h.cand != nil {
+			if err = fs.settleLockFile(d.h); err == nil {
+				d.h = fs.handles.get(d.in.Fh, d.in.NodeId) // open as long as the request lasts
+				if g != nil {
+					g.SetKey(keyOf(d.h.node.id, &d.want))
+				}
+			}
 		}
+		node := d.h.node.id
 		fs.lockMu.Lock()
 		defer fs.lockMu.Unlock()
 		if err == nil {

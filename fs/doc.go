@@ -46,7 +46,8 @@
 //	    beneath it, or the daemon has pinned it
 //	I2  a node number is never used twice
 //	I3  a node has at least one name, or a descriptor that stands for it, or
-//	    is private to one process; or it reaches nothing any more
+//	    is private to one process; or it stands for another node, or reaches
+//	    nothing any more
 //	I4  every descriptor that may change content is registered with the lock
 //	    table before it is opened and until after it is closed, and until
 //	    nothing is mapped writable through it any more

@@ -96,13 +96,12 @@ func (fs *FS) SetLkw(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
 }
 
 func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Status {
-	h := fs.handles.get(in.Fh, in.NodeId)
+	h, at, lockFile := fs.lockedBy(in)
 	if h == nil {
 		return fuse.EBADF
 	}
 	h.flushed.Store(false) // it is in use
 	want, node := lockOf(in), h.node.id
-	at, lockFile := fs.lockFileOf(h.node)
 	switch {
 	case in.Lk.Typ == unix.F_UNLCK:
 		fs.unlock(node, want)
@@ -204,7 +203,7 @@ func (fs *FS) settleLocked(node uint64, keys []fdKey) {
 			}
 		}
 	}
-	if fs.waits.any() && (fs.waits.on(node) || fs.isLockFile(node)) {
+	if fs.waits.any() && (fs.isLockFile(node) || fs.waits.on(fs.nodes, node)) {
 		fs.table.Ring()
 	}
 }

@@ -36,7 +36,11 @@ type handle struct {
 	// passes the gate each time.
 	opener *procid.Process
 
-	cand *candidate // for a private file, or one that was when it was opened
+	cand   *candidate // of a private file
+	rights *rights    // of who opened a private lock file
+	// as is what the kernel calls the file, if h was opened while that was
+	// private, or by the number of such a one (see nodeTable.settled).
+	as uint64
 }
 
 // openedBy returns who opened h, or nil if it was not noted: a file that is only
@@ -47,6 +51,9 @@ func (h *handle) openedBy() *procid.Process {
 	}
 	return h.opener
 }
+
+// beside reports whether the kernel calls the file otherwise than its node.
+func (h *handle) beside() bool { return h.as != 0 && h.as != h.node.id }
 
 // mapsWritable reports whether a shared mapping through h may change the file.
 func (h *handle) mapsWritable() bool { return h.flags&unix.O_ACCMODE == unix.O_RDWR }
@@ -77,7 +84,7 @@ const firstHandle = 1 << 10
 func (t *handleTable) get(id, node uint64) *handle {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	if h := t.byID[id]; h != nil && h.node.id == node {
+	if h := t.byID[id]; h != nil && (h.node.id == node || h.as == node && node != 0) {
 		return h
 	}
 	return nil
@@ -99,6 +106,19 @@ func (t *handleTable) add(h *handle) uint64 {
 		t.locked[h.lock] = h
 	}
 	return h.id
+}
+
+// replace puts h in the place of one that is open, and reports false if that is
+// not any more.
+func (t *handleTable) replace(old, h *handle) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.byID[old.id] != old {
+		return false
+	}
+	h.id = old.id
+	t.byID[h.id] = h
+	return true
 }
 
 // remove takes out a handle that was released. It stays known by its lock.

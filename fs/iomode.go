@@ -147,6 +147,8 @@ func (f *file) choose(fs *FS, h *handle, st *unix.Statx_t) (ioMode, error) {
 	// the daemon's to see to: fcntl(2) takes O_APPEND off a file that passes.
 	direct := h.opener != nil || h.lock.Revocable() || h.lock != nil && appendOnly(st)
 	switch {
+	case h.beside():
+		return ioDirect, nil // to the kernel it is another inode
 	case direct && f.passing > 0 && h.mapsWritable():
 		return 0, errMayMap
 	case direct && f.passing > 0:

@@ -33,8 +33,11 @@ type openFile struct {
 // seenAs returns what a file that is open is to those who have it open: device
 // and inode number.
 func (fs *FS) seenAs(h *handle) []lockstate.FileID {
-	if h.cand != nil { // the kernel may not have heard yet that it is a file of the backing
+	switch {
+	case h.cand != nil:
 		return []lockstate.FileID{{Dev: fs.mountDev, Ino: privateIno(h.node.id)}}
+	case h.as != 0: // the kernel may not have heard yet that it is a file of the backing
+		return []lockstate.FileID{{Dev: fs.mountDev, Ino: h.node.key().ino}, {Dev: fs.mountDev, Ino: privateIno(h.as)}}
 	}
 	return []lockstate.FileID{{Dev: fs.mountDev, Ino: h.node.key().ino}}
 }

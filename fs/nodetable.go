@@ -38,6 +38,10 @@ type nodeTable struct {
 	byKey nodeIndex
 	next  uint64
 	heap  heapTuner
+	// settled are the nodes that others stand for, which were private: the
+	// kernel goes on calling the file by the other's number, by which it is
+	// found here. They are pinned.
+	settled map[uint64]*node
 	// doomed are descriptors that are closed when mu is given back: with the
 	// last one of a removed file the backing gives its blocks back, and may
 	// take longer for that than all the rest takes together.
@@ -78,6 +82,11 @@ func (t *nodeTable) newRoot(id uint64, key identity, dir *lockstate.Dir, fd int)
 func (t *nodeTable) get(id uint64) *node {
 	t.mu.RLock()
 	n := t.byID.get(id)
+	if len(t.settled) > 0 {
+		if at := t.settled[id]; at != nil {
+			n = at
+		}
+	}
 	t.mu.RUnlock()
 	return n
 }
@@ -125,12 +134,9 @@ func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t, removals, a
 	key := identityOf(st)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if parent.more.Load().removals.Load() != removals {
-		return nil, false
-	}
 	n = t.byKey.get(key)
 	isNew := n == nil || n.kind != uint8(st.Mode>>12)
-	if (isNew || min(st.Nlink, 0xffff) < uint32(n.nlink)) && t.added.Load() != added && uint32(st.Mode)&unix.S_IFMT != unix.S_IFDIR {
+	if t.outdatedLocked(n, isNew, parent, st, removals, added) {
 		return nil, false
 	}
 	if isNew {
@@ -147,6 +153,14 @@ func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t, removals, a
 		told = n.tellHandlesLocked() // whoever may write to it, may do so here as well
 	}
 	return n, told
+}
+
+func (t *nodeTable) outdatedLocked(n *node, isNew bool, parent *node, st *unix.Statx_t, removals, added uint64) bool {
+	if parent.more.Load().removals.Load() != removals {
+		return true
+	}
+	fewer := isNew || min(st.Nlink, 0xffff) < uint32(n.nlink)
+	return fewer && t.added.Load() != added && uint32(st.Mode)&unix.S_IFMT != unix.S_IFDIR
 }
 
 // newLocked makes a node that is not in the table yet.
@@ -252,6 +266,12 @@ func (t *nodeTable) releaseLocked(n *node) {
 		l.parent.more.Load().kids--
 		t.releaseLocked(l.parent)
 	}
+	if at := t.settled[n.id]; at != nil {
+		delete(t.settled, n.id)
+		at.more.Load().pins--
+		at.tidyLocked()
+		t.releaseLocked(at)
+	}
 }
 
 // disown takes n's identity and names away: what the backing has there is
@@ -271,25 +291,57 @@ func (t *nodeTable) len() int {
 	return t.byID.n
 }
 
-// settle gives a node that was private its place in the backing. It takes over
-// fd, an O_PATH descriptor of it, or -1.
-func (t *nodeTable) settle(n *node, st *unix.Statx_t, links []link, fd int) {
+// settle gives a node that was private its place in the backing, and returns the
+// one that the file has from now on: n, or that by which the kernel knew it
+// already, for which n stands then. It returns nil when see does. The caller holds
+// FS.ns.
+func (t *nodeTable) settle(n *node, st *unix.Statx_t, parent *node, names []string, removals, added uint64) *node {
+	at, told := t.settleAt(n, st, parent, names, removals, added)
+	if told {
+		t.follow(at)
+	}
+	return at
+}
+
+func (t *nodeTable) settleAt(n *node, st *unix.Statx_t, parent *node, names []string, removals, added uint64) (at *node, told bool) {
 	t.mu.Lock()
-	defer t.unlock()
-	n.setKey(identityOf(st))
-	n.setNlinkLocked(st.Nlink)
-	if t.byKey.get(n.key()) == nil {
+	defer t.mu.Unlock()
+	at = t.byKey.get(identityOf(st))
+	isNew := at == nil || at.kind != n.kind
+	if t.outdatedLocked(at, isNew, parent, st, removals, added) {
+		return nil, false
+	}
+	if isNew {
+		n.setKey(identityOf(st))
 		t.byKey.put(n)
-	} else if fd >= 0 {
-		// Another node stands for the same file: it is the one that hears
-		// of changed names, so this one stands by a descriptor.
-		n.needLocked().fd = fd
-		fd = -1
+		at = n
+	} else {
+		t.standLocked(n.id, at)
 	}
-	if fd >= 0 {
-		t.doomed = append(t.doomed, fd)
+	at.setNlinkLocked(st.Nlink)
+	for _, name := range names {
+		if at.linkLocked(parent, name) {
+			told = at.tellHandlesLocked() || told
+		}
 	}
-	for _, l := range links {
-		n.linkLocked(l.parent, l.name)
+	return at, told
+}
+
+// settledAs returns the number of the node that a number leads to.
+func (t *nodeTable) settledAs(id uint64) uint64 {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if at := t.settled[id]; at != nil {
+		return at.id
 	}
+	return id
+}
+
+// standLocked has the node with a number stand for at.
+func (t *nodeTable) standLocked(id uint64, at *node) {
+	if t.settled == nil {
+		t.settled = make(map[uint64]*node)
+	}
+	t.settled[id] = at
+	at.needLocked().pins++
 }

@@ -173,12 +173,18 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	if n == nil {
 		return fuse.Status(unix.ESTALE)
 	}
-	if n.candidate().private() {
-		return n.candidate().open(fs, in, out)
+	if c := n.candidate(); c.private() {
+		if status, ok := c.open(in, out); ok {
+			return status
+		}
+		n = fs.nodes.get(in.NodeId)
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "open", node: n}
 	return fs.attempt(r, false, func() error {
 		h, flags := &handle{fd: -1}, in.Flags
+		if in.NodeId != n.id {
+			h.as = in.NodeId
+		}
 		if _, lockFile := fs.lockFileOf(n); lockFile {
 			var err error
 			if h.opener, err = r.must(); err != nil {
@@ -219,6 +225,9 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 			// A mapping changes times and blocks without a word. The
 			// kernel still has what it was told before there could be one.
 			fs.notifyAttr(n)
+		}
+		if err == nil && flags&unix.O_TRUNC != 0 {
+			fs.changedBeside(in.NodeId, n)
 		}
 		return err
 	})

@@ -37,7 +37,7 @@ func (fs *FS) createCandidate(r *request, in *fuse.CreateIn, out *fuse.CreateOut
 func (fs *FS) openPrivate(r *request, in *fuse.CreateIn, out *fuse.CreateOut, lockFile bool) bool {
 	now := time.Now()
 	c := &candidate{
-		fs: fs, parent: r.parent, name: r.name, owner: r.process(), opens: 1, fd: -1, lockFile: lockFile,
+		fs: fs, parent: r.parent, name: r.name, owner: r.process(), lockFile: lockFile,
 		mode: unix.S_IFREG | in.Mode&^in.Umask&0o7777, uid: in.Uid, gid: in.Gid, atime: now, mtime: now,
 	}
 	st := unix.Statx_t{Mode: uint16(c.mode), Nlink: 1}
@@ -46,15 +46,17 @@ func (fs *FS) openPrivate(r *request, in *fuse.CreateIn, out *fuse.CreateOut, lo
 		fs.nodes.forget(c.node.id, 1)
 		return false
 	}
-	out.EntryOut.NodeId = c.node.id
 	c.mu.Lock()
-	c.fillLocked(&out.EntryOut.Attr)
-	c.mu.Unlock()
-	h := &handle{fd: -1, node: c.node, cand: c}
-	if lockFile {
-		h.opener = c.owner
+	defer c.mu.Unlock()
+	h, err := c.addLocked(&in.InHeader, in.Flags)
+	if err != nil {
+		fs.cands.drop(c)
+		fs.nodes.forget(c.node.id, 1)
+		return false
 	}
-	out.OpenOut.Fh = fs.handles.add(h)
+	out.EntryOut.NodeId = c.node.id
+	c.fillLocked(&out.EntryOut.Attr)
+	out.OpenOut.Fh = h.id
 	out.OpenOut.OpenFlags = fuse.FOPEN_DIRECT_IO
 	return true
 }
@@ -103,55 +105,75 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 		record = fs.cands.record(fs.table.Path(c.parent.dir), c.name, c.owner.ID())
 		m.before = func() error { fs.cands.keep(); return nil } // with the lock's record, mostly
 	}
-	m.do = func(dir int) error { return c.writeOutLocked(r, dir, m.name, keep) }
+	names := []string{m.name}
+	if keep {
+		names = append(names, c.name)
+	}
+	// Nobody is to see the file before it is known what it is: so it is made
+	// alone. A crowd that has no chance need not wait for each other for that.
+	_, held := fs.table.Governing(m.parent.dir)
+	alone, again, fd := !held || r.proc != nil && fs.table.Holds(r.proc, m.parent.dir), false, -1
+	defer func() { drop(fd) }()
+	m.do = func(dir int) (err error) {
+		if again = !alone; again {
+			return unix.EAGAIN
+		}
+		drop(fd)
+		fd, err = c.writeOutLocked(r, dir, m.name, keep)
+		return err
+	}
+	var n *node
 	m.see = func(dir int) error {
-		if err := statAt(dir, m.name, &m.st); err != nil {
-			return err
+		for n = nil; n == nil; {
+			removals, added := fs.nodes.removalsOf(m.parent), fs.nodes.added.Load()
+			if err := statAt(dir, m.name, &m.st); err != nil {
+				return err
+			}
+			n = fs.nodes.settle(c.node, &m.st, m.parent, names, removals, added)
 		}
-		links := []link{{m.parent, m.name}}
-		if keep {
-			links = append(links, link{m.parent, c.name})
-		}
-		fs.nodes.settle(c.node, &m.st, links, -1)
-		if c.lock != nil {
-			c.node.addWriter(c.lock)
-		}
-		c.won.Store(true)
+		c.settleLocked(n, fd, &m.st)
 		return nil
 	}
-	status := fs.attempt(r, false, func() error { return fs.make(m) })
+	status := fs.attempt(r, alone, func() error { return fs.make(m) })
+	if again {
+		alone = true
+		status = fs.attempt(r, alone, func() error { return fs.make(m) })
+	}
 	if status != fuse.OK {
 		fs.cands.unrecord(record)
+		if n != nil { // the lock was lost at that moment, and the file is gone
+			fs.discard(c.name, func() (string, bool) { return fs.table.Path(c.parent.dir), n.has(link{c.parent, c.name}) })
+			fs.cands.drop(c)
+		}
 		return status
 	}
 	if out != nil {
-		fs.nodes.again(c.node)
-		fs.fillEntry(r.header, out, c.node, &m.st, true)
+		fs.nodes.again(n)
+		fs.fillEntry(r.header, out, n, &m.st, true)
 	}
 	fs.cands.drop(c)
 	if keep {
 		fs.notifyDir(c.parent)
 		fs.registerCandidate(&candidate{
-			fs: fs, parent: c.parent, name: c.name, owner: c.owner, key: identityOf(&m.st), fd: -1, record: record,
+			fs: fs, parent: c.parent, name: c.name, owner: c.owner, key: identityOf(&m.st), record: record,
 		})
 	}
 	return fuse.OK
 }
 
-// writeOutLocked writes the candidate to the backing, as the caller's. Handles
-// that are open on it go on with the file there, as any write handle does.
-func (c *candidate) writeOutLocked(r *request, dir int, name string, keep bool) error {
+// writeOutLocked writes the candidate to the backing, as the caller's, and returns
+// a descriptor of it.
+func (c *candidate) writeOutLocked(r *request, dir int, name string, keep bool) (fd int, err error) {
 	first := name
 	if keep {
 		first = c.name
 	}
-	fd := -1
-	err := c.fs.asCaller(r.header, func() (err error) {
+	err = c.fs.asCaller(r.header, func() (err error) {
 		fd, err = openAt(dir, first, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, c.mode&0o7777)
 		return err
 	})
 	if err != nil {
-		return err
+		return -1, err
 	}
 	var n int
 	if n, err = unix.Write(fd, c.data); err == nil && n < len(c.data) {
@@ -161,19 +183,10 @@ func (c *candidate) writeOutLocked(r *request, dir int, name string, keep bool) 
 		err = unix.Linkat(dir, first, dir, name, 0)
 		c.fs.nodes.linked()
 	}
-	if err == nil && c.opens > 0 {
-		c.lock, err = r.openForWrite(lockstate.Change{Dirs: []*lockstate.Dir{c.parent.dir}, Quiet: true}, name)
-		if err == nil {
-			c.fd = fd
-			return nil
-		}
-		if keep {
-			unix.Unlinkat(dir, name, 0)
-		}
-	}
-	unix.Close(fd)
 	if err != nil {
+		unix.Close(fd)
 		unix.Unlinkat(dir, first, 0)
+		return -1, err
 	}
-	return err
+	return fd, nil
 }

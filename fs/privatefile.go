@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"slices"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -10,25 +11,53 @@ import (
 // The file operations of a private candidate.
 
 // closed takes note that a handle is gone.
-func (c *candidate) closed() {
+func (c *candidate) closed(h *handle) {
 	c.mu.Lock()
-	c.opens--
-	last := c.opens == 0
-	c.closeLocked()
+	c.handles = slices.DeleteFunc(c.handles, func(o *handle) bool { return o == h })
+	last := len(c.handles) == 0
 	c.mu.Unlock()
 	if last && c.lockFile {
 		c.fs.cands.drop(c) // nobody waits with it any more
 	}
 }
 
-func (c *candidate) closeLocked() {
-	if c.opens > 0 || c.fd < 0 {
-		return
+// addLocked makes a handle for the caller of an open.
+func (c *candidate) addLocked(header *fuse.InHeader, flags uint32) (*handle, error) {
+	h := &handle{fd: -1, node: c.node, cand: c, flags: flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC)}
+	if c.lockFile {
+		x, err := c.fs.rightsOf(header)
+		if err != nil {
+			return nil, err
+		}
+		h.opener, h.rights = c.owner, &x
 	}
-	unix.Close(c.fd)
-	c.node.removeWriter(c.lock)
-	c.lock.Close()
-	c.fd, c.lock = -1, nil
+	c.handles = append(c.handles, h)
+	c.fs.handles.add(h)
+	return h, nil
+}
+
+// settleLocked hands the file that c has become to those that have it open: n,
+// whose attributes are st. fd is a descriptor of it. What they write passes the
+// gate each time, as with any lock file (A10). The caller holds FS.ns.
+func (c *candidate) settleLocked(n *node, fd int, st *unix.Statx_t) {
+	fs := c.fs
+	f := n.lockFile()
+	for _, old := range c.handles {
+		h := &handle{fd: -1, node: n, as: c.node.id, flags: old.flags, mode: ioDirect, opener: c.owner}
+		h.flushed.Store(old.flushed.Load())
+		if err := fs.openOwnLocked(n, f, h, fd, st); err != nil {
+			fs.log.Debug("opened for each operation", "file", c.name, "err", err)
+		}
+		if !fs.handles.replace(old, h) {
+			fs.closeOwnLocked(f, h)
+			continue
+		}
+		f.count(h, h.mode, 1)
+	}
+	n.unlockFile(f)
+	n.plain.setPassed(true)
+	c.handles, c.data = nil, nil
+	c.won.Store(true)
 }
 
 // privateIno is the inode number that a private file shows.
@@ -57,12 +86,17 @@ func (c *candidate) attr(out *fuse.AttrOut) fuse.Status {
 	return fuse.OK
 }
 
-func (c *candidate) setAttr(in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+// setAttr, and those below that return ok, do nothing and return false if c is no
+// longer private.
+func (c *candidate) setAttr(in *fuse.SetAttrIn, out *fuse.AttrOut) (status fuse.Status, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.won.Load() {
+		return 0, false
+	}
 	if size, ok := in.GetSize(); ok {
 		if size > candidateSize {
-			return fuse.Status(unix.EFBIG)
+			return fuse.Status(unix.EFBIG), true
 		}
 		c.resizeLocked(int(size))
 	}
@@ -82,7 +116,7 @@ func (c *candidate) setAttr(in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
 		c.mtime = t
 	}
 	c.fillLocked(&out.Attr)
-	return fuse.OK
+	return fuse.OK, true
 }
 
 func (c *candidate) resizeLocked(size int) {
@@ -93,72 +127,67 @@ func (c *candidate) resizeLocked(size int) {
 	c.data = append(c.data, make([]byte, size-len(c.data))...)
 }
 
-func (c *candidate) open(fs *FS, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+func (c *candidate) open(in *fuse.OpenIn, out *fuse.OpenOut) (status fuse.Status, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.won.Load() {
-		return fuse.Status(unix.ESTALE) // the kernel asks again
+		return 0, false
+	}
+	h, err := c.addLocked(&in.InHeader, in.Flags)
+	if err != nil {
+		return statusOf(err), true
 	}
 	if in.Flags&unix.O_TRUNC != 0 {
 		c.data = nil
 	}
-	c.opens++
-	h := &handle{fd: -1, node: c.node, cand: c}
-	if c.lockFile {
-		h.opener = c.owner
-	}
-	out.Fh = fs.handles.add(h)
+	out.Fh = h.id
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO
-	return fuse.OK
+	return fuse.OK, true
 }
 
-func (c *candidate) read(in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+func (c *candidate) read(in *fuse.ReadIn, buf []byte) (res fuse.ReadResult, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.fd >= 0 {
-		n, err := unix.Pread(c.fd, buf, int64(in.Offset))
-		return fuse.ReadResultData(buf[:max(n, 0)]), statusOf(err)
+	switch {
+	case c.won.Load():
+		return nil, false
+	case in.Offset >= uint64(len(c.data)):
+		return fuse.ReadResultData(nil), true
 	}
-	if in.Offset >= uint64(len(c.data)) {
-		return fuse.ReadResultData(nil), fuse.OK
-	}
-	return fuse.ReadResultData(buf[:copy(buf, c.data[in.Offset:])]), fuse.OK
+	return fuse.ReadResultData(buf[:copy(buf, c.data[in.Offset:])]), true
 }
 
-func (c *candidate) write(in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+func (c *candidate) write(in *fuse.WriteIn, data []byte) (n uint32, status fuse.Status, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.fd >= 0 {
-		n, err := unix.Pwrite(c.fd, data, int64(in.Offset))
-		return uint32(max(n, 0)), statusOf(err)
+	if c.won.Load() {
+		return 0, 0, false
 	}
 	end := in.Offset + uint64(len(data))
 	if end < in.Offset || end > candidateSize {
-		return 0, fuse.Status(unix.EFBIG)
+		return 0, fuse.Status(unix.EFBIG), true
 	}
 	if int(end) > len(c.data) {
 		c.resizeLocked(int(end))
 	}
 	copy(c.data[in.Offset:], data)
 	c.mtime = time.Now()
-	return uint32(len(data)), fuse.OK
+	return uint32(len(data)), fuse.OK, true
 }
 
-func (c *candidate) lseek(in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
+func (c *candidate) lseek(in *fuse.LseekIn, out *fuse.LseekOut) (status fuse.Status, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.fd >= 0 {
-		off, err := unix.Seek(c.fd, int64(in.Offset), int(in.Whence))
-		out.Offset = uint64(off)
-		return statusOf(err)
-	}
 	size := uint64(len(c.data))
-	if in.Offset >= size {
-		return fuse.Status(unix.ENXIO)
+	switch {
+	case c.won.Load():
+		return 0, false
+	case in.Offset >= size:
+		return fuse.Status(unix.ENXIO), true
 	}
 	out.Offset = in.Offset
 	if in.Whence == unix.SEEK_HOLE {
 		out.Offset = size
 	}
-	return fuse.OK
+	return fuse.OK, true
 }

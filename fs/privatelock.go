@@ -19,42 +19,119 @@ func (fs *FS) createPrivateLockFile(r *request, in *fuse.CreateIn, out *fuse.Cre
 
 // settleLockFile gives a private lock file its place in the backing, once its
 // opener has got the directory: it becomes the lock file that is there by now,
-// or a new one. The caller holds FS.ns and the directory.
-func (fs *FS) settleLockFile(r *request, c *candidate) error {
+// if those who have it open could open that one by name, or a new one. The
+// caller holds FS.ns and the directory.
+func (fs *FS) settleLockFile(by *handle) error {
+	c := by.cand
+	// Unlike another candidate's, this mutex is never held by who waits for
+	// FS.ns.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.private() {
+		return nil // by another of its handles
+	}
 	d, err := fs.back.dir(c.parent)
 	if err != nil {
 		return err
 	}
 	defer d.release()
-	fd, err := openAt(d.fd, c.name, unix.O_RDWR|unix.O_NONBLOCK, 0)
-	if err == unix.ENOENT {
-		err = fs.asCaller(r.header, func() (err error) {
-			fd, err = openAt(d.fd, c.name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, c.modeNow()&0o7777)
+	for made := (identity{}); ; {
+		removals, added := fs.nodes.removalsOf(c.parent), fs.nodes.added.Load()
+		fd, st, err := c.openLockFileLocked(d.fd, by.rights, &made)
+		if err == unix.EEXIST {
+			continue // somebody else has made it
+		}
+		if err != nil {
 			return err
-		})
+		}
+		n := fs.nodes.settle(c.node, &st, c.parent, []string{c.name}, removals, added)
+		if n != nil {
+			c.settleLocked(n, fd, &st)
+			unix.Close(fd)
+			fs.cands.drop(c)
+			defer fs.notifyDir(c.parent)
+			return nil
+		}
+		unix.Close(fd)
+	}
+}
+
+// openLockFileLocked returns a descriptor of the lock file that c becomes, and
+// makes one where there is none. made is which one it has made already.
+func (c *candidate) openLockFileLocked(dir int, by *rights, made *identity) (fd int, st unix.Statx_t, err error) {
+	fd, err = openAt(dir, c.name, unix.O_PATH, 0)
+	if err == unix.ENOENT {
+		if fd, err = c.makeLockFileLocked(dir, by); err != nil {
+			return -1, st, err
+		}
+		if err = statAt(fd, "", &st); err == nil {
+			*made = identityOf(&st)
+		}
+	} else if err == nil {
+		if err = statAt(fd, "", &st); err == nil && identityOf(&st) != *made {
+			err = c.mayOpenLocked(dir, fd, &st)
+		}
 	}
 	if err != nil {
+		drop(fd)
+		return -1, st, err
+	}
+	return fd, st, nil
+}
+
+// makeLockFileLocked makes the lock file, with the rights of who opened c.
+func (c *candidate) makeLockFileLocked(dir int, by *rights) (fd int, err error) {
+	open := func() (err error) {
+		fd, err = openAt(dir, c.name, unix.O_RDONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NONBLOCK, c.mode&0o7777)
 		return err
 	}
-	var st unix.Statx_t
-	if err := statAt(fd, "", &st); err != nil {
-		unix.Close(fd)
-		return err
+	if by.UID == 0 {
+		err = c.fs.asCaller(&fuse.InHeader{Caller: fuse.Caller{Owner: fuse.Owner{Uid: by.UID, Gid: by.GID}}}, open)
+	} else {
+		err = c.fs.withRights(by, open)
 	}
-	path, err := openAt(d.fd, c.name, unix.O_PATH, 0)
 	if err != nil {
-		unix.Close(fd)
-		return err
+		return -1, err
 	}
-	fs.nodes.settle(c.node, &st, []link{{c.parent, c.name}}, path)
-	defer fs.notifyDir(c.parent)
-	// Unlike another candidate's, this mutex is never held by who waits for
-	// FS.ns.
-	c.mu.Lock()
-	c.fd = fd
-	c.won.Store(true)
-	c.mu.Unlock()
-	fs.cands.drop(c)
+	return fd, nil
+}
+
+// mayOpenLocked returns what each that has c open would hear if it opened the
+// lock file by name, as in open(2). fd is a descriptor of that, st its attributes.
+func (c *candidate) mayOpenLocked(dir, fd int, st *unix.Statx_t) error {
+	switch uint32(st.Mode) & unix.S_IFMT {
+	case unix.S_IFREG:
+	case unix.S_IFLNK:
+		return unix.ELOOP
+	case unix.S_IFDIR:
+		return unix.EISDIR
+	default:
+		return unix.ENXIO
+	}
+	for _, h := range c.handles {
+		mode := uint32(unix.R_OK)
+		switch h.flags & unix.O_ACCMODE {
+		case unix.O_WRONLY:
+			mode = unix.W_OK
+		case unix.O_RDWR:
+			mode = unix.R_OK | unix.W_OK
+		}
+		err := checkFlags(st, h.flags)
+		if err == nil && h.flags&unix.O_NOATIME != 0 && h.rights.UID != 0 && h.rights.UID != st.Uid {
+			err = unix.EPERM
+		}
+		if err == nil {
+			err = c.fs.withRights(h.rights, func() error {
+				if err := unix.Faccessat2(dir, "", unix.X_OK, unix.AT_EACCESS|unix.AT_EMPTY_PATH); err != nil {
+					return err
+				}
+				return unix.Faccessat2(fd, "", mode, unix.AT_EACCESS|unix.AT_EMPTY_PATH)
+			})
+		}
+		if err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -77,10 +154,4 @@ func (fs *FS) setPrivateLockFile(cancel <-chan struct{}, in *fuse.SetAttrIn, c *
 		c.mu.Unlock()
 	}
 	return c.attr(out)
-}
-
-func (c *candidate) modeNow() uint32 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.mode
 }

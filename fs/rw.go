@@ -17,7 +17,10 @@ func (fs *FS) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Re
 		return nil, fuse.EBADF
 	}
 	if h.cand != nil {
-		return h.cand.read(in, buf)
+		if res, ok := h.cand.read(in, buf); ok {
+			return res, fuse.OK
+		}
+		return fs.Read(cancel, in, buf) // it is another handle by now
 	}
 	if h.misaligned(in.Offset, uint64(in.Size)) {
 		return nil, fuse.EINVAL
@@ -48,11 +51,15 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 		return 0, fuse.EBADF
 	}
 	if h.cand != nil {
+		done := false
 		status = fs.changing(cancel, &in.InHeader, h, "write", func() error {
-			n, status = h.cand.write(in, data)
+			n, status, done = h.cand.write(in, data)
 			return errorOf(status)
 		})
-		return n, status
+		if done || h.cand.private() {
+			return n, status
+		}
+		return fs.Write(cancel, in, data) // it is another handle by now
 	}
 	// The last page of a mapping ends where the file does.
 	if in.WriteFlags&fuse.WRITE_CACHE == 0 && h.misaligned(in.Offset, uint64(len(data))) {
@@ -68,7 +75,7 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 					return err
 				}
 			}
-			n, status = writeAt(fd, in, data)
+			n, status = writeAt(fd, in, data, h.beside() && in.Flags&unix.O_APPEND != 0)
 			return errorOf(status)
 		}))
 	}))
@@ -91,7 +98,7 @@ func (fs *FS) changing(cancel <-chan struct{}, header *fuse.InHeader, h *handle,
 		if err != nil {
 			return err
 		}
-		c.Quiet = true
+		c.Quiet = fs.onlyLockNames(h.node)
 		op, err := r.admit(c)
 		if err != nil {
 			return err
@@ -112,6 +119,9 @@ func (fs *FS) wroteDirectly(h *handle) {
 		return
 	}
 	h.node.plain.setPassed(true)
+	if h.beside() {
+		fs.notifyAttr(h.node)
+	}
 	f := h.node.lockFile()
 	cached := f.cached > 0
 	h.node.unlockFile(f)
@@ -122,10 +132,18 @@ func (fs *FS) wroteDirectly(h *handle) {
 	}
 }
 
-func writeAt(fd int, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+// writeAt writes data where the kernel says, or at the end, which it does not know
+// of a file that it calls by two numbers.
+func writeAt(fd int, in *fuse.WriteIn, data []byte, atEnd bool) (uint32, fuse.Status) {
 	done := 0
 	for done < len(data) {
-		n, err := unix.Pwrite(fd, data[done:], int64(in.Offset)+int64(done))
+		var n int
+		var err error
+		if atEnd {
+			n, err = unix.Pwritev2(fd, [][]byte{data[done:]}, 0, unix.RWF_APPEND)
+		} else {
+			n, err = unix.Pwrite(fd, data[done:], int64(in.Offset)+int64(done))
+		}
 		if err == unix.EINTR {
 			continue
 		}
@@ -160,7 +178,10 @@ func (fs *FS) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 func (fs *FS) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
 	h := fs.handles.get(in.Fh, in.NodeId)
 	if h != nil && h.cand != nil {
-		return h.cand.lseek(in, out)
+		if status, ok := h.cand.lseek(in, out); ok {
+			return status
+		}
+		h = fs.handles.get(in.Fh, in.NodeId)
 	}
 	if h == nil {
 		return fuse.EBADF

@@ -22,7 +22,10 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		if n.candidate().lockFile {
 			return fs.setPrivateLockFile(cancel, in, n.candidate(), out)
 		}
-		return n.candidate().setAttr(in, out)
+		if status, ok := n.candidate().setAttr(in, out); ok {
+			return status
+		}
+		n = fs.nodes.get(in.NodeId)
 	}
 	var h *handle
 	if fh, ok := in.GetFh(); ok {
@@ -68,6 +71,9 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		}
 		return fs.statNode(n, &st)
 	})
+	if status == fuse.Status(unix.ESTALE) && fs.nodes.get(in.NodeId) != n {
+		return fs.SetAttr(cancel, in, out) // it was private a moment ago
+	}
 	switch {
 	case status == fuse.OK:
 		fs.touched(r, n)
@@ -80,7 +86,8 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		return status
 	}
 	fillAttr(&out.Attr, &st)
-	if !fs.disguise(&in.InHeader, n, &out.Attr) {
+	fs.changedBeside(in.NodeId, n)
+	if !fs.disguise(&in.InHeader, n, &out.Attr) && in.NodeId == n.id {
 		out.SetTimeout(n.attrsValidFor())
 	}
 	return fuse.OK

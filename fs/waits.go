@@ -162,11 +162,11 @@ func (w *waitList) any() bool {
 }
 
 // on reports whether somebody waits by a file.
-func (w *waitList) on(node uint64) bool {
+func (w *waitList) on(t *nodeTable, node uint64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, line := range w.lines {
-		if slices.ContainsFunc(line, func(x *waiting) bool { return x.node == node }) {
+		if slices.ContainsFunc(line, func(x *waiting) bool { return x.node != 0 && t.settledAs(x.node) == node }) {
 			return true
 		}
 	}

@@ -160,7 +160,9 @@ func (fs *FS) RemoveXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string)
 		return fs.back.removexattr(p, attr)
 	})
 	if status == fuse.OK && attr == "security.capability" {
-		fs.capsOff.removed(h.NodeId, h.Pid)
+		if n := fs.nodes.get(h.NodeId); n != nil {
+			fs.capsOff.removed(n.id, h.Pid)
+		}
 	}
 	return status
 }

@@ -366,6 +366,17 @@ func (g *Grant) undrainLocked() {
 	g.t.draining = slices.DeleteFunc(g.t.draining, func(e *Grant) bool { return e == g })
 }
 
+// SetKey names another descriptor lock than the request did: the caller has learnt
+// meanwhile which file the descriptor is of. It is called before Commit.
+func (g *Grant) SetKey(key any) {
+	g.t.mu.Lock()
+	defer g.t.mu.Unlock()
+	if g.made {
+		g.row.keys = map[any]struct{}{key: {}}
+	}
+	g.key = key
+}
+
 // Covered reports that the process held the directory already by a lock
 // further up (A2).
 func (g *Grant) Covered() bool { return g.row == nil }

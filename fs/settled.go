@@ -1,0 +1,34 @@
+package fs
+
+import "github.com/hanwen/go-fuse/v2/fuse"
+
+// A private file that settles onto a file which has a node already has two
+// numbers with the kernel, which takes them for two inodes: what is changed by the
+// one, it does not know of the other. So it keeps no attributes of the number of
+// the private one, and is told of what is changed by that.
+
+// changedBeside tells the kernel that n was changed by way of the number id.
+func (fs *FS) changedBeside(id uint64, n *node) {
+	if id == n.id {
+		return
+	}
+	n.plain.setPassed(true)
+	fs.notifyAttr(n)
+	// Not from within the request: the kernel waits for pages that it is
+	// reading.
+	go fs.kernel.InodeNotify(n.id, 0, 0)
+}
+
+// lockedBy returns the handle that a lock request is about, and its place if it
+// is a lock file.
+func (fs *FS) lockedBy(in *fuse.LkIn) (h *handle, at link, lockFile bool) {
+	for {
+		if h = fs.handles.get(in.Fh, in.NodeId); h == nil {
+			return nil, link{}, false
+		}
+		at, lockFile = fs.lockFileOf(h.node)
+		if h.cand == nil || h.cand.private() {
+			return h, at, lockFile
+		}
+	}
+}
