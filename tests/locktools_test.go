@@ -288,8 +288,11 @@ func (b toolBench) outcomes() (all [5]string) {
 
 		dir = b.place("waiterkilled")
 		holder = b.start(hold, dir).acquired()
-		waiter = b.start(b.tool.wait, dir)
-		b.waits(dir)
+		if waiter = b.start(b.tool.wait, dir); b.tool.shares {
+			waiter.acquired()
+		} else {
+			b.waits(dir)
+		}
 		all[3] = waiter.kill() + " | " + holder.end() + " | " + b.start(b.tool.try, dir).end()
 	}
 
