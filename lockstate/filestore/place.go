@@ -6,8 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // A backing is known by its key. That may change, and a copy of the backing may
@@ -17,23 +15,20 @@ import (
 // store's. The lock file comes last: until then the next daemon does the rest.
 func (s *Store) takeOver(keys []string) (found bool, err error) {
 	for _, key := range keys {
-		guard, err := s.dir.OpenFile(key+".lock", os.O_RDWR, 0)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
+		if info, err := s.dir.Stat(key + ".lock"); err != nil || !info.Mode().IsRegular() {
+			if err == nil || errors.Is(err, os.ErrNotExist) {
+				continue
+			}
 			return false, fmt.Errorf("locking the state: %w", err)
 		}
-		defer guard.Close()
-		if info, err := guard.Stat(); err != nil || !info.Mode().IsRegular() {
-			continue
-		}
-		switch err := unix.Flock(int(guard.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
-		case err == unix.EWOULDBLOCK:
+		guard, err := s.lock(key+".lock", os.O_RDWR)
+		if errors.Is(err, errLocked) {
 			return false, &HeldError{}
-		case err != nil:
-			return false, fmt.Errorf("locking the state: %w", os.NewSyscallError("flock", err))
 		}
+		if err != nil {
+			return false, err
+		}
+		defer guard.Close()
 		if err := s.rename(key); err != nil {
 			return false, fmt.Errorf("taking over the state of %s: %w", key, err)
 		}

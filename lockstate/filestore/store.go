@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/gofrs/flock"
 
 	"github.com/stagefs/stagefs/lockstate"
 )
@@ -41,8 +41,9 @@ func (e *HeldError) Error() string {
 type Store struct {
 	key      string
 	path     string
-	guard    *os.File // KEY.lock, flocked
-	self     *os.File // the state directory
+	guard    *os.File     // KEY.lock, flocked
+	guarded  *flock.Flock // what flocked it; nil after an exec
+	self     *os.File     // the state directory
 	warnings []string
 	crashed  bool
 
@@ -116,11 +117,20 @@ func inDir(self *os.File, key string) (*Store, error) {
 
 // abandon lets go of what a store has that could not be opened.
 func (s *Store) abandon() {
-	if s.guard != nil {
-		s.guard.Close()
-	}
+	s.unguard()
 	s.dir.Close()
 	s.self.Close()
+}
+
+// unguard lets go of the lock.
+func (s *Store) unguard() (err error) {
+	if s.guard != nil {
+		err = s.guard.Close()
+	}
+	if s.guarded != nil {
+		err = errors.Join(err, s.guarded.Close())
+	}
+	return err
 }
 
 func (s *Store) open(o Options) error {
@@ -139,15 +149,15 @@ func (s *Store) open(o Options) error {
 		fresh = !found
 	}
 
-	s.guard, err = s.dir.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return fmt.Errorf("locking the state: %w", err)
-	}
-	switch err := unix.Flock(int(s.guard.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
-	case err == unix.EWOULDBLOCK:
+	s.guarded, err = s.lock(name, os.O_RDWR|os.O_CREATE)
+	if errors.Is(err, errLocked) {
 		return &HeldError{Pid: s.holder(), Place: s.place()}
-	case err != nil:
-		return fmt.Errorf("locking the state: %w", os.NewSyscallError("flock", err))
+	}
+	if err == nil {
+		s.guard, err = descriptor(s.guarded)
+	}
+	if err != nil {
+		return err
 	}
 	if last := s.place(); last != "" && o.Confirm != nil {
 		if err := o.Confirm(last); err != nil {
@@ -209,7 +219,7 @@ func (s *Store) close(crashed bool) error {
 		// another, that the pid it reads is not this one's.
 		err = errors.Join(err, s.writeGuard("\n"))
 	}
-	err = errors.Join(err, s.guard.Close(), s.dir.Close(), s.self.Close())
+	err = errors.Join(err, s.unguard(), s.dir.Close(), s.self.Close())
 	s.dir = nil
 	return err
 }
