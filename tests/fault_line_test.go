@@ -99,7 +99,8 @@ func TestFaultLineEnds(t *testing.T) {
 				t.Errorf("the line: %s, want that nobody gets it", out)
 			}
 			t.Logf("%d are refused after %v", n, time.Since(began))
-			mustDo(t, m.cmd.Process.Signal(unix.SIGTERM)) // the holder has it open
+			time.Sleep(time.Until(began.Add(1100 * time.Millisecond))) // sooner, it is one with the first
+			mustDo(t, m.cmd.Process.Signal(unix.SIGTERM))              // the holder has it open
 			select {
 			case <-m.gone:
 			case <-time.After(patience):
