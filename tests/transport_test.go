@@ -38,6 +38,9 @@ func needTransport(t *testing.T, transport string) {
 	if b, _ := os.ReadFile("/sys/module/fuse/parameters/enable_uring"); transport == "uring" && string(b) != "Y\n" {
 		t.Skip("needs Linux 6.14 with fuse.enable_uring=1")
 	}
+	if transport == "uring" && strings.Contains(os.Getenv("STAGEFS_MOUNT_OPTS"), "--compat") {
+		t.Skip("is more than Linux 5.10 offers")
+	}
 }
 
 // transport is what the control directory says.
