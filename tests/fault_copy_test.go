@@ -58,16 +58,14 @@ func needUUID(t *testing.T, dir string) {
 	}
 }
 
-// TestFaultDeviceNumber: a file system that has another device number keeps its
-// locks, leases and tokens, and one that has its former number gets none of them.
-func TestFaultDeviceNumber(t *testing.T) {
-	disk := newImage(t, 8)
-	dir := disk.static()
-	m := newMount(t, dir, filepath.Join(tempDir(t), "mnt"))
+// mountHeld serves dir with a lock of an agent on D, and a lease on L.
+func mountHeld(t *testing.T, dir string) (m *Mount, a *Agent) {
+	t.Helper()
+	m = newMount(t, dir, filepath.Join(tempDir(t), "mnt"))
 	m.start(nil)
 	t.Cleanup(m.stop)
 	m.awaitReady()
-	a := agent(t)
+	a = agent(t)
 	a.must("mkdir", m.At("D"))
 	mustDo(t, os.Mkdir(m.At("L"), 0o755))
 	if s := m.Ctl("release L"); s != "ok" {
@@ -76,6 +74,15 @@ func TestFaultDeviceNumber(t *testing.T) {
 	if r := run(t, stagefsBin(), "acquire", "--client", "c", "--ttl", "600s", m.At("L")); r.Status != 0 {
 		t.Fatal(r)
 	}
+	return m, a
+}
+
+// TestFaultDeviceNumber: a file system that has another device number keeps its
+// locks, leases and tokens, and one that has its former number gets none of them.
+func TestFaultDeviceNumber(t *testing.T) {
+	disk := newImage(t, 8)
+	dir := disk.static()
+	m, a := mountHeld(t, dir)
 	before, device := m.Locks(), deviceOf(t, dir)
 	m.stop()
 	disk.detach()
@@ -163,19 +170,7 @@ func TestFaultCopy(t *testing.T) {
 	disk.attach()
 	twin.attach()
 	needUUID(t, dir)
-	m := newMount(t, dir, filepath.Join(tempDir(t), "mnt"))
-	m.start(nil)
-	t.Cleanup(m.stop)
-	m.awaitReady()
-	a := agent(t)
-	a.must("mkdir", m.At("D"))
-	mustDo(t, os.Mkdir(m.At("L"), 0o755))
-	if s := m.Ctl("release L"); s != "ok" {
-		t.Fatal(s)
-	}
-	if r := run(t, stagefsBin(), "acquire", "--client", "c", "--ttl", "600s", m.At("L")); r.Status != 0 {
-		t.Fatal(r)
-	}
+	m, _ := mountHeld(t, dir)
 	before := m.Locks()
 	copied := filepath.Join(twin.Dir, "static")
 	mustDo(t, os.Mkdir(filepath.Join(copied, "D"), 0o777))

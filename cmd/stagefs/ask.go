@@ -88,18 +88,12 @@ func (c *command) answerAsked(path string) int {
 
 // closeInherited closes what was open already when this program began, but for
 // the standard descriptors: what Go opens is closed by exec(2).
-func closeInherited(but ...int) {
+func closeInherited() {
 	fds, _ := os.ReadDir("/proc/self/fd")
-next:
 	for _, e := range fds {
 		fd, err := strconv.Atoi(e.Name())
 		if err != nil || fd <= 2 {
 			continue
-		}
-		for _, b := range but {
-			if fd == b {
-				continue next
-			}
 		}
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
 			unix.Close(fd)
