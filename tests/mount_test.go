@@ -128,6 +128,9 @@ func (m *Mount) awaitReady() {
 }
 
 func (m *Mount) dead() bool {
+	if !running(m.cmd.Process.Pid) {
+		<-m.gone // at once: it is only to be waited for
+	}
 	select {
 	case <-m.gone:
 		return true
