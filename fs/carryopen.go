@@ -56,21 +56,16 @@ func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
 		}
 		c.Handles = append(c.Handles, x)
 	}
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	c.NextHandle = t.next
-	for id, h := range t.byID {
-		keep(h, id)
+	c.NextHandle = t.next.Load()
+	for _, h := range t.all() {
+		keep(h, h.id)
 	}
-	for _, h := range t.locked {
+	for _, h := range t.writers() {
 		if _, ok := index[h]; !ok {
 			keep(h, 0)
 		}
 	}
-	files := &fs.nodes.files
-	files.mu.RLock()
-	defer files.mu.RUnlock()
-	for n, f := range files.byNode {
+	for n, f := range fs.nodes.files.all() {
 		f.mu.Lock()
 		x := carriedFile{Node: n.id, FD: f.fd, Kept: f.kept, Backing: f.backing}
 		for _, h := range f.lingering {
@@ -107,14 +102,7 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 			h.lock = fs.takeUpLock(n, *x.Lock)
 		}
 		all[i] = h
-		t.mu.Lock()
-		if h.id != 0 {
-			t.byID[h.id] = h
-		}
-		if h.lock != nil {
-			t.locked[h.lock] = h
-		}
-		t.mu.Unlock()
+		t.takeUp(h)
 		if h.id == 0 || !h.isFile() {
 			continue
 		}
@@ -128,7 +116,7 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 		}
 		n.unlockFile(f)
 	}
-	t.next = c.NextHandle
+	t.next.Store(c.NextHandle)
 	for _, x := range c.Files {
 		n := fs.nodes.get(x.Node)
 		if n == nil {
@@ -229,11 +217,9 @@ func (fs *FS) collectCandidates() *candidateList {
 	fs.nodes.mu.RLock()
 	fs.nodes.byID.all(func(n *node) { l.add(n.candidate()) })
 	fs.nodes.mu.RUnlock()
-	fs.handles.mu.RLock()
-	for _, h := range fs.handles.byID {
+	for _, h := range fs.handles.all() {
 		l.add(h.cand)
 	}
-	fs.handles.mu.RUnlock()
 	return l
 }
 

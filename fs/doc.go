@@ -66,7 +66,7 @@
 //	      nodeTable.changing  a file and its names
 //	        FS.aliasMu     operations on files with several links
 //	          file.mu      how an open file is reached
-//	            handleTable.mu
+//	            handleTable.mu, handlePart.mu
 //	          nodeTable.mu
 //	            dirCache.mu, dirStreams.mu
 //	            lockstate.Table

@@ -61,30 +61,46 @@ func (h *handle) mapsWritable() bool { return h.flags&unix.O_ACCMODE == unix.O_R
 // isFile reports whether h is an open file of the backing.
 func (h *handle) isFile() bool { return h != nil && h.cand == nil }
 
-// handleTable holds the open handles.
+// handleTable holds the open handles. It has parts, each with a mutex: opening and
+// closing files is most of what many processes do at a time.
 type handleTable struct {
+	next  atomic.Uint64
+	parts [64]handlePart // by number
+
 	mu     sync.RWMutex
-	byID   map[uint64]*handle
 	locked map[*lockstate.Handle]*handle // those that may write, lingering ones too
-	next   uint64
 }
 
+type handlePart struct {
+	mu   spinMutex
+	byID map[uint64]*handle
+	_    [cacheLine]byte
+}
+
+// cacheLine keeps what other processors change apart.
+const cacheLine = 64
+
 func (t *handleTable) init() {
-	t.byID = make(map[uint64]*handle)
+	for i := range t.parts {
+		t.parts[i].byID = make(map[uint64]*handle)
+	}
 	t.locked = make(map[*lockstate.Handle]*handle)
-	t.next = firstHandle
+	t.next.Store(firstHandle)
 }
 
 // firstHandle keeps 0 free, which go-fuse and the kernel use for none.
 const firstHandle = 1 << 10
 
+func (t *handleTable) part(id uint64) *handlePart { return &t.parts[id%uint64(len(t.parts))] }
+
 // get returns the handle with a number, if it is one of the given node: a
 // number that the kernel has from elsewhere, as from a control file, finds
 // nothing.
 func (t *handleTable) get(id, node uint64) *handle {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	if h := t.byID[id]; h != nil && (h.node.id == node || h.as == node && node != 0) {
+	p := t.part(id)
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if h := p.byID[id]; h != nil && (h.node.id == node || h.as == node && node != 0) {
 		return h
 	}
 	return nil
@@ -97,40 +113,50 @@ func (t *handleTable) byLock(l *lockstate.Handle) *handle {
 }
 
 func (t *handleTable) add(h *handle) uint64 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	h.id = t.next
-	t.next++
-	t.byID[h.id] = h
-	if h.lock != nil {
-		t.locked[h.lock] = h
-	}
+	h.id = t.next.Add(1) - 1
+	t.takeUp(h)
 	return h.id
+}
+
+// takeUp adds a handle that has its number, or 0 if it was released before.
+func (t *handleTable) takeUp(h *handle) {
+	if h.lock != nil {
+		t.linger(h)
+	}
+	if h.id == 0 {
+		return
+	}
+	p := t.part(h.id)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.byID[h.id] = h
 }
 
 // replace puts h in the place of one that is open, and reports false if that is
 // not any more.
 func (t *handleTable) replace(old, h *handle) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.byID[old.id] != old {
+	p := t.part(old.id)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.byID[old.id] != old {
 		return false
 	}
 	h.id = old.id
-	t.byID[h.id] = h
+	p.byID[h.id] = h
 	return true
 }
 
 // remove takes out a handle that was released. It stays known by its lock.
 func (t *handleTable) remove(id uint64) *handle {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	h := t.byID[id]
-	delete(t.byID, id)
+	p := t.part(id)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h := p.byID[id]
+	delete(p.byID, id)
 	return h
 }
 
-// linger adds a handle that was released before.
+// linger adds a handle by its lock, one that was released before among them.
 func (t *handleTable) linger(h *handle) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -152,9 +178,18 @@ func (t *handleTable) over(h *handle) {
 // any reports whether f does of an open handle. f must not ask for anything of the
 // table.
 func (t *handleTable) any(f func(*handle) bool) bool {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	for _, h := range t.byID {
+	for i := range t.parts {
+		if t.parts[i].any(f) {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *handlePart) any(f func(*handle) bool) bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	for _, h := range p.byID {
 		if f(h) {
 			return true
 		}
@@ -163,9 +198,24 @@ func (t *handleTable) any(f func(*handle) bool) bool {
 }
 
 func (t *handleTable) len() int {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return len(t.byID)
+	n := 0
+	for i := range t.parts {
+		p := &t.parts[i]
+		p.mu.RLock()
+		n += len(p.byID)
+		p.mu.RUnlock()
+	}
+	return n
+}
+
+// all returns the open handles.
+func (t *handleTable) all() []*handle {
+	var all []*handle
+	t.any(func(h *handle) bool {
+		all = append(all, h)
+		return false
+	})
+	return all
 }
 
 // writers returns the handles that may write.

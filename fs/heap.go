@@ -18,7 +18,7 @@ type heapTuner struct {
 // heapStep is a number of nodes and the collector's percentage up to there.
 type heapStep struct{ nodes, percent int }
 
-var heapSteps = [...]heapStep{{50_000, 200}, {100_000, 100}, {300_000, 50}, {700_000, 25}, {1 << 62, 15}}
+var heapSteps = [...]heapStep{{50_000, 400}, {100_000, 100}, {300_000, 50}, {700_000, 25}, {1 << 62, 15}}
 
 // releaseAbove is how many nodes make it worth while to give memory back.
 const releaseAbove = 50_000

@@ -60,48 +60,57 @@ type file struct {
 	watched   bool      // the node is pinned for them
 }
 
-// fileTable holds the files of a node table.
-type fileTable struct {
-	mu     sync.RWMutex
+// fileTable holds the files of a node table, in parts as handleTable.
+type fileTable [64]filePart // by node
+
+type filePart struct {
+	mu     spinMutex
 	byNode map[*node]*file
+	_      [cacheLine]byte
 }
+
+func (t *fileTable) part(n *node) *filePart { return &t[n.id%uint64(len(t))] }
 
 // get returns the file of n, or nil.
 func (t *fileTable) get(n *node) *file {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return t.byNode[n]
+	p := t.part(n)
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.byNode[n]
 }
 
 // need returns the file of n, which there was not perhaps.
 func (t *fileTable) need(n *node) *file {
-	if f := t.get(n); f != nil {
-		return f
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	f := t.byNode[n]
+	p := t.part(n)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f := p.byNode[n]
 	if f == nil {
-		if t.byNode == nil {
-			t.byNode = make(map[*node]*file)
+		if p.byNode == nil {
+			p.byNode = make(map[*node]*file)
 		}
 		f = &file{fd: -1}
-		t.byNode[n] = f
+		p.byNode[n] = f
 	}
 	return f
 }
 
 // all returns all files at one moment.
 func (t *fileTable) all() map[*node]*file {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return maps.Clone(t.byNode)
+	all := make(map[*node]*file)
+	for i := range t {
+		t[i].mu.RLock()
+		defer t[i].mu.RUnlock()
+		maps.Copy(all, t[i].byNode)
+	}
+	return all
 }
 
 func (t *fileTable) drop(n *node) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.byNode, n)
+	p := t.part(n)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.byNode, n)
 }
 
 // lockFile returns the file of n with its mutex held. The caller gives it back

@@ -7,16 +7,12 @@ import "golang.org/x/sys/unix"
 func (fs *FS) knownFiles() []uint64 {
 	const enough = 64
 	var ids []uint64
-	fs.handles.mu.RLock()
-	for _, h := range fs.handles.byID {
-		if len(ids) == enough {
-			break
-		}
+	fs.handles.any(func(h *handle) bool {
 		if h.node != nil && h.node.isFile() {
 			ids = append(ids, h.node.id)
 		}
-	}
-	fs.handles.mu.RUnlock()
+		return len(ids) == enough
+	})
 	ids = append(ids, fs.control.known(enough)...)
 	fs.nodes.mu.RLock()
 	defer fs.nodes.mu.RUnlock()

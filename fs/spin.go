@@ -16,7 +16,7 @@ type spinMutex struct{ sync.RWMutex }
 const spinTime = 20 * time.Microsecond
 
 func (m *spinMutex) Lock() {
-	if !spin(m.TryLock) {
+	if !m.TryLock() && !spin(m.TryLock) {
 		m.RWMutex.Lock()
 	}
 }

@@ -31,6 +31,7 @@ const (
 	opRead        = 15
 	opWrite       = 16
 	opRelease     = 18
+	opFlush       = 25
 	opInit        = 26
 	opOpenDir     = 27
 	opReadDir     = 28

@@ -95,7 +95,6 @@ type entry struct {
 	at         *slot
 	ready      chan error
 	registered chan error
-	quick      quick
 	kick       uint64 // a node to begin with; 0: nothing can wait yet
 }
 
@@ -167,6 +166,7 @@ func (e *entry) register() (done ringCQE, has bool, err error) {
 func (e *entry) run() {
 	q, c := e.queue, e.uring.conn
 	e.at = c.inflight.addAt(!q.online)
+	e.at.quick = new(quick)
 	defer c.inflight.remove(e.at)
 	q.threads.Add(1)
 	defer q.threads.Add(-1)
@@ -203,7 +203,7 @@ func (e *entry) run() {
 			return
 		}
 		h := e.place.request()
-		op, unique, n := h.Opcode, h.Unique, 0
+		unique, n := h.Unique, 0
 		q.busy()
 		if c.stopping.Load() {
 			c.parkPlace(c.order.Add(1), q, e.place)
@@ -212,7 +212,7 @@ func (e *entry) run() {
 		}
 		e.at.order.Store(0)
 		switch {
-		case op == opNotifyReply: // by move, or a keeper
+		case h.Opcode == opNotifyReply: // by move, or a keeper
 			n = e.place.fail(unique, 0)
 		case c.mayWait(h, e.place.header.opIn[:]):
 			var left bool
@@ -228,11 +228,7 @@ func (e *entry) run() {
 		default:
 			in, out := e.place.split()
 			if c.takes(h) {
-				args := in[1]
-				if named(op) {
-					args = in[2]
-				}
-				answer := c.carryOut(&e.quick, h, args, out[1])
+				answer := c.carryOut(e.at.quick, nil, h, in, out[1])
 				*(*fuse.OutHeader)(unsafe.Pointer(h)) = answer
 				n = int(answer.Length)
 				break

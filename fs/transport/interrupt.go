@@ -19,6 +19,45 @@ type slot struct {
 	tid     int           // of a thread that reads /dev/fuse; else 0
 	reading atomic.Bool   // it is about to
 	idle    bool          // no request ever comes there: the core is off
+
+	// A thread that always does one request after another does most of them
+	// with these. cancel is one for all, until it is used.
+	quick  *quick
+	mu     sync.Mutex
+	own    bool // one is under way
+	used   bool
+	cancel chan struct{}
+}
+
+// begin returns what cancels the request whose number was set.
+func (s *slot) begin() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cancel == nil || s.used {
+		s.cancel, s.used = make(chan struct{}), false
+	}
+	s.own = true
+	return s.cancel
+}
+
+func (s *slot) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.own = false
+}
+
+// interrupt cancels a request, and reports whether it is under way here.
+func (s *slot) interrupt(unique uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.own || s.unique.Load() != unique {
+		return false
+	}
+	if !s.used {
+		s.used = true
+		close(s.cancel)
+	}
+	return true
 }
 
 // inflight knows all slots.
@@ -86,6 +125,19 @@ func (f *inflight) tell(unique uint64) {
 	}
 }
 
+// interrupt cancels a request that go-fuse does not know, and reports whether it
+// was under way.
+func (f *inflight) interrupt(unique uint64) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for s := range f.slots {
+		if s.interrupt(unique) {
+			return true
+		}
+	}
+	return false
+}
+
 func (f *inflight) has(unique uint64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -144,6 +196,9 @@ func (c *conn) passOn(unique uint64) bool {
 
 // tryInterrupt reports whether the request was under way.
 func (c *conn) tryInterrupt(unique uint64) bool {
+	if c.inflight.interrupt(unique) {
+		return true
+	}
 	in := fuse.InterruptIn{Unique: unique}
 	in.Length, in.Opcode = uint32(unsafe.Sizeof(in)), opInterrupt
 	var out [outHeaderSize]byte

@@ -92,7 +92,8 @@ func (l *loops) run(at *slot, buf []byte) {
 	const writeHeader, readHeader = int(unsafe.Sizeof(fuse.WriteIn{})), outHeaderSize
 	in, out := buf[page-writeHeader:l.size], buf[l.size+page-readHeader:]
 	ins, outs := [1][]byte{}, [1][]byte{out}
-	h, q := (*fuse.InHeader)(unsafe.Pointer(&in[0])), new(quick)
+	h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
+	at.quick = new(quick)
 	for {
 		at.reading.Store(true)
 		if c.stopping.Load() {
@@ -134,7 +135,8 @@ func (l *loops) run(at *slot, buf []byte) {
 			go l.fill()
 		}
 		if c.takes(h) {
-			answer := c.carryOut(q, h, in[inHeaderSize:n], out[outHeaderSize:])
+			ins[0] = in[:n]
+			answer := c.carryOut(at.quick, nil, h, ins[:], out[outHeaderSize:])
 			*(*fuse.OutHeader)(unsafe.Pointer(&out[0])) = answer
 			c.write(out[:answer.Length])
 		} else {
@@ -222,7 +224,7 @@ func (c *conn) handle(at *slot, unique uint64, in, out [][]byte) int {
 		c.interrupt(unique)
 	}
 	most := longest(in) // the answer may take the request's place
-	n, status := c.proto.HandleRequest(in, out)
+	n, status := c.request(at, in, out)
 	at.unique.Store(0)
 	if status == fuse.OK {
 		if n > most {

@@ -8,38 +8,80 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// The kernel asks for names and attributes more than for all else together, and
-// before most changes. These requests, and a few short ones beside, wait for nobody,
-// but to know their caller, which looks for a signal itself (fs/see.go). So
-// there is nothing to interrupt, and they are carried out without
-// what go-fuse does for those that may: a channel, and a place in a list of what
-// is under way.
+// Nearly all requests about names, attributes and open files are carried out
+// without go-fuse: it makes an object and a channel for each, notes it in a list
+// that all threads share, and leaves much for the collector.
 
 // A quick is what a thread needs for that.
 type quick struct {
 	in    fuse.SetAttrIn // the largest; a header is where each begins
 	entry fuse.EntryOut
 	attr  fuse.AttrOut
+	open  fuse.OpenOut
+	made  fuse.CreateOut
 }
 
-// takes reports whether a request is one of them. With Debug set go-fuse shows
-// each.
+// takes reports whether a request is one that waits for nobody, but to know its
+// caller, which looks for a signal itself (fs/see.go): there is nothing to
+// interrupt. With Debug set go-fuse shows each.
 func (c *conn) takes(h *fuse.InHeader) bool {
 	switch h.Opcode {
-	case opLookup, opGetAttr, opSetAttr, opUnlink, opRmdir:
+	case opLookup, opGetAttr:
 		return h.TotalExtlen == 0 && !c.opts.Debug
 	}
 	return false
 }
 
-// named reports whether all that follows the header is a name.
-func named(op uint32) bool { return op != opGetAttr && op != opSetAttr }
+// takesOwn reports whether a request is one that may be interrupted, and is
+// carried out without go-fuse.
+func (c *conn) takesOwn(h *fuse.InHeader) bool {
+	switch h.Opcode {
+	case opSetAttr, opUnlink, opRmdir, opOpen, opOpenDir, opCreate, opMkdir, opRename, opRename2, opFlush, opRelease, opReleaseDir:
+		return h.TotalExtlen == 0 && !c.opts.Debug
+	}
+	return false
+}
 
-// carryOut returns the answer and what follows its header in the kernel's
-// buffer. args is what follows the request's.
-func (c *conn) carryOut(q *quick, h *fuse.InHeader, args, rest []byte) fuse.OutHeader {
+// fixedSize is how long that is what precedes the names.
+func fixedSize(op uint32) int {
+	switch op {
+	case opGetAttr:
+		return int(unsafe.Sizeof(fuse.GetAttrIn{})) - inHeaderSize
+	case opSetAttr:
+		return int(unsafe.Sizeof(fuse.SetAttrIn{})) - inHeaderSize
+	case opOpen, opOpenDir:
+		return int(unsafe.Sizeof(fuse.OpenIn{})) - inHeaderSize
+	case opCreate:
+		return int(unsafe.Sizeof(fuse.CreateIn{})) - inHeaderSize
+	case opMkdir:
+		return int(unsafe.Sizeof(fuse.MkdirIn{})) - inHeaderSize
+	case opRename2:
+		return int(unsafe.Sizeof(fuse.RenameIn{})) - inHeaderSize
+	case opRename:
+		return 8 // the directory alone
+	case opFlush:
+		return int(unsafe.Sizeof(fuse.FlushIn{})) - inHeaderSize
+	case opRelease, opReleaseDir:
+		return int(unsafe.Sizeof(fuse.ReleaseIn{})) - inHeaderSize
+	}
+	return 0
+}
+
+// args tells apart what follows the header of a request whose parts are in.
+func args(op uint32, in [][]byte) (fixed, names []byte) {
+	if len(in) == 3 {
+		return in[1], in[2]
+	}
+	rest := in[0][inHeaderSize:]
+	n := min(fixedSize(op), len(rest))
+	return rest[:n], rest[n:]
+}
+
+// carryOut returns the answer and what follows its header in the kernel's buffer.
+// in has the request's parts.
+func (c *conn) carryOut(q *quick, cancel <-chan struct{}, h *fuse.InHeader, in [][]byte, rest []byte) fuse.OutHeader {
 	q.in.InHeader = *h
-	status, data := c.raw(q, args)
+	status, data := c.raw(q, cancel, in)
 	if status != fuse.OK {
 		data = nil
 	}
@@ -47,7 +89,7 @@ func (c *conn) carryOut(q *quick, h *fuse.InHeader, args, rest []byte) fuse.OutH
 	return fuse.OutHeader{Length: uint32(outHeaderSize + n), Status: -int32(status), Unique: q.in.Unique}
 }
 
-func (c *conn) raw(q *quick, args []byte) (status fuse.Status, data []byte) {
+func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte) (status fuse.Status, data []byte) {
 	defer func() {
 		if r := recover(); r != nil {
 			c.opts.Logger.Printf("panic: %v\n%s", r, debug.Stack())
@@ -55,32 +97,81 @@ func (c *conn) raw(q *quick, args []byte) (status fuse.Status, data []byte) {
 		}
 	}()
 	h := &q.in.InHeader
-	if named(h.Opcode) {
-		name, _, ended := bytes.Cut(args, []byte{0})
-		switch {
-		case !ended:
-			return fuse.EIO, nil
-		case h.Opcode == opUnlink:
-			return c.served.Unlink(nil, h, string(name)), nil
-		case h.Opcode == opRmdir:
-			return c.served.Rmdir(nil, h, string(name)), nil
-		}
-		q.entry = fuse.EntryOut{}
-		return c.served.Lookup(nil, h, string(name), &q.entry), structBytes(&q.entry)
-	}
-	q.attr = fuse.AttrOut{}
-	get := (*fuse.GetAttrIn)(unsafe.Pointer(&q.in))
-	fixed := structBytes(&q.in)
-	if h.Opcode == opGetAttr {
-		fixed = structBytes(get)
-	}
-	if copy(fixed[inHeaderSize:], args) < len(fixed)-inHeaderSize {
+	fixed, names := args(h.Opcode, in)
+	size := fixedSize(h.Opcode)
+	if copy(structBytes(&q.in)[inHeaderSize:][:size], fixed) < size {
 		return fuse.EIO, nil
 	}
-	if h.Opcode == opSetAttr {
-		return c.served.SetAttr(nil, &q.in, &q.attr), structBytes(&q.attr)
+	to := unsafe.Pointer(&q.in)
+	switch h.Opcode {
+	case opGetAttr:
+		q.attr = fuse.AttrOut{}
+		return c.served.GetAttr(cancel, (*fuse.GetAttrIn)(to), &q.attr), structBytes(&q.attr)
+	case opSetAttr:
+		q.attr = fuse.AttrOut{}
+		return c.served.SetAttr(cancel, &q.in, &q.attr), structBytes(&q.attr)
+	case opOpen:
+		q.open = fuse.OpenOut{}
+		return c.served.Open(cancel, (*fuse.OpenIn)(to), &q.open), structBytes(&q.open)
+	case opOpenDir:
+		q.open = fuse.OpenOut{}
+		return c.served.OpenDir(cancel, (*fuse.OpenIn)(to), &q.open), structBytes(&q.open)
+	case opFlush:
+		return c.served.Flush(cancel, (*fuse.FlushIn)(to)), nil
+	case opRelease:
+		c.served.Release(cancel, (*fuse.ReleaseIn)(to))
+		return fuse.OK, nil
+	case opReleaseDir:
+		c.served.ReleaseDir((*fuse.ReleaseIn)(to))
+		return fuse.OK, nil
 	}
-	return c.served.GetAttr(nil, get, &q.attr), structBytes(&q.attr)
+	first, names, ended := bytes.Cut(names, []byte{0})
+	if !ended {
+		return fuse.EIO, nil
+	}
+	name := string(first)
+	switch h.Opcode {
+	case opUnlink:
+		return c.served.Unlink(cancel, h, name), nil
+	case opRmdir:
+		return c.served.Rmdir(cancel, h, name), nil
+	case opLookup:
+		q.entry = fuse.EntryOut{}
+		return c.served.Lookup(cancel, h, name, &q.entry), structBytes(&q.entry)
+	case opMkdir:
+		q.entry = fuse.EntryOut{}
+		return c.served.Mkdir(cancel, (*fuse.MkdirIn)(to), name, &q.entry), structBytes(&q.entry)
+	case opCreate:
+		q.made = fuse.CreateOut{}
+		return c.served.Create(cancel, (*fuse.CreateIn)(to), name, &q.made), structBytes(&q.made)
+	}
+	second, _, ended := bytes.Cut(names, []byte{0})
+	if !ended {
+		return fuse.EIO, nil
+	}
+	rename := (*fuse.RenameIn)(to)
+	if h.Opcode == opRename {
+		rename.Flags = 0
+	}
+	return c.served.Rename(cancel, rename, name, string(second)), nil
+}
+
+// request has a request carried out that may be interrupted, with go-fuse unless
+// that is not needed, and returns how long the answer is in out.
+func (c *conn) request(at *slot, in, out [][]byte) (int, fuse.Status) {
+	h := (*fuse.InHeader)(unsafe.Pointer(&in[0][0]))
+	if at.quick == nil || !c.takesOwn(h) {
+		return c.proto.HandleRequest(in, out)
+	}
+	first := unsafe.Pointer(&out[0][0])
+	rest := out[0][outHeaderSize:]
+	if len(out) == 2 {
+		rest = out[1]
+	}
+	answer := c.carryOut(at.quick, at.begin(), h, in, rest)
+	at.end()
+	*(*fuse.OutHeader)(first) = answer
+	return int(answer.Length), fuse.OK
 }
 
 func structBytes[T any](p *T) []byte {
