@@ -55,5 +55,11 @@ func (fs *FS) showMetrics() []byte {
 	for _, k := range slices.Sorted(maps.Keys(counts)) {
 		fmt.Fprintf(&b, "stagefs_denials_total{op=%q} %d\n", k, counts[k])
 	}
+
+	head("requests_total", "counter", "Requests of the kernel, by kind, since this daemon began.")
+	requests := fs.kernel.Requests()
+	for _, k := range slices.Sorted(maps.Keys(requests)) {
+		fmt.Fprintf(&b, "stagefs_requests_total{op=%q} %d\n", k, requests[k])
+	}
 	return b.Bytes()
 }

@@ -166,7 +166,7 @@ func (e *entry) register() (done ringCQE, has bool, err error) {
 func (e *entry) run() {
 	q, c := e.queue, e.uring.conn
 	e.at = c.inflight.addAt(!q.online)
-	e.at.quick = new(quick)
+	c.inflight.forLong(e.at)
 	defer c.inflight.remove(e.at)
 	q.threads.Add(1)
 	defer q.threads.Add(-1)
@@ -228,6 +228,7 @@ func (e *entry) run() {
 		default:
 			in, out := e.place.split()
 			if c.takes(h) {
+				e.at.tally.add(h)
 				answer := c.carryOut(e.at.quick, nil, h, in, out[1])
 				*(*fuse.OutHeader)(unsafe.Pointer(h)) = answer
 				n = int(answer.Length)

@@ -19,6 +19,7 @@ type slot struct {
 	tid     int           // of a thread that reads /dev/fuse; else 0
 	reading atomic.Bool   // it is about to
 	idle    bool          // no request ever comes there: the core is off
+	tally   *tally        // of a thread its own; else all's
 
 	// A thread that always does one request after another does most of them
 	// with these. cancel is one for all, until it is used.
@@ -64,6 +65,7 @@ func (s *slot) interrupt(unique uint64) bool {
 type inflight struct {
 	mu    sync.Mutex
 	slots map[*slot]struct{}
+	tally tally // of slots that have none, or are gone
 }
 
 func (f *inflight) add() *slot { return f.addAt(false) }
@@ -74,7 +76,7 @@ func (f *inflight) addAt(idle bool) *slot {
 	if f.slots == nil {
 		f.slots = make(map[*slot]struct{})
 	}
-	s := &slot{idle: idle}
+	s := &slot{idle: idle, tally: &f.tally}
 	f.slots[s] = struct{}{}
 	return s
 }
@@ -88,6 +90,7 @@ func (s *slot) setTid(tid int, f *inflight) {
 func (f *inflight) remove(s *slot) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.keepLocked(s)
 	delete(f.slots, s)
 }
 

@@ -93,7 +93,7 @@ func (l *loops) run(at *slot, buf []byte) {
 	in, out := buf[page-writeHeader:l.size], buf[l.size+page-readHeader:]
 	ins, outs := [1][]byte{}, [1][]byte{out}
 	h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
-	at.quick = new(quick)
+	c.inflight.forLong(at)
 	for {
 		at.reading.Store(true)
 		if c.stopping.Load() {
@@ -135,6 +135,7 @@ func (l *loops) run(at *slot, buf []byte) {
 			go l.fill()
 		}
 		if c.takes(h) {
+			at.tally.add(h)
 			ins[0] = in[:n]
 			answer := c.carryOut(at.quick, nil, h, ins[:], out[outHeaderSize:])
 			*(*fuse.OutHeader)(unsafe.Pointer(&out[0])) = answer
@@ -218,6 +219,7 @@ func (c *conn) handle(at *slot, unique uint64, in, out [][]byte) int {
 	if at.order.Load() == 0 {
 		at.order.Store(c.order.Add(1))
 	}
+	at.tally.add((*fuse.InHeader)(unsafe.Pointer(&in[0][0])))
 	at.told.Store(false)
 	at.unique.Store(unique)
 	if c.ended.Load() {

@@ -35,6 +35,9 @@ type Kernel interface {
 	// RegisterBackingFd gives the kernel a file for passthrough.
 	RegisterBackingFd(*fuse.BackingMap) (int32, syscall.Errno)
 	UnregisterBackingFd(id int32) syscall.Errno
+	// Requests tells how many requests have begun to be carried out, by name;
+	// nil: they are not counted.
+	Requests() map[string]uint64
 }
 
 // The names of the transports.
@@ -107,6 +110,8 @@ func (goFuse) Stop(uint64, func()) (*State, error) {
 func (goFuse) Resume(*State) {}
 
 func (goFuse) ForgetNames() fuse.Status { return fuse.ENOSYS }
+
+func (goFuse) Requests() map[string]uint64 { return nil }
 
 // own is served by threads of this package.
 type own struct {

@@ -87,6 +87,14 @@ func TestBench(t *testing.T) {
 			}
 		}
 	}
+	for _, want := range []struct {
+		row, kind string
+	}{{"chmod", "setattr"}, {"create", "create"}, {"open+close", "open"}, {"rename", "rename"}} {
+		per := requestsOf(res.Samples, want.row, side{oursName, stateFree})[want.kind]
+		if per < 1 || per >= 2 { // some loops begin with a pass over all names
+			t.Errorf("%s: %.2f requests %s for each, want 1", want.row, per, want.kind)
+		}
+	}
 	if len(res.Memory) != 1 || res.Memory[0].Walked.RSS == 0 || res.Memory[0].Forgot.Descriptors == 0 {
 		t.Errorf("memory: %+v", res.Memory)
 	}

@@ -137,6 +137,7 @@ func (r *runner) work(ctx context.Context, round, turn int, w work, bouts []*bou
 			if err := settle(r.kit.root, s.memory(r.kit.size)); err != nil {
 				return err
 			}
+			before := b.requests()
 			found, err := s.run(ctx, b)
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -146,11 +147,16 @@ func (r *runner) work(ctx context.Context, round, turn int, w work, bouts []*bou
 				r.note("round %d: %s, %s, %s %q: %v", round+1, b.Name, b.state, w.name, s.rows, err)
 				continue
 			}
+			made := since(before, b.requests())
+			if len(s.rows) > 1 {
+				made = nil // nobody knows for which row
+			}
 			for n, row := range s.rows {
 				if r.o.rows.MatchString(row) {
 					r.res.Samples = append(r.res.Samples, Sample{
 						Row: row, Subject: b.Name, State: b.state, Round: round,
 						Seconds: found[n].took.Seconds(), Ops: found[n].ops, Best: found[n].best.Seconds(),
+						Requests: made,
 					})
 				}
 			}

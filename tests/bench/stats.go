@@ -48,6 +48,9 @@ type Sample struct {
 	// Best is what one operation took in the fastest stretch of a loop, which
 	// tells something also where others use the machine; 0 if there is none.
 	Best float64 `json:"best_seconds,omitempty"`
+
+	// Requests are those that the kernel made of a stagefs, by kind.
+	Requests map[string]int64 `json:"requests,omitempty"`
 }
 
 // A side is one half of a comparison.
