@@ -166,7 +166,7 @@ func TestA8TryLockAround(t *testing.T) {
 			try(a, "ok", "open")
 			a.must("close", "w")
 			try(b, "ok", "open")
-			m.wantFree(filepath.Join(top, "open"))
+			m.awaitFree(filepath.Join(top, "open")) // the kernel sends the RELEASE when close(2) has returned
 		})
 	}
 }
