@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 		os.Exit(agentMain(os.Getenv(envAgent)))
 	case os.Getenv(envForbid) != "" && os.Getenv(envRoot) != "":
 		os.Exit(forbidMain(os.Getenv(envForbid)))
-	case os.Getenv(envInject) != "" && os.Getenv(envRoot) != "" && len(os.Args) > 1 && os.Args[1] == "mount":
+	case os.Getenv(envInject) != "" && os.Getenv(envRoot) != "" && len(os.Args) > 1 && oneOf(os.Args[1], "mount|umount"):
 		os.Exit(injectMain(os.Getenv(envInject)))
 	case os.Getenv(envWorker) != "":
 		os.Exit(workerMain(os.Getenv(envWorker)))

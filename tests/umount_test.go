@@ -7,7 +7,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestUmountWaits: when umount returns, the daemon has ended, and lets go of the
@@ -24,6 +28,44 @@ func TestUmountWaits(t *testing.T) {
 		if running(m.cmd.Process.Pid) {
 			t.Error("the daemon runs on after the umount")
 		}
+	}
+}
+
+// TestUmountPassing: who was inside when umount looked, or was not seen, and has left
+// since, keeps nobody from unmounting, however long the look takes.
+func TestUmountPassing(t *testing.T) {
+	needInject(t)
+	for what, inject := range map[string]func(m *Mount){
+		"unseen": func(m *Mount) {
+			slow := sync.OnceFunc(func() { time.Sleep(2500 * time.Millisecond) })
+			m.inject(
+				&fault{call: unix.SYS_UMOUNT2, errno: unix.EBUSY, times: 1},
+				&fault{call: unix.SYS_READLINKAT, times: 1, is: func(a asked) bool {
+					if a.path(1) == "/proc/1/cwd" {
+						slow()
+					}
+					return false
+				}})
+		},
+		"seen": func(m *Mount) {
+			inside := exec.Command("sleep", "300")
+			inside.Dir = m.Path
+			p := startCmd(t, inside)
+			m.inject(&fault{call: unix.SYS_OPENAT, times: 1, is: func(a asked) bool {
+				if a.path(1) == "/proc/"+itoa(p.Pid())+"/comm" {
+					p.Kill()
+				}
+				return false
+			}})
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			m := mount(t)
+			inject(m)
+			if r := run(t, m.cmdBin, "umount", m.Path); r.Status != 0 {
+				t.Error(r)
+			}
+		})
 	}
 }
 

@@ -21,6 +21,10 @@ import (
 // it lets go of the mount: under load that moment was long enough to be hit.
 const passing = 2 * time.Second
 
+// minLooks is how often it is looked for them at the least: under load one look
+// can take longer than that.
+const minLooks = 3
+
 func (c *command) umountCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "umount",
@@ -49,18 +53,27 @@ func (c *command) umountAction(ctx *cli.Context) error {
 		return exitf(exitNoPerm, "%s was mounted by the user %d; only that one and root may unmount it", quote(path), by)
 	}
 	daemon := daemonOf(mount)
-	err = c.unmount(path, ctx.Bool("lazy"))
-	for end := time.Now().Add(passing); errors.Is(err, unix.EBUSY) && unix.Geteuid() == 0 && len(mountUsers(mount)) == 0 && time.Now().Before(end); {
+	lazy := ctx.Bool("lazy")
+	err = c.unmount(path, lazy)
+	var users []mountUser
+	for end, looks := time.Now().Add(passing), 0; errors.Is(err, unix.EBUSY) && unix.Geteuid() == 0 && len(users) == 0; looks++ {
+		if looks >= minLooks && time.Now().After(end) {
+			break
+		}
 		time.Sleep(5 * time.Millisecond)
-		err = c.unmount(path, ctx.Bool("lazy"))
+		users = mountUsers(mount)
+		err = c.unmount(path, lazy) // who was seen may have left: the look takes long
 	}
 	switch {
 	case errors.Is(err, unix.EBUSY), errors.Is(err, fs.ErrMountpointBusy):
-		return exitf(exitHeld, "%s is in use%s\n  end that, or detach it with: stagefs umount --lazy %s", quote(path), whoIsInside(mount), quote(path))
+		if unix.Geteuid() != 0 {
+			users = mountUsers(mount)
+		}
+		return exitf(exitHeld, "%s is in use%s\n  end that, or detach it with: stagefs umount --lazy %s", quote(path), whoIsInside(mount, users), quote(path))
 	case errors.Is(err, os.ErrPermission):
 		return exitf(exitNoPerm, "%s: only root and who mounted it may unmount it", quote(path))
 	case err == nil:
-		c.awaitEnd(mount, daemon, ctx.Bool("lazy"))
+		c.awaitEnd(mount, daemon, lazy)
 	}
 	return err
 }
@@ -111,10 +124,9 @@ func findExact(given string) (string, *fs.MountEntry, error) {
 	return path, mount, nil
 }
 
-// whoIsInside describes what keeps a mount busy.
-func whoIsInside(mount *fs.MountEntry) string {
+// whoIsInside describes what keeps a mount busy: users were seen.
+func whoIsInside(mount *fs.MountEntry, users []mountUser) string {
 	const most = 10
-	users := mountUsers(mount)
 	switch {
 	case len(users) == 0 && os.Geteuid() != 0:
 		return ", by processes that only root can see"
