@@ -369,11 +369,15 @@ func (s *Server) connect(o *Options, opts *fuse.MountOptions, want string) (note
 	if err != nil {
 		return "", err
 	}
+	o.Mounted(true)
 	s.fs.mountID, s.fs.mountDev = mountAt(s.mountpoint)
 	to := s.transportOptions(opts)
 	to.Want = want
 	s.transport, note, err = transport.Start(fd, to)
 	if err != nil {
+		if !errors.Is(err, transport.ErrGone) {
+			o.Mounted(false)
+		}
 		unix.Close(fd)
 		detach(s.mountpoint, true)
 	}
@@ -411,7 +415,7 @@ func (s *Server) mountDirect(o *Options, mountpoint string, root int) (int, erro
 		return -1, fmt.Errorf("/dev/fuse: %w: %w", ErrNoFuse, err)
 	}
 	if dead := s.deadThere(); dead != nil && !dead.cleared {
-		err := dead.mountBeneath(o.Dir, fd, root)
+		err := dead.mountBeneath(o, fd, root)
 		if err == nil {
 			return fd, nil
 		}

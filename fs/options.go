@@ -40,6 +40,10 @@ type Options struct {
 	Successor     bool          // take the place of a dead mount, or fail with ErrUnmounted
 	Log           *slog.Logger  // nil: no log
 
+	// Mounted is told when the mount is there, long before it answers, and when
+	// it is taken back because it cannot be served. nil: nobody asks.
+	Mounted func(there bool)
+
 	// Replace runs another program in this process, which goes on with what is
 	// in state by [Continue]. It returns only if that fails. nil: the daemon
 	// cannot be replaced.
@@ -166,6 +170,9 @@ func (o *Options) setDefaults() {
 	}
 	if o.Compat && o.Transport == transport.Auto {
 		o.Transport = transport.Threads
+	}
+	if o.Mounted == nil {
+		o.Mounted = func(bool) {}
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

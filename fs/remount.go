@@ -144,14 +144,14 @@ func openStatic(dir string) (root int, dead *deadMount, err error) {
 
 // mountBeneath mounts with the connection fuse beneath the dead mount, and
 // detaches that.
-func (d *deadMount) mountBeneath(source string, fuse, root int) error {
+func (d *deadMount) mountBeneath(o *Options, fuse, root int) error {
 	ctx, err := unix.Fsopen("fuse", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return os.NewSyscallError("fsopen", err)
 	}
 	defer unix.Close(ctx)
-	for _, o := range [][2]string{
-		{"source", source},
+	for _, option := range [][2]string{
+		{"source", o.Dir},
 		{"subtype", "stagefs"},
 		{"fd", strconv.Itoa(fuse)},
 		{"rootmode", "40000"},
@@ -159,8 +159,8 @@ func (d *deadMount) mountBeneath(source string, fuse, root int) error {
 		{"group_id", "0"},
 		{"max_read", strconv.Itoa(maxWrite)},
 	} {
-		if err := unix.FsconfigSetString(ctx, o[0], o[1]); err != nil {
-			return fmt.Errorf("fsconfig %s: %w", o[0], err)
+		if err := unix.FsconfigSetString(ctx, option[0], option[1]); err != nil {
+			return fmt.Errorf("fsconfig %s: %w", option[0], err)
 		}
 	}
 	for _, flag := range []string{"default_permissions", "allow_other"} {
@@ -179,6 +179,7 @@ func (d *deadMount) mountBeneath(source string, fuse, root int) error {
 	if err := unix.MoveMount(mnt, "", unix.AT_FDCWD, d.path, unix.MOVE_MOUNT_F_EMPTY_PATH|moveMountBeneath); err != nil {
 		return os.NewSyscallError("move_mount", err)
 	}
+	o.Mounted(true)
 	d.cleared = true
 	return detach(d.path, true)
 }

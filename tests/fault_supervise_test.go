@@ -144,6 +144,36 @@ func TestFaultSuperviseNoProcess(t *testing.T) {
 	}
 }
 
+// TestFaultSuperviseTransport: a daemon that has taken a dead one's place and cannot
+// serve it leaves nothing there; another one mounts anew.
+func TestFaultSuperviseTransport(t *testing.T) {
+	needInject(t)
+	needTransport(t, "uring")
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	var served atomic.Bool
+	failing := m.inject(&fault{
+		call: unix.SYS_IO_URING_SETUP, errno: unix.ENOMEM, times: 1,
+		is: func(asked) bool { return served.Load() },
+	})
+	m.start([]string{"--supervise", "--transport=uring"})
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	served.Store(true)
+	old := m.daemon()
+	mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+	eventually(t, "the next daemon answers", func() bool {
+		if m.dead() {
+			t.Fatalf("the supervisor ended: %v", m.cmd.ProcessState)
+		}
+		pid := m.daemon()
+		return pid != 0 && pid != old
+	})
+	if n := failing.did()[0]; n != 1 {
+		t.Errorf("%d rings have failed, want 1", n)
+	}
+}
+
 // TestFaultEndsSlowly: the place of a daemon whose mount still says that it is
 // about to end is taken when it has, however long that takes.
 func TestFaultEndsSlowly(t *testing.T) {

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestS1NoGap: a new daemon takes the place of a dead mount, and there is no
@@ -158,6 +160,36 @@ func TestS1SuperviseUnmounted(t *testing.T) {
 			t.Fatal("mounted again")
 		}
 	}
+}
+
+// TestS1SuperviseUnmountedEarly: so does who unmounts the first daemon's mount before
+// that serves, or before it has told its supervisor that it does, and is killed.
+func TestS1SuperviseUnmountedEarly(t *testing.T) {
+	needInject(t)
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	mounted, unmounted := make(chan struct{}), make(chan struct{})
+	m.inject(&fault{call: unix.SYS_SETPRIORITY, times: 1, is: func(asked) bool {
+		select {
+		case <-mounted:
+		default:
+			close(mounted)
+		}
+		<-unmounted
+		return false
+	}})
+	m.start([]string{"--supervise"})
+	t.Cleanup(m.stop)
+	<-mounted
+	mustDo(t, syscall.Unmount(m.Path, syscall.MNT_DETACH))
+	mustDo(t, syscall.Kill(m.supervisedPid(), syscall.SIGKILL))
+	close(unmounted)
+	eventually(t, "the supervisor ends", func() bool {
+		if mountedAt(m.Path) {
+			t.Fatal("mounted again")
+		}
+		return m.dead()
+	})
 }
 
 // newestMount is the id of the only mount at a path, as mountinfo shows it, or "".

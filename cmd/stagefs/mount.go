@@ -91,7 +91,7 @@ func (c *command) mountAction(ctx *cli.Context) error {
 	if ctx.Bool("supervise") && !watched.on {
 		return c.supervise(o, starter, logFile)
 	}
-	o.Successor = watched.again
+	o.Successor, o.Mounted = watched.again, watched.mounted
 	c.ignored = ignoredStops()
 	h := handover{Debug: o.Debug, Mountpoint: target(o), Ignored: c.ignored}
 	h.Cwd, _ = os.Getwd()

@@ -24,10 +24,18 @@ const envSupervised = "STAGEFS_SUPERVISED"
 // A supervision is what a daemon knows of its supervisor: the value of
 // envSupervised is a descriptor, and "again" if that is so.
 type supervision struct {
-	on     bool
-	again  bool     // it takes the place of one that has served
-	served *os.File // takes one byte when the mount answers; nil: nobody asks
+	on    bool
+	again bool     // it takes the place of one that has mounted
+	told  *os.File // takes news, a byte each; nil: nobody asks
 }
+
+// What a daemon tells its supervisor: the last of it counts when it has ended.
+const (
+	toldNothing = 0
+	toldMounted = 'm' // its mount is there
+	toldBack    = 'b' // it is about to take it back
+	toldServes  = 's' // it answers
+)
 
 // supervised returns that, to nobody but its first caller.
 func supervised() (s supervision) {
@@ -36,7 +44,7 @@ func supervised() (s supervision) {
 	fd, again := strings.CutSuffix(value, again)
 	if n, err := strconv.Atoi(fd); err == nil && n > 2 {
 		unix.CloseOnExec(n)
-		s.served = os.NewFile(uintptr(n), "supervisor's pipe")
+		s.told = os.NewFile(uintptr(n), "supervisor's pipe")
 	}
 	s.on, s.again = value != "", again
 	return s
@@ -44,12 +52,28 @@ func supervised() (s supervision) {
 
 const again = " again"
 
+func (s *supervision) tell(news byte) {
+	if s.told != nil {
+		_, _ = s.told.Write([]byte{news}) // a supervisor that is gone needs none
+	}
+}
+
+// mounted tells the supervisor that the mount is there, as soon as it is: who
+// unmounts it wants no other one, also if the daemon is killed before it serves.
+func (s *supervision) mounted(there bool) {
+	if there {
+		s.tell(toldMounted)
+	} else {
+		s.tell(toldBack)
+	}
+}
+
 // serves tells the supervisor that the mount answers.
 func (s *supervision) serves() {
-	if s.served != nil {
-		_, _ = s.served.Write([]byte{0}) // a supervisor that is gone needs no news
-		s.served.Close()
-		s.served = nil
+	s.tell(toldServes)
+	if s.told != nil {
+		s.told.Close()
+		s.told = nil
 	}
 }
 
@@ -80,15 +104,15 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 
 	stopped, failures := false, 0
 	first := true      // none has served or crashed
-	successor := false // of one that has served, so that it must find a dead mount
+	successor := false // of one that has mounted, so that it must find a dead mount
 	for {
 		started := time.Now()
-		cmd, served, err := c.startSupervised(starter, log, successor)
+		cmd, heard, err := c.startSupervised(starter, log, successor)
 		if err != nil && first {
 			return err
 		}
 		starter = nil
-		hasServed := false
+		last := byte(toldNothing)
 		if err == nil {
 			ended := make(chan error, 1)
 			go func() { ended <- cmd.Wait() }()
@@ -101,11 +125,17 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 					running = false
 				}
 			}
-			hasServed = served()
+			last = heard()
 		}
-		// An ordinary user's daemon clears the dead mount before it mounts; if it
-		// dies in between, the next one finds none.
-		successor = hasServed || successor && os.Geteuid() == 0
+		hasServed := last == toldServes
+		switch {
+		case last == toldMounted, hasServed:
+			successor = true
+		case last == toldBack, os.Geteuid() != 0:
+			// An ordinary user's daemon clears the dead mount before it mounts;
+			// if it dies in between, the next one finds none.
+			successor = false
+		}
 		if unmountedEarly(err) {
 			if first {
 				return &exitError{exitHeld, ""}
@@ -185,9 +215,9 @@ func (c *command) stoppedEnd(o fs.Options, err error, ours bool) error {
 }
 
 // startSupervised starts the daemon in a process group of its own, deaf to the
-// terminal: this process passes signals on. served tells, once it has ended,
-// whether its mount has answered.
-func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *exec.Cmd, served func() bool, err error) {
+// terminal: this process passes signals on. heard returns, once it has ended, what
+// it has told last.
+func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *exec.Cmd, heard func() byte, err error) {
 	cmd = exec.Command("/proc/self/exe", c.args...)
 	cmd.Args[0] = "stagefs"
 	cmd.Env = os.Environ()
@@ -224,10 +254,14 @@ func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *e
 		r.Close()
 		return nil, nil, startError(err)
 	}
-	return cmd, func() bool {
+	return cmd, func() byte {
 		defer r.Close()
-		n, _ := r.Read(make([]byte, 1))
-		return n == 1
+		news := make([]byte, 64)
+		n, _ := r.Read(news)
+		if n <= 0 {
+			return toldNothing
+		}
+		return news[n-1]
 	}, nil
 }
 
