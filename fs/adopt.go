@@ -78,7 +78,7 @@ func (fs *FS) adoptNode(n *node) error {
 	if err != nil {
 		return err
 	}
-	h := &handle{fd: -1, node: n, flags: unix.O_RDWR, mode: ioPassing, lock: lock}
+	h := &handle{node: n, flags: unix.O_RDWR, mode: ioPassing, lock: lock}
 	h.released.Store(1) // long ago
 	n.addWriter(lock)
 	fs.handles.linger(h)

@@ -43,7 +43,7 @@ func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
 	keep := func(h *handle, id uint64) {
 		index[h] = len(c.Handles)
 		x := carriedHandle{
-			ID: id, Node: h.node.id, FD: h.fd, Flags: h.flags, Mode: h.mode, Fresh: h.fresh, Flushed: h.flushed.Load(),
+			ID: id, Node: h.node.id, FD: h.fd.get(), Flags: h.flags, Mode: h.mode, Fresh: h.fresh, Flushed: h.flushed.Load(),
 			Released: h.released.Load(), Candidate: h.candidate.Load(), Opener: carryProc(h.opener), Private: cands.index(h.cand),
 			Rights: h.rights, As: h.as,
 		}
@@ -51,8 +51,8 @@ func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
 			l := h.lock.Carry()
 			x.Lock = &l
 		}
-		if h.fd >= 0 {
-			*fds = append(*fds, h.fd)
+		if fd := h.fd.get(); fd >= 0 {
+			*fds = append(*fds, fd)
 		}
 		c.Handles = append(c.Handles, x)
 	}
@@ -89,8 +89,9 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 			return fmt.Errorf("%w: a handle of node %d", errNodes, x.Node)
 		}
 		h := &handle{
-			id: x.ID, fd: x.FD, node: n, flags: x.Flags, mode: x.Mode, fresh: x.Fresh, opener: fs.procAgain(x.Opener), rights: x.Rights, as: x.As,
+			id: x.ID, node: n, flags: x.Flags, mode: x.Mode, fresh: x.Fresh, opener: fs.procAgain(x.Opener), rights: x.Rights, as: x.As,
 		}
+		h.fd.set(x.FD)
 		h.flushed.Store(x.Flushed)
 		h.released.Store(x.Released)
 		h.candidate.Store(x.Candidate)
@@ -108,7 +109,7 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 		}
 		f := n.lockFile()
 		f.count(h, h.mode, 1)
-		if h.fd >= 0 {
+		if h.fd.get() >= 0 {
 			fs.spare.take()
 			if h.flags&unix.O_ACCMODE != unix.O_RDONLY {
 				f.writing++

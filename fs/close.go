@@ -37,8 +37,8 @@ func (fs *FS) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 		fs.end(h)
 		return
 	}
-	if h.fd >= 0 {
-		unix.Close(h.fd)
+	if fd := h.fd.get(); fd >= 0 {
+		unix.Close(fd)
 	}
 	fs.handles.over(h)
 }

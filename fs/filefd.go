@@ -64,8 +64,8 @@ func (fs *FS) statOpening(n *node, st *unix.Statx_t) error {
 // readFD returns a descriptor by which h can be read, and whether it is the
 // caller's to close.
 func (fs *FS) readFD(h *handle) (fd int, temporary bool, err error) {
-	if h.fd >= 0 && h.flags&unix.O_ACCMODE != unix.O_WRONLY {
-		return h.fd, false, nil
+	if fd = h.fd.get(); fd >= 0 && h.flags&unix.O_ACCMODE != unix.O_WRONLY {
+		return fd, false, nil
 	}
 	if h.cand != nil {
 		return -1, false, unix.EBADF
@@ -114,7 +114,7 @@ func (fs *FS) withFD(h *handle, do func(fd int) error) error {
 // writeFD calls do with a descriptor by which h can be written. A handle that
 // was revoked has none (L3).
 func (fs *FS) writeFD(h *handle, do func(fd int) error) error {
-	if h.fd >= 0 {
+	if own := h.fd.get(); own >= 0 {
 		// What is in flight on the handle ends without FS.ns, which an
 		// acquisition that waits for it may hold.
 		op, err := h.lock.Begin()
@@ -122,7 +122,7 @@ func (fs *FS) writeFD(h *handle, do func(fd int) error) error {
 			return err
 		}
 		defer op.End()
-		return do(h.fd)
+		return do(own)
 	}
 	fd, f, err := fs.openWriting(h)
 	if err != nil {
@@ -162,7 +162,7 @@ func (fs *FS) openToWriteLocked(n *node, f *file) (int, error) {
 // truncateOpenLocked carries out O_TRUNC for h, which is about to be open. fd
 // is a read-only descriptor, or -1. The caller holds FS.ns.
 func (fs *FS) truncateOpenLocked(n *node, f *file, h *handle, fd int) (err error) {
-	use := h.fd
+	use := h.fd.get()
 	if use < 0 || h.flags&unix.O_ACCMODE == unix.O_RDONLY {
 		switch {
 		case fd >= 0:
@@ -181,7 +181,7 @@ func (fs *FS) truncateOpenLocked(n *node, f *file, h *handle, fd int) (err error
 // truncate changes the size of n, through h if it may write. p is where n is.
 // The caller holds FS.ns.
 func (fs *FS) truncate(n *node, p place, h *handle, size int64) error {
-	if h != nil && h.lock != nil && h.fd >= 0 {
+	if h != nil && h.lock != nil && h.fd.get() >= 0 {
 		return fs.writeFD(h, func(fd int) error {
 			return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
 		})
@@ -198,11 +198,11 @@ func (fs *FS) truncate(n *node, p place, h *handle, size int64) error {
 
 // openFD returns a descriptor of the file that is open already, or -1.
 func (h *handle) openFD() int {
-	if h == nil || h.fd >= 0 || !h.isFile() {
-		if h == nil {
-			return -1
-		}
-		return h.fd
+	if h == nil {
+		return -1
+	}
+	if fd := h.fd.get(); fd >= 0 || !h.isFile() {
+		return fd
 	}
 	f := h.node.lockFile()
 	defer h.node.unlockFile(f)

@@ -13,7 +13,7 @@ import (
 // A handle is an open file or directory of the backing.
 type handle struct {
 	id    uint64
-	fd    int // its own descriptor; -1: it uses those of its file
+	fd    ownFD // unless it uses those of its file
 	node  *node
 	flags uint32            // it was opened with
 	mode  ioMode            // of a file
@@ -42,6 +42,14 @@ type handle struct {
 	// private, or by the number of such a one (see nodeTable.settled).
 	as uint64
 }
+
+// An ownFD is a descriptor; that of a new one is -1. The kernel releases a handle
+// only when all other requests for it are answered, but that order is the
+// kernel's: it takes an atomic for the race detector to see it.
+type ownFD struct{ plusOne atomic.Int32 }
+
+func (f *ownFD) get() int   { return int(f.plusOne.Load()) - 1 }
+func (f *ownFD) set(fd int) { f.plusOne.Store(int32(fd) + 1) }
 
 // openedBy returns who opened h, or nil if it was not noted: a file that is only
 // read, and was no lock file then.

@@ -331,21 +331,21 @@ func (fs *FS) openOwnLocked(n *node, f *file, h *handle, fd int, st *unix.Statx_
 	if appendOnly(st) {
 		flags |= int(h.flags & unix.O_APPEND)
 	}
+	var own int
 	if fd >= 0 {
-		h.fd, err = fs.back.open(place{fd: fd}, flags)
+		own, err = fs.back.open(place{fd: fd}, flags)
 	} else {
-		h.fd, err = fs.openNode(n, flags)
+		own, err = fs.openNode(n, flags)
 	}
 	switch {
 	case shares:
-		drop(h.fd)
-		h.fd = -1
+		drop(own)
 		return err
 	case err != nil:
-		h.fd = -1
 		fs.spare.give()
 		return err
 	}
+	h.fd.set(own)
 	if h.flags&unix.O_ACCMODE != unix.O_RDONLY {
 		f.writing++
 	}
@@ -353,11 +353,12 @@ func (fs *FS) openOwnLocked(n *node, f *file, h *handle, fd int, st *unix.Statx_
 }
 
 func (fs *FS) closeOwnLocked(f *file, h *handle) {
-	if h.fd < 0 {
+	fd := h.fd.get()
+	if fd < 0 {
 		return
 	}
-	unix.Close(h.fd)
-	h.fd = -1
+	unix.Close(fd)
+	h.fd.set(-1)
 	fs.spare.give()
 	if h.flags&unix.O_ACCMODE != unix.O_RDONLY {
 		f.writing--

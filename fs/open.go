@@ -68,7 +68,7 @@ func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 }
 
 func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
-	h := &handle{fd: -1, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
+	h := &handle{flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
 	r, fd, record := m.r, -1, uint64(0)
 	lockFile := fs.isLockName(r.parent, r.name)
 	candidate := !lockFile && fs.isCandidateName(r.name)
@@ -181,7 +181,7 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "open", node: n}
 	return fs.attempt(r, false, func() error {
-		h, flags := &handle{fd: -1}, in.Flags
+		h, flags := &handle{}, in.Flags
 		if in.NodeId != n.id {
 			h.as = in.NodeId
 		}
@@ -241,7 +241,7 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "tmpfile", node: parent}
 	var st unix.Statx_t
-	h := &handle{fd: -1, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
+	h := &handle{flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
 	return fs.attempt(r, false, func() (err error) {
 		d, err := fs.back.dir(parent)
 		if err != nil {
