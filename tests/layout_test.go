@@ -18,7 +18,7 @@ var mayImport = map[string][]string{
 	"lockstate/storetest":   {"lockstate"},
 	"lockstate":             {"lockstate/procid"},
 	"lockstate/client":      {},
-	"fs/transport":          {"go-fuse"},
+	"fs/transport":          {"lockstate/procid", "go-fuse"},
 	"fs":                    {"fs/transport", "lockstate", "lockstate/procid", "lockstate/advisory", "lockstate/filestore", "go-fuse"},
 	"cmd/stagefs":           {"fs", "lockstate/client", "lockstate", "lockstate/procid", "lockstate/filestore"},
 	"tests":                 {"lockstate", "lockstate/client"},

@@ -173,25 +173,31 @@ func leadsTo(path string) *fs.MountEntry {
 // connection open (proc_pid_fdinfo(5)). It is 0 where that can't be seen.
 func daemonOf(mount *fs.MountEntry) int {
 	_, minor, _ := strings.Cut(mount.Dev, ":")
-	procs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, proc := range procs {
-		serves, _ := procid.Within(insideTime, func() bool {
-			fds, _ := os.ReadDir(proc + "/fd")
-			for _, fd := range fds {
-				if link, err := os.Readlink(proc + "/fd/" + fd.Name()); err != nil || link != "/dev/fuse" {
-					continue
-				}
-				info, _ := os.ReadFile(proc + "/fdinfo/" + fd.Name())
-				for line := range strings.Lines(string(info)) {
-					if value, ok := strings.CutPrefix(line, "fuse_connection:"); ok && strings.TrimSpace(value) == minor {
-						return true
-					}
+	return findProcess(func(proc string) bool {
+		fds, _ := os.ReadDir(proc + "/fd")
+		for _, fd := range fds {
+			if link, err := os.Readlink(proc + "/fd/" + fd.Name()); err != nil || link != "/dev/fuse" {
+				continue
+			}
+			info, _ := os.ReadFile(proc + "/fdinfo/" + fd.Name())
+			for line := range strings.Lines(string(info)) {
+				if value, ok := strings.CutPrefix(line, "fuse_connection:"); ok && strings.TrimSpace(value) == minor {
+					return true
 				}
 			}
-			return false
-		})
-		if serves {
-			pid, _ := strconv.Atoi(filepath.Base(proc))
+		}
+		return false
+	})
+}
+
+// findProcess returns a process for which is reports true, or 0. proc is its
+// directory in /proc. A look that takes longer than insideTime counts as false: what
+// /proc tells of a process in execve(2) may have to wait for a daemon that is stopped.
+func findProcess(is func(proc string) bool) (pid int) {
+	procs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, proc := range procs {
+		if found, _ := procid.Within(insideTime, func() bool { return is(proc) }); found {
+			pid, _ = strconv.Atoi(filepath.Base(proc))
 			return pid
 		}
 	}
@@ -200,7 +206,7 @@ func daemonOf(mount *fs.MountEntry) int {
 
 // stopped reports whether a process was stopped by a signal.
 func stopped(pid int) bool {
+	const state = 3 // see proc_pid_stat(5)
 	stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	return strings.HasPrefix(rest, "T")
+	return procid.StatField(stat, state) == "T"
 }

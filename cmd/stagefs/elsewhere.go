@@ -5,15 +5,15 @@ package main
 import (
 	"fmt"
 	"os"
-	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs"
-	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // A mount namespace that was made while something was mounted has a mount of its
@@ -23,29 +23,19 @@ import (
 // there is a stagefs mount that is wanted; 0 if none is seen.
 func elsewhere(wanted func(fs.MountEntry) bool) int {
 	ours, _ := os.Readlink("/proc/self/ns/mnt")
-	seen := map[string]bool{ours: true, "": true}
-	procs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, proc := range procs {
-		has, _ := procid.Within(insideTime, func() bool {
-			ns, _ := os.Readlink(proc + "/ns/mnt")
-			if seen[ns] {
-				return false
-			}
-			seen[ns] = true
-			table, _ := os.ReadFile(proc + "/mountinfo")
-			for _, m := range fs.ParseMounts(string(table)) {
-				if m.FSType == fsType && wanted(m) {
-					return true
-				}
-			}
+	var seen sync.Map // a look that took too long may still be under way
+	seen.Store(ours, nil)
+	seen.Store("", nil)
+	return findProcess(func(proc string) bool {
+		ns, _ := os.Readlink(proc + "/ns/mnt")
+		if _, known := seen.LoadOrStore(ns, nil); known {
 			return false
-		})
-		if has {
-			pid, _ := strconv.Atoi(filepath.Base(proc))
-			return pid
 		}
-	}
-	return 0
+		table, _ := os.ReadFile(proc + "/mountinfo")
+		return slices.ContainsFunc(fs.ParseMounts(string(table)), func(m fs.MountEntry) bool {
+			return m.FSType == fsType && wanted(m)
+		})
+	})
 }
 
 // nameOf describes a process.

@@ -1,7 +1,6 @@
 package transport
 
 import (
-	"bytes"
 	"slices"
 	"strconv"
 	"sync"
@@ -9,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // A gathering decides on which cores the threads run that read /dev/fuse. To
@@ -247,15 +248,10 @@ func coreOf(tid uint32) int {
 	return statCore(buf[:n])
 }
 
-// statCore finds it in the file's text; the name of the program may have
-// anything in it, and ends with the last parenthesis.
+// statCore finds it in the file's text.
 func statCore(stat []byte) int {
-	const first, processor = 3, 39 // see proc_pid_stat(5)
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) <= processor-first {
-		return -1
-	}
-	core, err := strconv.Atoi(string(fields[processor-first]))
+	const processor = 39 // see proc_pid_stat(5)
+	core, err := strconv.Atoi(procid.StatField(stat, processor))
 	if err != nil {
 		return -1
 	}

@@ -5,6 +5,7 @@ package procid
 import (
 	"bytes"
 	"fmt"
+	"iter"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -103,32 +104,44 @@ func readStatFile(pid int, name string) (stat, error) {
 	return parseStat(b)
 }
 
-// parseStat reads a line of /proc/PID/stat. The name in it is the process's to
-// choose, spaces, newlines and parentheses included: only what comes after the
-// last ')' can be trusted.
-func parseStat(b []byte) (stat, error) {
-	bad := func() (stat, error) { return stat{}, fmt.Errorf("malformed stat line %.80q", b) }
-	end := bytes.LastIndexByte(b, ')')
-	if end < 0 {
-		return bad()
+// StatFields yields the fields of a line of /proc/PID/stat after the name, with
+// their numbers in proc_pid_stat(5): the first is 3, the state. The name is the
+// process's to choose, spaces, newlines and parentheses included: only what comes
+// after the last ')' can be trusted.
+func StatFields(line []byte) iter.Seq2[int, []byte] {
+	return func(yield func(int, []byte) bool) {
+		end := bytes.LastIndexByte(line, ')')
+		if end < 0 {
+			return
+		}
+		number := 3
+		for f := range bytes.FieldsSeq(line[end+1:]) {
+			if !yield(number, f) {
+				return
+			}
+			number++
+		}
 	}
+}
+
+// StatField returns one field of a line of /proc/PID/stat, see [StatFields], or ""
+// if there is none of that number.
+func StatField(line []byte, number int) string {
+	for n, f := range StatFields(line) {
+		if n == number {
+			return string(f)
+		}
+	}
+	return ""
+}
+
+// parseStat reads a line of /proc/PID/stat.
+func parseStat(b []byte) (stat, error) {
 	var st stat
-	rest := b[end+1:]
-	field := 2
-	for len(rest) > 0 {
-		rest = bytes.TrimLeft(rest, " \n")
-		var f []byte
-		if i := bytes.IndexAny(rest, " \n"); i >= 0 {
-			f, rest = rest[:i], rest[i:]
-		} else {
-			f, rest = rest, nil
-		}
-		if len(f) == 0 {
-			break
-		}
-		field++
+	last := 0
+	for number, f := range StatFields(b) {
 		var err error
-		switch field {
+		switch last = number; number {
 		case 3:
 			st.state = f[0]
 		case 4:
@@ -139,11 +152,11 @@ func parseStat(b []byte) (stat, error) {
 			st.code, err = strconv.Atoi(string(f))
 		}
 		if err != nil {
-			return bad()
+			return stat{}, fmt.Errorf("malformed stat line %.80q", b)
 		}
 	}
-	if field < 52 {
-		return bad()
+	if last < 52 {
+		return stat{}, fmt.Errorf("malformed stat line %.80q", b)
 	}
 	return st, nil
 }
