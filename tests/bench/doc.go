@@ -6,7 +6,9 @@
 // # Terms
 //
 //	subject   what serves the directory: bare, stagefs, loopback, bindfs …
-//	state     who holds the directory that is worked in: free, held, parent, crowd
+//	state     who holds the directory of the work: nobody (free), the caller (held),
+//	          the caller's parent (parent), or nobody, while others hold 100,000
+//	          other directories (crowd)
 //	work      a sequence of steps on one directory, such as those on a tree
 //	step      one run on one subject, which gives the samples of one or more rows
 //	row       a line of the result, such as "create x4"
@@ -15,18 +17,18 @@
 // # What is compared
 //
 // A ratio is the time on a subject over the time on the bare directory of the
-// same round; what is told is the median over the rounds, with the smallest and
-// the largest. Each round starts every subject anew on fresh directories of the
-// same filesystem. What is dirty is synced before a step, never inside of the
-// time taken, and memory is made ready (settle.go). The clients are the same
-// processes for all subjects: tools are run by exec from a process that waits
-// for its sign, so that no fork is measured, and the loops of single system
-// calls make them raw.
+// same round; the report has the median of the rounds, with the smallest and
+// the largest. Each round mounts every subject anew on fresh directories of the
+// same filesystem. Dirty pages are synced before a step, never within the time
+// that is taken, and memory is made ready (settle.go). The clients are the same
+// programs for all subjects: tools are started by exec in a process that waits
+// for a signal to begin, so that no fork is measured, and loops of single system
+// calls make raw ones.
 //
 // # What is checked
 //
-// Each step counts what it did: names, bytes, lines. One that did less fails,
-// and has no sample.
+// Each step counts what it did: names, bytes, lines. One that did less than it
+// should fails, and gives no sample.
 //
 // # What is left behind
 //

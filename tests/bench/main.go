@@ -55,10 +55,10 @@ func parse(args []string, errs io.Writer) (options, error) {
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.SetOutput(errs)
 	f.StringVar(&o.stagefs, "stagefs", "bin/stagefs", "the stagefs `binary`")
-	f.StringVar(&o.dir, "dir", "/var/tmp", "`directory` below which all happens, on the filesystem to be measured")
+	f.StringVar(&o.dir, "dir", "/var/tmp", "`directory` in which everything is made, on the filesystem to be measured")
 	f.StringVar(&o.profile, "profile", "full", "how much work: `full|quick|tiny`")
 	f.IntVar(&o.rounds, "rounds", 0, "how many `rounds`; default: as the profile says")
-	f.DurationVar(&o.budget, "budget", 24*time.Minute, "no round is begun that may end later than after this `time`")
+	f.DurationVar(&o.budget, "budget", 24*time.Minute, "begin no round that would end after this `time`")
 	pattern := func(into **regexp.Regexp) func(string) error {
 		return func(s string) (err error) { *into, err = regexp.Compile(s); return err }
 	}
@@ -76,7 +76,7 @@ func parse(args []string, errs io.Writer) (options, error) {
 	f.BoolVar(&o.memory, "memory", false, "also measure the daemons' memory after a walk over a million files (full), which takes minutes")
 	f.StringVar(&o.json, "json", "", "write all samples to this `file`")
 	f.StringVar(&o.svg, "svg", "", "write a plot to this `file`")
-	f.StringVar(&o.from, "from", "", "measure nothing: report what this JSON `file` has")
+	f.StringVar(&o.from, "from", "", "measure nothing: report the samples in this JSON `file`")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
