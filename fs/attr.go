@@ -116,6 +116,9 @@ func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out 
 		return statusOf(err)
 	}
 	if !n.isDir() {
+		if uncached && st.Nlink > 1 && fs.isLockName(parent, name) {
+			fs.lockLooks.note(h.Pid, n, link{parent, name})
+		}
 		fs.listers.asked(h.Pid, parent, name)
 	}
 	fs.fillEntry(h, out, n, &st, uncached)

@@ -24,7 +24,7 @@ import (
 
 // HandoverFormat is the number of the format in which a daemon writes down what
 // it knows. A program can only go on from the same one.
-const HandoverFormat = 2
+const HandoverFormat = 3
 
 // carried is what a daemon knows.
 type carried struct {

@@ -35,6 +35,8 @@ type carriedHandle struct {
 	Private   int // index of a candidate; -1: none
 	Rights    *rights
 	As        uint64
+	ByDir     uint64 // node; 0: it is not known by what name
+	ByName    string
 }
 
 func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
@@ -45,7 +47,10 @@ func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
 		x := carriedHandle{
 			ID: id, Node: h.node.id, FD: h.fd.get(), Flags: h.flags, Mode: h.mode, Fresh: h.fresh, Flushed: h.flushed.Load(),
 			Released: h.released.Load(), Candidate: h.candidate.Load(), Opener: carryProc(h.opener), Private: cands.index(h.cand),
-			Rights: h.rights, As: h.as,
+			Rights: h.rights, As: h.as, ByName: h.by.name,
+		}
+		if h.by.parent != nil {
+			x.ByDir = h.by.parent.id
 		}
 		if h.lock != nil {
 			l := h.lock.Carry()
@@ -92,6 +97,9 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 			id: x.ID, node: n, flags: x.Flags, mode: x.Mode, fresh: x.Fresh, opener: fs.procAgain(x.Opener), rights: x.Rights, as: x.As,
 		}
 		h.fd.set(x.FD)
+		if dir := fs.nodes.get(x.ByDir); dir != nil {
+			h.by = link{dir, x.ByName}
+		}
 		h.flushed.Store(x.Flushed)
 		h.released.Store(x.Released)
 		h.candidate.Store(x.Candidate)

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"slices"
 	"syscall"
 	"time"
 
@@ -126,6 +127,14 @@ func (d *dirLock) take(r *request) (status fuse.Status, held *lockstate.HeldErro
 	}
 }
 
+// keepsOther reports whether the lock of a descriptor keeps another directory where
+// the file is a lock file as well. The record locks of a process on a file are one,
+// by whichever of its names, and can keep one directory.
+func (fs *FS) keepsOther(n *node, q lockstate.Request) bool {
+	kept := fs.table.KeptBy(q.Key)
+	return kept != nil && kept != q.Dir && slices.ContainsFunc(n.lockNames(), func(l link) bool { return l.parent.dir == kept })
+}
+
 // takeOnce tells in lost that its owner had the directory already by a lock which
 // ended at that very moment: that of a description whose RELEASE came late.
 func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lockstate.HeldError, conflict error) {
@@ -139,6 +148,9 @@ func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lo
 	status = fs.attempt(r, false, func() error {
 		conflict, held = nil, nil
 		q.Key, q.Opened = keyOf(d.h.node.id, &d.want), fs.seenAs(d.h)
+		if fs.keepsOther(d.h.node, q) {
+			return unix.ENOLCK
+		}
 		g, finish, err := fs.grantLock(r, q, nil)
 		if err != nil {
 			errors.As(err, &held)

@@ -43,6 +43,24 @@ func (fs *FS) lockFileOf(n *node) (link, bool) {
 	return link{}, false
 }
 
+// lockPlaceOf returns the place of the lock file that h was opened by: the file may
+// be one in other directories too. unclear: it can't be said which is meant.
+func (fs *FS) lockPlaceOf(h *handle) (at link, lockFile, unclear bool) {
+	if h.node.candidate().private() {
+		at, lockFile = fs.lockFileOf(h.node)
+		return at, lockFile, false
+	}
+	names := h.node.lockNames()
+	if len(names) == 0 {
+		return link{}, false, false
+	}
+	if slices.Contains(names, h.by) {
+		return h.by, true, false
+	}
+	elsewhere := func(l link) bool { return l.parent != names[0].parent }
+	return names[0], true, slices.ContainsFunc(names, elsewhere)
+}
+
 func lockOf(in *fuse.LkIn) advisory.Lock {
 	return advisory.Lock{
 		Owner: in.Owner, Handle: in.Fh, Pid: in.Lk.Pid, Start: in.Lk.Start, End: in.Lk.End,
@@ -69,7 +87,7 @@ func (fs *FS) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse
 		return fuse.OK
 	}
 	// Somebody may hold the directory by another protocol.
-	if at, ok := fs.lockFileOf(n); ok {
+	if h, at, ok, _ := fs.lockedBy(in); h != nil && ok {
 		l, held := fs.table.Governing(at.parent.dir)
 		if !held || l.Kind == lockstate.Shared {
 			return fuse.OK
@@ -96,7 +114,7 @@ func (fs *FS) SetLkw(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
 }
 
 func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Status {
-	h, at, lockFile := fs.lockedBy(in)
+	h, at, lockFile, unclear := fs.lockedBy(in)
 	if h == nil {
 		return fuse.EBADF
 	}
@@ -108,6 +126,8 @@ func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Sta
 		return fuse.OK
 	case !lockFile:
 		return fs.lockPlain(cancel, node, want, wait)
+	case unclear:
+		return fuse.Status(unix.ENOLCK)
 	}
 	d := &dirLock{fs: fs, cancel: cancel, in: in, h: h, at: at, want: want}
 	var status fuse.Status

@@ -67,10 +67,11 @@ type FS struct {
 	// taken by an acquisition to wait for them.
 	aliasMu sync.RWMutex
 
-	hot     hotDirs
-	capsOff capsOff
-	labels  labels
-	listers listers
+	hot       hotDirs
+	capsOff   capsOff
+	labels    labels
+	listers   listers
+	lockLooks lockLooks
 
 	hiddenMu  sync.Mutex      // protects which hidden directories there are
 	filling   map[string]bool // hidden directories that content is moved to at the moment, as DIR/N; likewise

@@ -35,6 +35,7 @@ type handle struct {
 	// anyone, in any mode, to be locked (A10); what is written through it
 	// passes the gate each time.
 	opener *procid.Process
+	by     link // the name of the lock file that it was opened by, as far as it is known
 
 	cand   *candidate // of a private file
 	rights *rights    // of who opened a private lock file

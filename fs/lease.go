@@ -121,7 +121,10 @@ func (fs *FS) touched(r *request, n *node) {
 	if !fs.table.Leased() {
 		return
 	}
-	if at, ok := fs.lockFileOf(n); ok && !n.candidate().private() {
+	if n.candidate().private() {
+		return
+	}
+	for _, at := range n.lockNames() {
 		fs.table.Touch(at.parent.dir, r.process())
 	}
 }

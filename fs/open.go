@@ -77,6 +77,7 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 		switch {
 		case lockFile:
 			h.opener, err = r.must()
+			h.by = link{r.parent, r.name}
 		case writes(in.Flags):
 			h.lock, err = r.openForWrite(lockstate.Change{
 				Dirs: m.covered(fs), Quiet: candidate,
@@ -180,6 +181,7 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 		n = fs.nodes.get(in.NodeId)
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "open", node: n}
+	var by link
 	return fs.attempt(r, false, func() error {
 		h, flags := &handle{}, in.Flags
 		if in.NodeId != n.id {
@@ -190,6 +192,10 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 			if h.opener, err = r.must(); err != nil {
 				return err
 			}
+			if by.parent == nil {
+				by = fs.lockLooks.by(in.Pid, n)
+			}
+			h.by = by
 			if flags&unix.O_TRUNC != 0 {
 				op, ok := fs.mayChange(r, n)
 				defer op.End()

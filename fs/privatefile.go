@@ -44,6 +44,9 @@ func (c *candidate) settleLocked(n *node, fd int, st *unix.Statx_t) {
 	f := n.lockFile()
 	for _, old := range c.handles {
 		h := &handle{node: n, as: c.node.id, flags: old.flags, mode: ioDirect, opener: c.owner}
+		if c.lockFile {
+			h.by = link{c.parent, c.name}
+		}
 		h.flushed.Store(old.flushed.Load())
 		if err := fs.openOwnLocked(n, f, h, fd, st); err != nil {
 			fs.log.Debug("opened for each operation", "file", c.name, "err", err)

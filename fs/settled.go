@@ -20,15 +20,15 @@ func (fs *FS) changedBeside(id uint64, n *node) {
 }
 
 // lockedBy returns the handle that a lock request is about, and its place if it
-// is a lock file.
-func (fs *FS) lockedBy(in *fuse.LkIn) (h *handle, at link, lockFile bool) {
+// is a lock file, as lockPlaceOf.
+func (fs *FS) lockedBy(in *fuse.LkIn) (h *handle, at link, lockFile, unclear bool) {
 	for {
 		if h = fs.handles.get(in.Fh, in.NodeId); h == nil {
-			return nil, link{}, false
+			return nil, link{}, false, false
 		}
-		at, lockFile = fs.lockFileOf(h.node)
+		at, lockFile, unclear = fs.lockPlaceOf(h)
 		if h.cand == nil || h.cand.private() {
-			return h, at, lockFile
+			return h, at, lockFile, unclear
 		}
 	}
 }

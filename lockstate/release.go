@@ -38,6 +38,19 @@ func (t *Table) HasKey(key any) bool {
 	return t.keys[key] != nil
 }
 
+// KeptBy returns the directory that a descriptor lock keeps locked, or nil.
+func (t *Table) KeptBy(key any) *Dir {
+	if t.rows.Load() == 0 {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r := t.keys[key]; r != nil {
+		return r.dir
+	}
+	return nil
+}
+
 // ReleaseKey tells that a descriptor lock is gone: a lock that only it kept ends
 // (R2).
 func (t *Table) ReleaseKey(key any) (Lock, bool) {
