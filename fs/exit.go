@@ -151,6 +151,9 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 	for _, h := range heirs {
 		fs.narrowOwned(h)
 	}
+	if len(heirs) > 0 {
+		fs.callHolders()
+	}
 	members := make(map[lockstate.Scope]member)
 	var later []uint64
 	for _, l := range dead {

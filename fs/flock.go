@@ -136,6 +136,10 @@ func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Sta
 	} else {
 		status = d.try()
 	}
+	if status == fuse.ENOENT && fs.table.IsGone(at.parent.dir) {
+		// The directory was removed meanwhile: a file without a name is as any other.
+		return fs.lockPlain(cancel, d.h.node.id, want, wait)
+	}
 	if status != fuse.OK && want.Flock {
 		d.dropOld() // flock(2): a conversion that is refused has lost the old lock
 	}

@@ -35,7 +35,11 @@ func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 	}
 	// Everything beneath a directory changes its path, so that nothing else
 	// may be under way: an acquisition beneath, for instance (W3).
-	return fs.attempt(m.r, true, func() error { return fs.rename(m) })
+	status := fs.attempt(m.r, true, func() error { return fs.rename(m) })
+	if status == fuse.OK && (m.srcDir != nil || m.dstDir != nil) {
+		fs.callHolders()
+	}
+	return status
 }
 
 func (fs *FS) rename(m *renaming) error {

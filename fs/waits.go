@@ -110,6 +110,40 @@ func (w *waitList) callLocked(dir *lockstate.Dir) {
 	}
 }
 
+// callHolders gives their turn to those in line who have come to hold what they wait
+// for: the others wait for them to end.
+func (fs *FS) callHolders() {
+	for _, x := range fs.waits.behind() {
+		if fs.table.Has(x.proc, x.dir) {
+			fs.waits.call(x)
+		}
+	}
+}
+
+// behind returns who has not had his turn yet.
+func (w *waitList) behind() (all []*waiting) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, line := range w.lines {
+		for _, x := range line {
+			if !x.first {
+				all = append(all, x)
+			}
+		}
+	}
+	return all
+}
+
+// call gives its turn to one who stands in line.
+func (w *waitList) call(x *waiting) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !x.first && !w.paused && slices.Contains(w.lines[x.dir], x) {
+		x.first = true
+		close(x.turn)
+	}
+}
+
 // enqueue puts x at the end of its line, and tells so.
 func (fs *FS) enqueue(x *waiting, protocol string) {
 	fs.waits.join(x)

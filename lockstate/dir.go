@@ -266,6 +266,7 @@ func (t *Table) Move(d, parent *Dir, name string) {
 	t.attachLocked(d, parent, name)
 	t.movedLocked(d)
 	t.pruneLocked(old)
+	t.ringLocked() // it may have taken along what somebody waits for, or have left it
 }
 
 // Exchange tells the table that a and b have changed places.
@@ -279,6 +280,7 @@ func (t *Table) Exchange(a, b *Dir) {
 	t.attachLocked(b, ap, an)
 	t.movedLocked(a)
 	t.movedLocked(b)
+	t.ringLocked()
 }
 
 func (t *Table) detachLocked(d *Dir) {

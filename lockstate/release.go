@@ -228,6 +228,9 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 		}
 		dead = append(dead, r.lock())
 	}
+	if len(heirs) > 0 {
+		t.ringLocked() // their descendants may have waited for that
+	}
 	slices.SortFunc(dead, func(a, b Lock) int { return cmp.Compare(a.Token, b.Token) })
 	return dead, heirs
 }

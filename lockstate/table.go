@@ -188,6 +188,15 @@ func (t *Table) Holds(p *procid.Process, d *Dir) bool {
 	}
 }
 
+// Has reports whether p is known to hold d, as far as it can be said without system
+// calls.
+func (t *Table) Has(p *procid.Process, d *Dir) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := d.governing()
+	return r != nil && r.holds(p)
+}
+
 // refill reserves more tokens.
 func (t *Table) refill() error {
 	t.refillMu.Lock()
@@ -308,8 +317,8 @@ func (t *Table) endLocked(r *row, how Ending) {
 	t.pruneLocked(d)
 }
 
-// Bell returns a channel that is closed at the next end of a lock or a write
-// handle. Whoever waits for one takes it before he tries.
+// Bell returns a channel that is closed when a lock or a write handle ends or goes
+// elsewhere. Whoever waits for one takes it before he tries.
 func (t *Table) Bell() <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,0 +1,96 @@
+//go:build linux
+
+package tests
+
+import "testing"
+
+// TestA8AttackMoved attacks A8: what somebody waits for does not end but goes
+// elsewhere, with a directory that is renamed.
+func TestA8AttackMoved(t *testing.T) {
+	for name, c := range map[string]struct {
+		open  string // by who is in the way: a file, or a lock file that is made
+		with  string // what D/sub is renamed to
+		flags []string
+		dir   string // what is waited for
+		there string // where that is afterwards
+	}{
+		"open file":     {"D/sub/x", "E/sub", nil, "D", "D"},
+		"lock":          {"D/sub/devserver.lock", "E/sub", nil, "D", "D"},
+		"out of a lock": {"D/devserver.lock", "E/sub", nil, "D/sub", "E/sub"},
+		"exchanged":     {"D/sub/devserver.lock", "E/none", []string{"exchange"}, "D", "D"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mount(t)
+			for _, dir := range []string{"D/sub", "E/none"} {
+				openDir(t, m.Back(dir))
+			}
+			for _, file := range []string{"D/sub/x", "D/devserver", "D/sub/devserver"} {
+				openFile(t, m.Back(file), "")
+			}
+			mover, waiter := agent(t), agent(t)
+			waiter.must("open", "h", m.At(c.dir, "devserver"), "rdwr")
+			mover.must("open", "f", m.At(c.open), "rdwr,creat")
+			got := waiter.Start("flockw", "h")
+			m.awaitWaiters(c.dir, 1)
+			mover.must(append([]string{"rename", m.At("D/sub"), m.At(c.with)}, c.flags...)...)
+			m.wantWoken(got, waiter)
+			m.wantOwner(c.there, waiter.Pid)
+		})
+	}
+}
+
+// wantWoken fails the test if somebody who waits for a directory does not get it.
+func (m *Mount) wantWoken(got func() string, waiter *Agent) {
+	m.t.Helper()
+	eventually(m.t, "who waits is woken", func() bool {
+		for _, w := range m.Listing().Waiters {
+			if w.Pid == waiter.Pid {
+				return false
+			}
+		}
+		return true
+	})
+	if s := got(); s != "ok" {
+		m.t.Errorf("who waited hears %s", s)
+	}
+}
+
+// TestA8AttackRemoved attacks A8 and M2: who waits for a directory that is removed
+// gets the lock on its file, as on any that has lost its name.
+func TestA8AttackRemoved(t *testing.T) {
+	m := mount(t)
+	holder, waiter := agent(t), agent(t)
+	holder.must("mkdir", m.At("D"))
+	waiter.must("open", "h", m.At("D/devserver"), "rdwr,creat")
+	got := waiter.Start("flockw", "h")
+	m.awaitWaiters("D", 1)
+	holder.must("rmdir", m.At("D"))
+	m.wantWoken(got, waiter)
+	waiter.must("close", "h")
+	holder.must("mkdir", m.At("D"))
+	m.wantOwner("D", holder.Pid)
+}
+
+// TestA8AttackHandedOver attacks A8 and R5: a lock passes to a process one of whose
+// children waits for it, also behind others.
+func TestA8AttackHandedOver(t *testing.T) {
+	for name, ahead := range map[string]int{"first in line": 0, "behind a stranger": 1} {
+		t.Run(name, func(t *testing.T) {
+			m := mount(t)
+			script := agent(t)
+			maker, waiter, stranger := script.Child(), script.Child(), agent(t)
+			maker.must("mkdir", m.At("D"))
+			if ahead > 0 {
+				stranger.must("open", "h", m.At("D/devserver"), "rdwr,creat")
+				stranger.Start("flockw", "h")
+				m.awaitWaiters("D", 1)
+			}
+			waiter.must("open", "h", m.At("D/devserver"), "rdwr,creat")
+			got := waiter.Start("flockw", "h")
+			m.awaitWaiters("D", ahead+1)
+			maker.Exit(0)
+			m.wantWoken(got, waiter)
+			stranger.Kill()
+		})
+	}
+}
