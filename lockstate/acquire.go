@@ -121,11 +121,12 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 	}
 }
 
-// A twinError says that the client is about to get the lease already: this
-// request is to be decided when that one is.
+// A twinError says that what this request depends on is about to be acquired: it is
+// to be decided when that is. It may be the client's own lease, or a lock that would
+// cover the request.
 type twinError struct{ settled <-chan struct{} }
 
-func (*twinError) Error() string { return "the client acquires it already" }
+func (*twinError) Error() string { return "it is being acquired already" }
 
 // resolveRequest finds out who asks, and who is in the way, as far as a refusal
 // depends on it, and reports whether it is to be decided again.
@@ -154,6 +155,13 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		return nil, nil, true
 	}
 	if r := d.governing(); r != nil && q.Kind == Implicit && t.holdsLocked(r, p, q.asked) {
+		if r.pending {
+			// It may come to nothing, and would have covered nothing then.
+			if r.decided == nil {
+				r.decided = make(chan struct{})
+			}
+			return nil, &twinError{r.decided}, false
+		}
 		// A2: covered already. The operation counts like any other.
 		t.stagedLocked(p, d)
 		return &Grant{t: t, op: t.startLocked([]*Dir{d}, nil)}, nil, false
@@ -463,6 +471,7 @@ func (g *Grant) Commit() (Lock, bool) {
 	// it can wait for the next flush.
 	flush = g.sawLocked()
 	r.pending = false
+	r.decideLocked()
 	if r.lease != nil {
 		t.renewLocked(r, 0) // its time begins now
 		close(r.lease.settled)
@@ -569,6 +578,14 @@ func (t *Table) dropKeyLocked(r *row, k any) bool {
 	}
 	t.endLocked(r, Ending{Reason: Unlocked})
 	return true
+}
+
+// decideLocked tells those who wait for it that r is acquired, or will not be.
+func (r *row) decideLocked() {
+	if r.decided != nil {
+		close(r.decided)
+		r.decided = nil
+	}
 }
 
 // Abort undoes the acquisition.

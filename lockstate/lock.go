@@ -99,7 +99,8 @@ type row struct {
 	why      string
 	onCrash  string
 	isNew    bool
-	pending  bool // not committed
+	pending  bool          // not committed
+	decided  chan struct{} // closed when it is, or has ended before; nil: nobody waits for that
 	changed  bool
 	// revocable is set once, before the row is in force.
 	revocable bool

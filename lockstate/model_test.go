@@ -451,6 +451,8 @@ func (m *model) acquire(t *rapid.T, kind lockstate.Kind, file string) {
 	}
 	top := m.top(path)
 	switch {
+	case kind == lockstate.Implicit && m.governing(path) != nil && m.governing(path).pending:
+		m.compare(t, call, err, verdict{err: lockstate.ErrCancelled}) // it waits for that to be decided
 	case kind == lockstate.Implicit && m.governing(path) != nil: // A2
 		m.compare(t, call, err, verdict{})
 		o := &modelOp{proc: p, paths: []string{path}}

@@ -299,6 +299,7 @@ func (t *Table) endLocked(r *row, how Ending) {
 			close(r.lease.settled)
 		}
 	}
+	r.decideLocked()
 	t.stats.Ended[how.Reason]++
 	if r.settled != nil {
 		close(r.settled)
