@@ -15,7 +15,7 @@ type slot struct {
 	unique  atomic.Uint64 // the number that the kernel gave the request; 0: none
 	order   atomic.Uint64 // of its arrival
 	refused atomic.Bool   // it is cancelled as there is no room for it
-	told    atomic.Bool   // the kernel has said that the caller has a signal
+	told    atomic.Uint64 // of which request the kernel has said that its caller has a signal
 	tid     int           // of a thread that reads /dev/fuse; else 0
 	reading atomic.Bool   // it is about to
 	idle    bool          // no request ever comes there: the core is off
@@ -117,15 +117,18 @@ func (f *inflight) call() {
 	}
 }
 
-// tell notes that the caller of a request has a signal.
-func (f *inflight) tell(unique uint64) {
+// tell notes that the caller of a request has a signal, and reports whether the
+// request is under way.
+func (f *inflight) tell(unique uint64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for s := range f.slots {
 		if s.unique.Load() == unique {
-			s.told.Store(true)
+			s.told.Store(unique)
+			return true
 		}
 	}
+	return false
 }
 
 // interrupt cancels a request that go-fuse does not know, and reports whether it
@@ -193,8 +196,7 @@ func (c *conn) interrupt(unique uint64) {
 // passOn cancels a request whose caller has a signal, and reports whether it was
 // under way.
 func (c *conn) passOn(unique uint64) bool {
-	c.inflight.tell(unique)
-	return c.tryInterrupt(unique)
+	return c.inflight.tell(unique) && c.tryInterrupt(unique)
 }
 
 // tryInterrupt reports whether the request was under way.

@@ -220,7 +220,6 @@ func (c *conn) handle(at *slot, unique uint64, in, out [][]byte) int {
 		at.order.Store(c.order.Add(1))
 	}
 	at.tally.add((*fuse.InHeader)(unsafe.Pointer(&in[0][0])))
-	at.told.Store(false)
 	at.unique.Store(unique)
 	if c.ended.Load() {
 		c.interrupt(unique)

@@ -75,7 +75,7 @@ func (r *Parked) header() *fuse.InHeader {
 // cancelled because the transport stops. out is its answer.
 func (c *conn) undone(at *slot, out []byte) bool {
 	h := (*fuse.OutHeader)(unsafe.Pointer(&out[0]))
-	return c.stopping.Load() && h.Status == -int32(unix.EINTR) && !at.told.Load()
+	return c.stopping.Load() && h.Status == -int32(unix.EINTR) && at.told.Load() != h.Unique
 }
 
 // parkRaw keeps a request that was read from /dev/fuse.
