@@ -213,6 +213,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		r.inode = d.rows[0].inode
 	}
 	t.insertLocked(r)
+	t.noteLocked(r)
 	g = &Grant{t: t, row: r, made: true, file: q.File, request: q}
 	for _, op := range t.inflight {
 		if op.touches(d) {

@@ -31,7 +31,7 @@ func (t *Table) CarryRows() (rows []CarriedRow, ok bool) {
 		if r.pending || r.sealed {
 			return nil, false
 		}
-		rec := r.record(t.world, t.now())
+		rec := r.record(t.world)
 		rec.Members, rec.Move = slices.Collect(maps.Keys(r.members)), nil
 		rec.Stagers = slices.Collect(maps.Keys(r.stagers))
 		if r.lease != nil {
@@ -53,12 +53,17 @@ func (t *Table) TakeUpRow(c CarriedRow, path []string, owner *procid.Process, ke
 	for _, f := range c.Record.Files {
 		files = append(files, string(f))
 	}
-	if _, err := t.Restore(c.Record, path, owner, files); err != nil {
-		return err
+	if owner == nil || owner.ID() != c.Record.Owner {
+		return ErrNobody
 	}
+	d := t.At(path...)
+	defer t.Forget(d)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := t.tokens[c.Record.Token]
+	r, err := t.restoreLocked(c.Record, d, owner, files)
+	if err != nil {
+		return err
+	}
 	r.lostKey = c.LostKey
 	for _, k := range keys {
 		if r.keys == nil {

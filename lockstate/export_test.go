@@ -1,10 +1,13 @@
 package lockstate
 
 // Encode is Record.encode for the tests outside of the package.
-func (rec *Record) Encode() ([]byte, error) { return rec.encode() }
+func (rec *Record) Encode() ([]byte, error) { return rec.encode(new(lineageText)) }
 
 // Plain reports whether encode does without reflection.
 func (rec *Record) Plain() bool {
-	_, ok := rec.appendPlain(nil)
+	_, ok := rec.appendPlain(nil, new(lineageText))
 	return ok
 }
+
+// Plain reads a record if that can be done without reflection.
+func (x *RecordReader) Plain(data []byte) (rec Record, ok bool) { return x.plain(data) }

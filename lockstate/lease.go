@@ -18,7 +18,8 @@ type lease struct {
 	client   string
 	uid      uint32
 	ttl      time.Duration
-	deadline time.Duration // on Table.clock
+	deadline time.Duration // on Table.clock,
+	until    time.Time     // and what the wall clock showed it to be when it was set
 	at       int           // index in Table.leases; -1: not there
 	clock    func() time.Duration
 	settled  chan struct{}          // closed when the acquisition is over
@@ -48,7 +49,7 @@ func (t *Table) renewLocked(r *row, ttl time.Duration) (other bool) {
 	if ttl != 0 && ttl != r.lease.ttl {
 		r.lease.ttl, other = ttl, true
 	}
-	r.lease.deadline = t.clock() + r.lease.ttl
+	r.lease.deadline, r.lease.until = t.clock()+r.lease.ttl, t.now().Add(r.lease.ttl)
 	if r.lease.at >= 0 {
 		heap.Fix(&t.leases, r.lease.at)
 	} else {

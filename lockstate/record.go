@@ -2,7 +2,6 @@ package lockstate
 
 import (
 	"container/heap"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -78,15 +77,7 @@ func (b *Bytes) UnmarshalText(text []byte) error {
 
 // ParseRecord reads a record that a table has put into its store.
 func ParseRecord(token uint64, data []byte) (Record, error) {
-	var rec Record
-	if err := json.Unmarshal(data, &rec); err != nil {
-		return rec, fmt.Errorf("record of token %d: %w", token, err)
-	}
-	if rec.Token != token || rec.Kind > Shared || rec.Path == "" || rec.Path == "." ||
-		rec.Lease != nil && (rec.Lease.Client == "" || rec.Lease.TTL <= 0) || rec.Scope != nil && rec.Scope.Kind > CgroupScope {
-		return rec, fmt.Errorf("record of token %d makes no sense", token)
-	}
-	return rec, nil
+	return new(RecordReader).Read(token, data)
 }
 
 // InodeOf returns what the backing calls one of the lock files, if it is known.
@@ -101,7 +92,7 @@ func (rec *Record) InodeOf(file string) Inode {
 const maxRecorded = 512
 
 // record returns r as it outlives the daemon. The caller holds Table.mu.
-func (r *row) record(world string, now time.Time) Record {
+func (r *row) record(world string) Record {
 	rec := Record{
 		Token: r.token, World: world, Path: Bytes(r.dir.path()), Inode: r.inode, Move: r.move,
 		Kind: r.kind, Protocol: r.protocol, Owner: r.owner.ID(), UID: r.owner.UID(), Lineage: r.heirs,
@@ -128,7 +119,7 @@ func (r *row) record(world string, now time.Time) Record {
 		rec.Scope = &r.scope
 	}
 	if r.lease != nil {
-		rec.Lease = &LeaseRecord{Client: r.lease.client, UID: r.lease.uid, TTL: r.lease.ttl, Deadline: r.lease.deadline, Until: now.Add(r.lease.deadline - r.lease.clock())}
+		rec.Lease = &LeaseRecord{Client: r.lease.client, UID: r.lease.uid, TTL: r.lease.ttl, Deadline: r.lease.deadline, Until: r.lease.until}
 		for id := range maps.Keys(r.lease.joined) {
 			if rec.Lease.Joined = append(rec.Lease.Joined, id); len(rec.Lease.Joined) == maxRecorded {
 				break
@@ -148,8 +139,8 @@ func (t *Table) noteLocked(r *row) {
 	if t.store == nil {
 		return
 	}
-	rec := r.record(t.world, t.now())
-	data, err := rec.encode()
+	rec := r.record(t.world)
+	data, err := rec.encode(&t.lineage)
 	if err == nil { // else: nothing in a record can fail
 		t.store.Put(r.token, data)
 	}
@@ -188,13 +179,23 @@ func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files 
 	defer t.Forget(d)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	r, err := t.restoreLocked(rec, d, owner, files)
+	if err != nil {
+		return Lock{}, err
+	}
+	t.noteLocked(r)
+	return r.lock(), nil
+}
+
+// restoreLocked is Restore without writing anything down.
+func (t *Table) restoreLocked(rec Record, d *Dir, owner *procid.Process, files []string) (*row, error) {
 	switch {
 	case rec.Token == 0 || rec.Token > t.token || t.tokens[rec.Token] != nil:
-		return Lock{}, fmt.Errorf("record of token %d: %w", rec.Token, errBadToken)
+		return nil, fmt.Errorf("record of token %d: %w", rec.Token, errBadToken)
 	case d == t.root:
-		return Lock{}, ErrRoot
+		return nil, ErrRoot
 	case len(d.rows) > 0 && d.top().token > rec.Token:
-		return Lock{}, fmt.Errorf("record of token %d: %w", rec.Token, errBadToken)
+		return nil, fmt.Errorf("record of token %d: %w", rec.Token, errBadToken)
 	}
 	r := &row{
 		dir: d, kind: rec.Kind, protocol: rec.Protocol, owner: owner, heirs: rec.Lineage,
@@ -229,7 +230,7 @@ func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files 
 	if rec.Lease != nil {
 		r.revocable = true
 		r.lease = &lease{
-			client: rec.Lease.Client, uid: rec.Lease.UID, ttl: rec.Lease.TTL, deadline: rec.Lease.Deadline,
+			client: rec.Lease.Client, uid: rec.Lease.UID, ttl: rec.Lease.TTL, deadline: rec.Lease.Deadline, until: rec.Lease.Until,
 			at: -1, clock: t.clock, settled: make(chan struct{}),
 		}
 		close(r.lease.settled)
@@ -241,9 +242,8 @@ func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files 
 	t.insertLocked(r)
 	if rec.Changed {
 		r.touch()
-		t.noteLocked(r)
 	}
-	return r.lock(), nil
+	return r, nil
 }
 
 var errBadToken = errors.New("its token was used already, or never given out")

@@ -1,6 +1,7 @@
 package lockstate
 
 import (
+	"bytes"
 	"encoding/json"
 	"strconv"
 	"time"
@@ -11,16 +12,47 @@ import (
 // encode returns what json.Marshal does. A record is written while the table
 // stands still and a mkdir(2) waits, and most are of the same few fields: those
 // are written without reflection.
-func (rec *Record) encode() ([]byte, error) {
-	if b, ok := rec.appendPlain(make([]byte, 0, 512)); ok {
-		return b, nil
+func (rec *Record) encode(l *lineageText) ([]byte, error) {
+	// Few records are longer, and one that is kept takes no more than it is long.
+	var room [2 << 10]byte
+	if b, ok := rec.appendPlain(room[:0], l); ok {
+		return bytes.Clone(b), nil
 	}
 	return json.Marshal(rec)
 }
 
+// A lineageText is the JSON of the lineage that was last written: most locks that
+// are taken one after the other are one owner's.
+type lineageText struct {
+	of   []procid.Ancestor // never changed
+	text []byte
+}
+
+func (l *lineageText) append(b []byte, of []procid.Ancestor) []byte {
+	if len(of) != len(l.of) || &of[0] != &l.of[0] {
+		l.of, l.text = of, l.text[:0]
+		for i, a := range of {
+			sep := byte(',')
+			if i == 0 {
+				sep = '['
+			}
+			l.text = appendID(append(append(l.text, sep), `{"ID":`...), a.ID)
+			l.text = append(appendTrue(l.text, `,"Reaper":true`, a.Reaper), '}')
+		}
+		l.text = append(l.text, ']')
+	}
+	return append(b, l.text...)
+}
+
 // appendPlain reports false if it cannot write a record.
-func (rec *Record) appendPlain(b []byte) ([]byte, bool) {
-	if rec.Move != nil || len(rec.Opened) > 0 || len(rec.Members) > 0 || len(rec.Stagers) > 0 || len(rec.Foreign) > 0 || rec.Scope != nil || rec.Lease != nil {
+func (rec *Record) appendPlain(b []byte, l *lineageText) ([]byte, bool) {
+	if rec.Move != nil || len(rec.Opened) > 0 || len(rec.Members) > 0 || len(rec.Stagers) > 0 || len(rec.Foreign) > 0 {
+		return nil, false
+	}
+	if rec.Scope != nil && !isPlain(rec.Scope.ID) {
+		return nil, false
+	}
+	if s := rec.Lease; s != nil && (len(s.Joined) > 0 || !isPlain(s.Client) || !hasPlainYear(s.Until)) {
 		return nil, false
 	}
 	for _, s := range []string{rec.World, string(rec.Path), rec.Protocol, string(rec.File), rec.Why, rec.OnCrash} {
@@ -28,7 +60,7 @@ func (rec *Record) appendPlain(b []byte) ([]byte, bool) {
 			return nil, false
 		}
 	}
-	if y := rec.Since.Year(); y < 0 || y > 9999 {
+	if !hasPlainYear(rec.Since) {
 		return nil, false
 	}
 	b = strconv.AppendUint(append(b, `{"token":`...), rec.Token, 10)
@@ -41,19 +73,10 @@ func (rec *Record) appendPlain(b []byte) ([]byte, bool) {
 	b = appendText(b, `,"protocol":`, rec.Protocol)
 	b = appendID(append(b, `,"owner":`...), rec.Owner)
 	b = strconv.AppendUint(append(b, `,"uid":`...), uint64(rec.UID), 10)
-	for i, a := range rec.Lineage {
-		if i == 0 {
-			b = append(b, `,"lineage":[`...)
-		} else {
-			b = append(b, ',')
-		}
-		b = appendID(append(b, `{"ID":`...), a.ID)
-		b = append(strconv.AppendBool(append(b, `,"Reaper":`...), a.Reaper), '}')
-		if i == len(rec.Lineage)-1 {
-			b = append(b, ']')
-		}
+	if len(rec.Lineage) > 0 {
+		b = l.append(append(b, `,"lineage":`...), rec.Lineage)
 	}
-	b = append(rec.Since.AppendFormat(append(b, `,"since":"`...), time.RFC3339Nano), '"')
+	b = appendTime(b, `,"since":`, rec.Since)
 	if rec.File != "" {
 		b = appendText(b, `,"file":`, string(rec.File))
 	}
@@ -94,11 +117,29 @@ func (rec *Record) appendPlain(b []byte) ([]byte, bool) {
 	b = appendTrue(b, `,"revocable":true`, rec.Revocable)
 	b = appendTrue(b, `,"sealed":true`, rec.Sealed)
 	b = appendTrue(b, `,"fresh":true`, rec.Fresh)
+	if s := rec.Scope; s != nil {
+		b = strconv.AppendUint(append(b, `,"scope":{"Kind":`...), uint64(s.Kind), 10)
+		b = appendText(b, `,"ID":`, s.ID)
+		b = append(strconv.AppendUint(append(b, `,"Born":`...), s.Born, 10), '}')
+	}
+	if l := rec.Lease; l != nil {
+		b = appendText(b, `,"lease":{"client":`, l.Client)
+		b = strconv.AppendUint(append(b, `,"uid":`...), uint64(l.UID), 10)
+		b = strconv.AppendInt(append(b, `,"ttl":`...), int64(l.TTL), 10)
+		b = strconv.AppendInt(append(b, `,"deadline":`...), int64(l.Deadline), 10)
+		b = append(appendTime(b, `,"until":`, l.Until), '}')
+	}
 	return append(b, '}'), true
 }
 
+// hasPlainYear reports whether JSON has a way to write a time down.
+func hasPlainYear(t time.Time) bool {
+	y := t.Year()
+	return y >= 0 && y <= 9999
+}
+
 // isPlain reports whether JSON shows a text as it is.
-func isPlain(s string) bool {
+func isPlain[T string | []byte](s T) bool {
 	for i := range len(s) {
 		switch c := s[i]; {
 		case c < ' ' || c >= 0x7f, c == '"', c == '\\', c == '<', c == '>', c == '&':
@@ -111,6 +152,10 @@ func isPlain(s string) bool {
 func appendText(b []byte, key, plain string) []byte {
 	b = append(append(b, key...), '"')
 	return append(append(b, plain...), '"')
+}
+
+func appendTime(b []byte, key string, t time.Time) []byte {
+	return append(t.AppendFormat(append(append(b, key...), '"'), time.RFC3339Nano), '"')
 }
 
 func appendID(b []byte, id procid.ID) []byte {

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"github.com/stagefs/stagefs/lockstate"
@@ -29,6 +30,7 @@ func TestRecordEncode(t *testing.T) {
 		return lockstate.Inode{Ino: rapid.Uint64().Draw(t, "ino"), Birth: rapid.Int64().Draw(t, "birth")}
 	})
 	plain := 0
+	var reader lockstate.RecordReader
 	rapid.Check(t, func(t *rapid.T) {
 		text, raw := word, word
 		if rapid.Bool().Draw(t, "odd") {
@@ -54,9 +56,16 @@ func TestRecordEncode(t *testing.T) {
 			rec.Members = []procid.ID{id.Draw(t, "member")}
 			rec.Stagers = []procid.ID{id.Draw(t, "stager")}
 		case 1:
-			rec.Lease = &lockstate.LeaseRecord{Client: "c", TTL: time.Second}
+			rec.Lease = &lockstate.LeaseRecord{
+				Client: text.Draw(t, "client"), UID: rapid.Uint32().Draw(t, "client's uid"), TTL: time.Duration(rapid.Int64().Draw(t, "ttl")),
+				Deadline: time.Duration(rapid.Int64().Draw(t, "deadline")), Until: time.Unix(rapid.Int64Range(0, 1<<33).Draw(t, "until"), 0).UTC(),
+			}
+			if is("joined") {
+				rec.Lease.Joined = []procid.ID{id.Draw(t, "joined")}
+			}
 		case 2:
-			rec.Scope = &lockstate.Scope{Kind: lockstate.GroupScope}
+			kinds := []lockstate.ScopeKind{lockstate.GroupScope, lockstate.SessionScope, lockstate.CgroupScope}
+			rec.Scope = &lockstate.Scope{Kind: rapid.SampledFrom(kinds).Draw(t, "scope"), ID: text.Draw(t, "scope's id"), Born: rapid.Uint64().Draw(t, "born")}
 		case 3:
 			rec.Foreign = []lockstate.FileID{{Dev: 1}}
 		case 4:
@@ -75,9 +84,77 @@ func TestRecordEncode(t *testing.T) {
 		if rec.Plain() {
 			plain++
 		}
+		read, ok := reader.Plain(got)
+		if ok != rec.Plain() {
+			t.Fatalf("Plain(%s) = %v, want %v", got, ok, rec.Plain())
+		}
+		if ok {
+			checkAsJSON(t, got, read)
+		}
 	})
 	if plain == 0 {
 		t.Error("no record was plain")
+	}
+}
+
+// checkAsJSON compares a record with what JSON makes of its text.
+func checkAsJSON(t interface {
+	Helper()
+	Fatalf(string, ...any)
+}, text []byte, got lockstate.Record,
+) {
+	t.Helper()
+	var want lockstate.Record
+	if err := json.Unmarshal(text, &want); err != nil {
+		t.Fatalf("%s was read, but: %v", text, err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Fatalf("%s (-want +got):\n%s", text, diff)
+	}
+}
+
+// FuzzRecordRead: what is read without reflection means what JSON makes of it.
+func FuzzRecordRead(f *testing.F) {
+	rec := lockstate.Record{
+		Token: 1, World: "w", Path: "a/b", Inode: lockstate.Inode{Ino: 2, Birth: -3}, Protocol: "mkdir", Owner: procid.ID{Pid: 4, Start: 5}, Since: time.Unix(6, 7).UTC(),
+		Lineage: []procid.Ancestor{{ID: procid.ID{Pid: 8}}, {ID: procid.ID{Pid: 1}, Reaper: true}}, File: "f", Files: []lockstate.Bytes{"f", "g"},
+		Inodes: []lockstate.Inode{{Ino: 9}, {}}, Why: "so", Scope: &lockstate.Scope{ID: "s"}, Lease: &lockstate.LeaseRecord{Client: "c", TTL: 1},
+	}
+	for _, bare := range []bool{false, true} {
+		if bare {
+			rec = lockstate.Record{Token: 1, Path: "a"}
+		}
+		data, err := rec.Encode()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var x lockstate.RecordReader
+		for range 2 { // the second time with what is known
+			if rec, ok := x.Plain(data); ok {
+				checkAsJSON(t, data, rec)
+			}
+		}
+	})
+}
+
+func BenchmarkRecordRead(b *testing.B) {
+	rec := lockstate.Record{Token: 1, World: "4cc86a5e-0000-0000-0000-000000000000:4026531836", Path: "board/version", Protocol: "mkdir", Owner: procid.ID{Pid: 12345, Start: 99999}, Since: time.Now().UTC()}
+	for i := range 5 {
+		rec.Lineage = append(rec.Lineage, procid.Ancestor{ID: procid.ID{Pid: 1000 + i, Start: 5555}})
+	}
+	data, err := rec.Encode()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.SetBytes(int64(len(data)))
+	var x lockstate.RecordReader
+	for b.Loop() {
+		if _, err := x.Read(1, data); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 

@@ -47,7 +47,8 @@ type Table struct {
 	now     func() time.Time
 	reserve func(uint64) error
 	deny    bool
-	store   Store // nil: none
+	store   Store       // nil: none
+	lineage lineageText // protected by mu
 	world   string
 	claims  func(*procid.Process, Claim) bool
 	clock   func() time.Duration
@@ -232,7 +233,6 @@ func (t *Table) insertLocked(r *row) {
 	if r.kind == Implicit {
 		r.content.fresh = true
 	}
-	t.noteLocked(r)
 	if r.lease != nil {
 		t.leased.Add(1)
 	}

@@ -38,5 +38,5 @@ func Self() ID {
 // An Ancestor is one step up from a process.
 type Ancestor struct {
 	ID     ID
-	Reaper bool // init, subreaper or service manager: never inherits a lock (R5)
+	Reaper bool `json:",omitempty"` // init, subreaper or service manager: never inherits a lock (R5)
 }
