@@ -1,6 +1,7 @@
 package filestore
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -51,21 +52,43 @@ type journal struct {
 	compactAt int64  // size of file from which it may be replaced by a snapshot
 	notify    func(error)
 
-	loaded map[uint64][]byte
+	// syncMu is held while somebody waits for the disk. It is taken before
+	// writeMu: who only writes does not wait for it.
+	syncMu sync.Mutex
+
+	loaded map[uint64][]byte // protected by mu
 	stop   chan struct{}
 	done   chan struct{}
 }
 
-// Load returns the records that the store held when it was opened, by token.
-func (s *Store) Load() map[uint64][]byte { return s.journal.loaded }
+// Load returns the records that the store held when it was opened, by token;
+// after Unload, none.
+func (s *Store) Load() map[uint64][]byte {
+	j := &s.journal
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.loaded
+}
+
+// Unload tells that nobody needs what Load returns any more.
+func (s *Store) Unload() {
+	j := &s.journal
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.loaded = nil
+}
 
 // Put keeps the record of a lock: one line of text, which the caller changes no
-// more.
+// more. One that is kept already is not written again.
 func (s *Store) Put(token uint64, record []byte) {
 	j := &s.journal
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.bytes += len(record) - len(j.live[token])
+	old, ok := j.live[token]
+	if ok && bytes.Equal(old, record) {
+		return
+	}
+	j.bytes += len(record) - len(old)
 	j.live[token] = record
 	j.seq++
 	j.pending = appendLine(j.pending, opPut, token, record)
@@ -138,16 +161,27 @@ func (j *journal) append(lines []byte) error {
 		return ErrClosed
 	}
 	if need := j.size + int64(len(lines)); need > j.allocated {
-		room := need + ahead
-		err := unix.Fallocate(int(j.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, j.allocated, room-j.allocated)
-		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-			return os.NewSyscallError("fallocate", err)
+		if err := j.makeRoomLocked(need + ahead); err != nil {
+			return err
 		}
-		j.allocated = room
 	}
 	n, err := j.file.WriteAt(lines, j.size)
 	j.size += int64(n)
 	return err
+}
+
+// makeRoomLocked gives the file room for so many bytes in all. The caller holds
+// writeMu.
+func (j *journal) makeRoomLocked(room int64) error {
+	if room <= j.allocated {
+		return nil
+	}
+	err := unix.Fallocate(int(j.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, j.allocated, room-j.allocated)
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return os.NewSyscallError("fallocate", err)
+	}
+	j.allocated = room
+	return nil
 }
 
 // failLocked takes note of why nothing can be written. The caller holds writeMu.
@@ -184,29 +218,54 @@ func (s *Store) Sync() error {
 	j.mu.Lock()
 	want := j.seq
 	j.mu.Unlock()
-	j.writeMu.Lock()
-	defer j.writeMu.Unlock()
-	return j.syncLocked(want)
+	return j.sync(want)
 }
 
-func (j *journal) syncLocked(want uint64) error {
-	if err := j.flushLocked(want); err != nil {
+// sync makes changes up to the one wanted outlive a power cut. Meanwhile others
+// can be written.
+func (j *journal) sync(want uint64) error {
+	j.syncMu.Lock()
+	defer j.syncMu.Unlock()
+	j.writeMu.Lock()
+	err := j.flushLocked(want)
+	file, synced := j.file, j.synced
+	j.writeMu.Unlock()
+	switch {
+	case err != nil:
 		return err
-	}
-	if j.synced >= want {
+	case synced >= want:
 		return nil
+	case file == nil:
+		return ErrClosed
 	}
 	j.mu.Lock()
 	written := j.written
 	j.mu.Unlock()
-	if j.file == nil {
-		return ErrClosed
-	}
-	if err := unix.Fdatasync(int(j.file.Fd())); err != nil {
+
+	err = datasync(file)
+
+	j.writeMu.Lock()
+	defer j.writeMu.Unlock()
+	switch {
+	case j.file != file:
+		return j.failed // the snapshot of the next generation has it
+	case err != nil:
 		return j.failLocked(fmt.Errorf("syncing the journal: %w", err))
 	}
-	j.synced = written
+	j.synced = max(j.synced, written)
 	return nil
+}
+
+// datasync is fdatasync(2), also of a file that is closed meanwhile.
+func datasync(f *os.File) (err error) {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if bad := conn.Control(func(fd uintptr) { err = unix.Fdatasync(int(fd)) }); bad != nil {
+		return bad
+	}
+	return err
 }
 
 // Err tells why records cannot be kept at the moment, or nil.
@@ -234,10 +293,11 @@ func (j *journal) tend() {
 
 		j.writeMu.Lock()
 		full := j.size > j.compactAt && j.size > 4*int64(live)
-		if (j.failed == nil && !j.stale && !full) || j.renewLocked() != nil {
-			j.syncLocked(seq)
-		}
+		renewed := (j.failed != nil || j.stale || full) && j.renewLocked() == nil
 		j.writeMu.Unlock()
+		if !renewed {
+			_ = j.sync(seq) // who must know of it has asked for it
+		}
 	}
 }
 
@@ -313,15 +373,6 @@ func (j *journal) extendLocked() error {
 
 // begin writes the snapshot of a generation and makes its journal.
 func (s *Store) begin(gen uint64, live map[uint64][]byte) (*os.File, error) {
-	var b bytes.Buffer
-	b.WriteString(snapshotHeader)
-	var line []byte
-	for _, token := range slices.Sorted(maps.Keys(live)) {
-		line = appendLine(line[:0], opPut, token, live[token])
-		b.Write(line)
-	}
-	b.Write(appendLine(line[:0], opEnd, uint64(len(live)), nil))
-
 	journal, snapshot := s.journalName(gen), s.snapshotName(gen)
 	file, err := s.dir.OpenFile(journal, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -332,7 +383,7 @@ func (s *Store) begin(gen uint64, live map[uint64][]byte) (*os.File, error) {
 		err = nil
 	}
 	if err == nil {
-		err = s.writeSynced(snapshot+".tmp", b.Bytes())
+		err = s.writeSnapshot(snapshot+".tmp", live)
 	}
 	if err == nil {
 		err = s.dir.Rename(snapshot+".tmp", snapshot)
@@ -350,16 +401,33 @@ func (s *Store) begin(gen uint64, live map[uint64][]byte) (*os.File, error) {
 	return file, nil
 }
 
+// writeSnapshot writes a snapshot to the disk.
+func (s *Store) writeSnapshot(name string, live map[uint64][]byte) error {
+	f, err := s.dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	w := bufio.NewWriterSize(f, 256<<10)
+	w.WriteString(snapshotHeader)
+	var line []byte
+	for _, token := range slices.Sorted(maps.Keys(live)) {
+		line = appendLine(line[:0], opPut, token, live[token])
+		w.Write(line)
+	}
+	w.Write(appendLine(line[:0], opEnd, uint64(len(live)), nil))
+	return errors.Join(w.Flush(), f.Sync(), f.Close())
+}
+
 // close writes what is left.
 func (j *journal) close() error {
 	close(j.stop)
 	<-j.done
-	j.writeMu.Lock()
-	defer j.writeMu.Unlock()
 	j.mu.Lock()
 	seq := j.seq
 	j.mu.Unlock()
-	err := j.syncLocked(seq)
+	err := j.sync(seq)
+	j.writeMu.Lock()
+	defer j.writeMu.Unlock()
 	if err != nil {
 		err = j.renewLocked() // perhaps there is room again
 	}

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/filestore"
 	"github.com/stagefs/stagefs/lockstate/storetest"
@@ -362,6 +364,79 @@ func TestFullDiskRestart(t *testing.T) {
 			t.Errorf("Load() = %v, want 5 records", got)
 		}
 	}
+}
+
+// TestOpenWritesNothing: neither a daemon that starts nor who puts what is there
+// already writes much, however many locks there are.
+func TestOpenWritesNothing(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	record := func(i uint64) []byte {
+		return fmt.Appendf(nil, `{"token":%d,"long":"%s"}`, i, strings.Repeat("x", int(i%5)*100_000))
+	}
+	for i := range uint64(50) {
+		s.Put(i, record(i))
+	}
+	if err := s.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	killed := func() *filestore.Store {
+		t.Helper()
+		if err := s.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		next := t.TempDir()
+		if err := os.CopyFS(next, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		dir = next
+		return open(t, dir)
+	}
+	for range 3 {
+		before := stateFiles(t, dir)
+		s = killed()
+		loaded := s.Load()
+		if len(loaded) != 50 || len(s.Warnings()) > 0 {
+			t.Fatalf("%d records, Warnings() = %q", len(loaded), s.Warnings())
+		}
+		for i := range uint64(50) {
+			if string(loaded[i]) != string(record(i)) {
+				t.Fatalf("record %d is %.40q", i, loaded[i])
+			}
+			s.Put(i, record(i))
+		}
+		if err := s.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(before, stateFiles(t, dir)); diff != "" {
+			t.Errorf("(-before +after):\n%s", diff)
+		}
+		if s.Unload(); s.Load() != nil {
+			t.Error("Load() after Unload() is not empty")
+		}
+	}
+	s.Put(7, []byte(`{"token":7}`))
+	s = killed()
+	if got := string(s.Load()[7]); got != `{"token":7}` {
+		t.Errorf("what was changed is %.40q", got)
+	}
+}
+
+// stateFiles returns the sizes of the files with records.
+func stateFiles(t *testing.T, dir string) map[string]int64 {
+	t.Helper()
+	sizes := make(map[string]int64)
+	for _, pattern := range []string{"key.locks.*", "key.journal.*"} {
+		found, _ := filepath.Glob(filepath.Join(dir, pattern))
+		for _, name := range found {
+			info, err := os.Stat(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sizes[filepath.Base(name)] = info.Size()
+		}
+	}
+	return sizes
 }
 
 func fillUp(t *testing.T, name string) {

@@ -2,7 +2,6 @@ package filestore
 
 import (
 	"bytes"
-	"fmt"
 	"hash/crc32"
 	"strconv"
 	"strings"
@@ -43,12 +42,18 @@ func appendLine(b []byte, op byte, token uint64, record []byte) []byte {
 		b = append(b, ' ')
 		b = append(b, record...)
 	}
-	sum := crc32.Checksum(b[start+9:], castagnoli())
-	const digits = "0123456789abcdef"
-	for i := range 8 {
-		b[start+i] = digits[sum>>(28-4*i)&15]
-	}
+	sum := hexOf(crc32.Checksum(b[start+9:], castagnoli()))
+	copy(b[start:], sum[:])
 	return append(b, '\n')
+}
+
+// hexOf is Sprintf("%08x"): there may be very many lines.
+func hexOf(sum uint32) (text [8]byte) {
+	const digits = "0123456789abcdef"
+	for i := range text {
+		text[i] = digits[sum>>(28-4*i)&15]
+	}
+	return text
 }
 
 // newerHeader reports whether a snapshot begins as one of a later format does.
@@ -63,7 +68,11 @@ func newerHeader(data []byte) bool {
 // wholeLine returns what the checksum of a line is of, if it is right.
 func wholeLine(text []byte) (rest []byte, ok bool) {
 	crc, rest, ok := bytes.Cut(text, []byte(" "))
-	return rest, ok && string(crc) == fmt.Sprintf("%08x", crc32.Checksum(rest, castagnoli()))
+	if !ok {
+		return rest, false
+	}
+	sum := hexOf(crc32.Checksum(rest, castagnoli()))
+	return rest, bytes.Equal(crc, sum[:])
 }
 
 // intact reports whether a line is as it was written, by whatever version.

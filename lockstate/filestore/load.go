@@ -1,9 +1,11 @@
 package filestore
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -21,19 +23,29 @@ func (s *Store) snapshotName(gen uint64) string {
 	return s.key + ".locks." + strconv.FormatUint(gen, 10)
 }
 
-// loadJournal reads what an earlier daemon left, and begins a generation of its
-// own with it.
+// loadJournal reads what an earlier daemon left, and goes on with it: a snapshot
+// takes long where there are many locks, and everybody waits. Where anything is
+// not as it ought to be, a generation is begun.
 func (s *Store) loadJournal() error {
 	j := &s.journal
 	j.begin(s)
-	if err := s.readJournal(); err != nil {
+	one, err := s.readJournal()
+	if err != nil {
 		return err
 	}
 	j.writeMu.Lock()
 	defer j.writeMu.Unlock()
-	if err := j.renewLocked(); err != nil {
+	j.seq, j.written = 1, 1 // what was written last may not be on disk
+	// More room than the last daemon made: a full disk is told of before it matters.
+	if one && len(s.damaged) == 0 && j.extendLocked() == nil && j.makeRoomLocked(j.size+2*ahead) == nil {
+		s.removeGenerations(j.gen)
+	} else if err := j.renewLocked(); err != nil {
 		// It goes on trying; what is there now stays for the next daemon.
-		if goesOn := j.extendLocked(); goesOn == nil {
+		var goesOn error
+		if j.file == nil {
+			goesOn = j.extendLocked()
+		}
+		if goesOn == nil {
 			j.stale = true
 			s.warn("%v; the last journal goes on, and locks are kept for a restart as long as there is room in it", err)
 		} else {
@@ -49,10 +61,9 @@ func (s *Store) loadJournal() error {
 func (s *Store) resumeJournal(gen uint64) {
 	j := &s.journal
 	j.begin(s)
-	err := s.readJournal()
+	_, err := s.readJournal()
 	j.gen = max(j.gen, gen)
-	// What that one had written last may not be on disk.
-	j.seq, j.written = 1, 1
+	j.seq, j.written = 1, 1 // what was written last may not be on disk
 	j.writeMu.Lock()
 	defer j.writeMu.Unlock()
 	if err == nil {
@@ -74,15 +85,16 @@ func (j *journal) begin(s *Store) {
 }
 
 // readJournal reads the records of the last generation, or of those that a
-// daemon has left that died while it began one.
-func (s *Store) readJournal() error {
+// daemon has left that died while it began one. one: it is a snapshot with its
+// journal.
+func (s *Store) readJournal() (one bool, err error) {
 	j := &s.journal
 	if _, err := s.setAsideOdd(); err != nil {
-		return err
+		return false, err
 	}
 	snapshots, journals, err := s.generations()
 	if err != nil {
-		return fmt.Errorf("reading the state: %w", err)
+		return false, fmt.Errorf("reading the state: %w", err)
 	}
 	var from uint64
 	if len(snapshots) > 0 {
@@ -90,14 +102,14 @@ func (s *Store) readJournal() error {
 		// remove it.
 		from = snapshots[len(snapshots)-1]
 		if err := s.read(s.snapshotName(from), true, false); err != nil {
-			return err
+			return false, err
 		}
 	}
 	j.gen = from
 	for i, gen := range journals {
 		if gen >= from {
 			if err := s.read(s.journalName(gen), false, i == len(journals)-1); err != nil {
-				return err
+				return false, err
 			}
 			j.gen = max(j.gen, gen)
 		}
@@ -106,7 +118,33 @@ func (s *Store) readJournal() error {
 	for _, r := range j.live {
 		j.bytes += len(r)
 	}
-	return nil
+	return len(snapshots) > 0 && len(journals) > 0 && journals[len(journals)-1] == from, nil
+}
+
+// A lineReader reads lines of any length.
+type lineReader struct {
+	r    *bufio.Reader
+	long []byte
+}
+
+// next returns a line without its end, until the next call; whole: it has one.
+// Behind the last one is an empty one that has none.
+func (l *lineReader) next() (text []byte, whole bool, err error) {
+	text, err = l.r.ReadSlice('\n')
+	if err == bufio.ErrBufferFull {
+		l.long = l.long[:0]
+		for err == bufio.ErrBufferFull {
+			l.long = append(l.long, text...)
+			text, err = l.r.ReadSlice('\n')
+		}
+		l.long = append(l.long, text...)
+		text = l.long
+	}
+	text, whole = bytes.CutSuffix(text, []byte("\n"))
+	if err == io.EOF {
+		err = nil
+	}
+	return text, whole, err
 }
 
 func (s *Store) warn(format string, args ...any) {
@@ -194,26 +232,36 @@ func (s *Store) tidy() {
 // damaged is lost; one whose end is damaged is still there: it ends with its
 // owner, and an admin can break it. last says that nothing was written later.
 func (s *Store) read(name string, snapshot, last bool) error {
-	data, err := s.dir.ReadFile(name)
+	f, err := s.dir.Open(name)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("reading the state: %w", err)
 	}
-	if snapshot && newerHeader(data) {
-		return fmt.Errorf("%s: %w", name, ErrNewer)
-	}
+	defer f.Close()
+	in := lineReader{r: bufio.NewReaderSize(f, 256<<10)}
 	damaged, torn := 0, false
-	if rest, ok := bytes.CutPrefix(data, []byte(snapshotHeader)); snapshot && ok {
-		data = rest
-	} else if snapshot {
-		damaged++
-	}
 	records, ended := 0, !snapshot
-	for len(data) > 0 {
-		text, rest, whole := bytes.Cut(data, []byte("\n"))
+	for first := true; ; first = false {
+		text, whole, err := in.next()
+		if err != nil {
+			return fmt.Errorf("reading the state: %w", err)
+		}
+		if first && snapshot {
+			if newerHeader(text) {
+				return fmt.Errorf("%s: %w", name, ErrNewer)
+			}
+			if whole && string(text)+"\n" == snapshotHeader {
+				continue
+			}
+			damaged++
+		}
+		if !whole && len(text) == 0 {
+			break
+		}
 		l, ok := parseLine(text)
+		ended = ended && !snapshot // nothing follows the end
 		switch {
 		case !whole && last && bytes.IndexByte(text, 0) < 0:
 			torn = true
@@ -226,10 +274,11 @@ func (s *Store) read(name string, snapshot, last bool) error {
 			records++
 		case l.op == opDelete:
 			delete(s.journal.live, l.token)
+		case l.op == opEnd && snapshot:
+			ended = uint64(records) == l.token
 		case l.op == opEnd:
-			ended = uint64(records) == l.token && len(rest) == 0
+			damaged++
 		}
-		data = rest
 	}
 	if !ended {
 		damaged++

@@ -116,7 +116,7 @@ func (s *Store) writeMarkLocked(mark uint64) error {
 	return nil
 }
 
-// overwriteSynced is writeSynced into the blocks that the file has.
+// overwriteSynced writes a file to the disk, into the blocks that it has.
 func (s *Store) overwriteSynced(name string, data []byte) error {
 	f, err := s.dir.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -135,15 +135,6 @@ func (s *Store) exchange(a, b string) error {
 		return s.dir.Rename(a, b)
 	}
 	return err
-}
-
-func (s *Store) writeSynced(name string, data []byte) error {
-	f, err := s.dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	return errors.Join(err, f.Sync(), f.Close())
 }
 
 func (s *Store) syncDir() error { return s.self.Sync() }
