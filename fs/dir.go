@@ -79,7 +79,9 @@ func nextEntry(b []byte) (e dirEntry, rest []byte) {
 // eachEntry calls f with the entries of an open directory, but for "." and
 // "..", until it returns false.
 func eachEntry(fd int, f func(dirEntry) bool) error {
-	buf := make([]byte, direntBuffer)
+	room := direntBuffers.Get().(*[direntBuffer]byte)
+	defer direntBuffers.Put(room)
+	buf := room[:]
 	for {
 		n, err := getdents(fd, buf)
 		if err != nil || n == 0 {

@@ -9,6 +9,7 @@ import (
 // kernel forgets them. Memory that is collected late costs nothing while the
 // heap is small, but after a walk over a million files it would double it.
 type heapTuner struct {
+	locks   func() int
 	percent int // what the collector was told; 0: nothing yet
 	most    int // nodes at most since memory was given back
 	tuning  sync.Mutex
@@ -23,12 +24,21 @@ var heapSteps = [...]heapStep{{50_000, 400}, {100_000, 100}, {300_000, 50}, {700
 // releaseAbove is how many nodes make it worth while to give memory back.
 const releaseAbove = 50_000
 
+// lockNodes is how many nodes take as much memory as one lock, which is 1.5 KiB,
+// about.
+const lockNodes = 4
+
 // sized takes note of how many nodes there are. The caller holds the table's
 // mutex.
 func (h *heapTuner) sized(nodes int) {
-	if nodes&0xfff != 0 {
-		return
+	if nodes&0xfff == 0 {
+		h.tune(nodes)
 	}
+}
+
+// tune is sized, now. The caller holds the table's mutex.
+func (h *heapTuner) tune(nodes int) {
+	nodes += lockNodes * h.locks()
 	i := 0
 	for nodes > heapSteps[i].nodes {
 		i++

@@ -138,6 +138,7 @@ func Mount(o Options) (_ *Server, err error) {
 		s.fs.adopt(left)
 	}
 	s.fs.hot.found()
+	s.store.Unload()
 	s.fs.orphans.scan(s.fs, true)
 	s.fs.clearings.Go(s.fs.emptyTrash) // that an earlier daemon left
 	go s.serve()

@@ -57,8 +57,16 @@ func newNodeTable(t *lockstate.Table) *nodeTable {
 	tab := &nodeTable{table: t, next: firstNode}
 	tab.byID.init()
 	tab.byKey.init()
-	tab.heap.sized(0)
+	tab.heap.locks = t.Len
+	tab.heap.tune(0)
 	return tab
+}
+
+// locksThere tells that there are locks now, perhaps many, without nodes.
+func (t *nodeTable) locksThere() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.heap.tune(t.byID.n)
 }
 
 // changingOf returns the mutex of changes of n.

@@ -46,22 +46,57 @@ type restoring struct {
 	// covered: since the daemon died that recorded it, its dead mount has kept
 	// everybody away. Else anything may have happened to the backing.
 	covered bool
+	owners  map[procid.ID]*recordedOwner
 	dead    map[procid.ID]procid.Exit // owners that died meanwhile
+	reader  lockstate.RecordReader
+	near    neighbours
+	put     counted // locks that were put back,
+	gone    counted // and that were not
 }
+
+// A recordedOwner is who has a lock in the records. That it lives is looked at
+// once: whoever dies meanwhile is carried out when all its locks are there.
+type recordedOwner struct {
+	proc    *procid.Process // nil: it is dead
+	how     procid.Exit
+	watched bool
+}
+
+// A counted is of what the log need not tell each one.
+type counted int
+
+// eachLogged is how many have a line of their own.
+const eachLogged = 100
+
+// tells reports whether one more has.
+func (n *counted) tells() bool {
+	*n++
+	return *n <= eachLogged
+}
+
+// rest returns how many have none.
+func (n counted) rest() int { return max(0, int(n)-eachLogged) }
 
 // restore puts back locks of owners that live, with their tokens. The owners that
 // died meanwhile are carried out as by R4 and R5. over are the records that the
 // caller deletes when the mount answers: of locks that have ended otherwise, and
 // of holders that are dead.
 func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over []uint64, err error) {
-	x := &restoring{fs: fs, world: world, covered: covered, dead: make(map[procid.ID]procid.Exit)}
+	x := &restoring{
+		fs: fs, world: world, covered: covered,
+		owners: make(map[procid.ID]*recordedOwner), dead: make(map[procid.ID]procid.Exit), near: neighbours{root: fs.back.root},
+	}
+	defer x.near.close()
+	// The news of a death waits until all locks of the dead are there.
+	fs.reapMu.Lock()
+	defer fs.reapMu.Unlock()
 	records := store.Load()
 	here := make(map[uint64]bool) // locks whose holders these processes may be
 	for _, token := range slices.Sorted(maps.Keys(records)) {
 		if token >= lockstate.MemberBase {
 			break // no lock
 		}
-		rec, err := lockstate.ParseRecord(token, records[token])
+		rec, err := x.reader.Read(token, records[token])
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrNewerState, err)
 		}
@@ -70,15 +105,26 @@ func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over [
 		case err != nil:
 			return nil, fmt.Errorf("%w: the lock of %s, token %d: %w", ErrState, plain(string(rec.Path)), token, err)
 		case !ok:
-			fs.log.Info("lock is over", "dir", string(rec.Path), "token", token)
+			if x.gone.tells() {
+				fs.log.Info("lock is over", "dir", string(rec.Path), "token", token)
+			}
 			over = append(over, token)
 		default:
-			fs.log.Info("restored", "dir", l.Path, "protocol", l.Protocol, "pid", l.Owner.Pid, "token", l.Token)
+			if x.put.tells() {
+				fs.log.Info("restored", "dir", l.Path, "protocol", l.Protocol, "pid", l.Owner.Pid, "token", l.Token)
+			}
 			if rec.World == world {
 				here[token] = true
 			}
 		}
 	}
+	if n := x.gone.rest(); n > 0 {
+		fs.log.Info("more locks are over", "locks", n)
+	}
+	if n := x.put.rest(); n > 0 {
+		fs.log.Info("restored more locks", "locks", n)
+	}
+	fs.nodes.locksThere()
 	for number, data := range records {
 		if number < lockstate.MemberBase || number >= lockstate.MemberEnd {
 			continue
@@ -93,8 +139,6 @@ func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over [
 			over = append(over, number)
 		}
 	}
-	fs.reapMu.Lock()
-	defer fs.reapMu.Unlock()
 	for id, how := range x.dead {
 		if fs.table.Owns(id) { // else it was carried out with another one
 			fs.carryOut(id, how)
@@ -107,17 +151,14 @@ func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over [
 // directory or its lock file.
 func (x *restoring) lock(rec lockstate.Record) (l lockstate.Lock, ok bool, err error) {
 	fs := x.fs
-	var owner *procid.Process
-	var how procid.Exit
-	if rec.World == x.world {
-		if owner, how = fs.alive(rec.Owner), fs.procs.ExitOf(rec.Owner); owner != nil && fs.procs.Process(rec.Owner) == nil {
-			owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage) // in execve(2)
-		}
+	who := new(recordedOwner)
+	if rec.World == x.world && rec.Lease == nil { // whether a client's process lives is of no account
+		who = x.owner(&rec)
 	}
 	var files []string
 	path, err := x.place(&rec)
 	if err == nil {
-		files, err = x.files(&rec, path, owner != nil || rec.Lease != nil)
+		files, err = x.files(&rec, path, who.proc != nil || rec.Lease != nil)
 	}
 	if isGone(err) {
 		return l, false, nil // R3
@@ -143,20 +184,37 @@ func (x *restoring) lock(rec lockstate.Record) (l lockstate.Lock, ok bool, err e
 			rec.Lease.Reboot(fs.table.Clock(), time.Now())
 			rec.Members = nil
 		}
-		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage) // whether it lives is of no account
-	case owner == nil:
-		if !how.Known {
-			how = procid.Exit{Missed: true} // nobody watched: it may have succeeded, or not (R5, R7)
+	case who.proc == nil:
+		if !who.how.Known {
+			who.how = procid.Exit{Missed: true} // nobody watched: it may have succeeded, or not (R5, R7)
 		}
-		x.dead[rec.Owner] = how
-		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage)
-	default:
-		if err := fs.watchLine(owner); err != nil {
+		x.dead[rec.Owner] = who.how
+	case !who.watched:
+		if err := fs.watchLine(who.proc); err != nil {
 			return l, false, err
 		}
+		who.watched = true
+	}
+	owner := who.proc
+	if owner == nil {
+		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage)
 	}
 	l, err = fs.table.Restore(rec, split(path), owner, files)
 	return l, err == nil, err
+}
+
+// owner returns the owner of a record of this world.
+func (x *restoring) owner(rec *lockstate.Record) *recordedOwner {
+	who := x.owners[rec.Owner]
+	if who == nil {
+		fs := x.fs
+		who = &recordedOwner{proc: fs.alive(rec.Owner), how: fs.procs.ExitOf(rec.Owner)}
+		if who.proc != nil && fs.procs.Process(rec.Owner) == nil {
+			who.proc = procid.Recorded(rec.Owner, rec.UID, rec.Lineage) // in execve(2)
+		}
+		x.owners[rec.Owner] = who
+	}
+	return who
 }
 
 // place returns where the directory of a record is now, and notes in the record
@@ -170,7 +228,7 @@ func (x *restoring) place(rec *lockstate.Record) (path string, err error) {
 			return "", err
 		}
 	}
-	st, err := fs.statPath(path)
+	st, err := x.near.stat(path)
 	if err == nil && rec.Inode != (lockstate.Inode{}) && !rec.Inode.Is(inodeOf(&st)) {
 		err = unix.ENOENT // what is there now is another one
 	}
@@ -241,7 +299,7 @@ func (x *restoring) files(rec *lockstate.Record, path string, lives bool) (files
 	}
 	fs := x.fs
 	inodes := make([]lockstate.Inode, len(rec.Files))
-	fd, err := fs.openPath(path)
+	fd, err := x.near.open(path)
 	if isGone(err) || isShort(err) {
 		return nil, err
 	}

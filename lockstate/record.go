@@ -75,11 +75,6 @@ func (b *Bytes) UnmarshalText(text []byte) error {
 	return err
 }
 
-// ParseRecord reads a record that a table has put into its store.
-func ParseRecord(token uint64, data []byte) (Record, error) {
-	return new(RecordReader).Read(token, data)
-}
-
 // InodeOf returns what the backing calls one of the lock files, if it is known.
 func (rec *Record) InodeOf(file string) Inode {
 	if i := slices.Index(rec.Files, Bytes(file)); i >= 0 && i < len(rec.Inodes) {

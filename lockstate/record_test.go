@@ -19,7 +19,7 @@ func reopened(t *testing.T, store *storetest.Memory) []lockstate.Record {
 		if token >= lockstate.MemberBase {
 			break
 		}
-		rec, err := lockstate.ParseRecord(token, records[token])
+		rec, err := new(lockstate.RecordReader).Read(token, records[token])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -235,7 +235,7 @@ func TestRestore(t *testing.T) {
 func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"token":1,"path":"a"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		rec, err := lockstate.ParseRecord(1, data)
+		rec, err := new(lockstate.RecordReader).Read(1, data)
 		if err != nil {
 			return
 		}
