@@ -50,6 +50,7 @@ type carried struct {
 	Handles              []carriedHandle
 	Candidates           []carriedCandidate
 
+	RowText   []byte // see lockstate.CarriedRows
 	Rows      []lockstate.CarriedRow
 	Keys      []carriedFDKey
 	LastToken uint64
@@ -142,15 +143,13 @@ func (s *Server) carry(t *transport.State) (c *carried, fds []int, err error) {
 		c.Watched = append(c.Watched, id)
 	}
 	var ok bool
-	if c.Rows, ok = fs.table.CarryRows(); !ok {
+	if c.RowText, c.Rows, ok = fs.table.CarryRows(); !ok {
 		return nil, nil, fmt.Errorf("what a crashed owner left is being cleared away; try again: %w", unix.EAGAIN)
 	}
-	for _, l := range fs.table.Locks() {
-		for _, k := range l.Keys {
-			key := k.(fdKey)
-			c.Keys = append(c.Keys, carriedFDKey{l.Token, key.node, key.flock, key.id})
-		}
-	}
+	fs.table.EachKey(func(token uint64, k any) {
+		key := k.(fdKey)
+		c.Keys = append(c.Keys, carriedFDKey{token, key.node, key.flock, key.id})
+	})
 	cands := fs.collectCandidates()
 	c.carryNodes(fs, cands, &fds)
 	c.carryHandles(fs, cands, &fds)

@@ -46,16 +46,6 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	if err := s.newFS(o, c.Root, procs); err != nil {
 		return nil, err
 	}
-	// What the disk was too full to say of them: they are over.
-	lives := make(map[uint64]bool, len(c.Rows))
-	for _, r := range c.Rows {
-		lives[r.Record.Token] = true
-	}
-	for token := range s.store.Load() {
-		if token < lockstate.MemberBase && !lives[token] {
-			s.store.Delete(token)
-		}
-	}
 	// All of these are known, and recorded anew.
 	s.fs.leftHot(s.store)
 	left := s.fs.cands.start(s.store, s.world)
@@ -66,14 +56,16 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 		s.fs.cands.unrecord(id)
 	}
 	for number := range s.store.Load() {
-		if number >= lockstate.MemberBase && number < lockstate.MemberEnd {
+		// What the disk was too full to say of other locks: they are over.
+		if number < lockstate.MemberBase && !s.fs.table.HasToken(number) || number >= lockstate.MemberBase && number < lockstate.MemberEnd {
 			s.store.Delete(number)
 		}
 	}
+	s.store.Unload()
 	if s.fs.privileged {
 		raisePriority()
 	}
-	s.fs.log.Info("goes on", "version", version, "pid", os.Getpid(), "handles", len(c.Handles), "locks", len(c.Rows), "transport", s.transport.Name())
+	s.fs.log.Info("goes on", "version", version, "pid", os.Getpid(), "handles", len(c.Handles), "locks", s.fs.table.Len(), "transport", s.transport.Name())
 	go s.serve()
 	close(s.ready)
 	return s, nil
@@ -133,7 +125,10 @@ func (fs *FS) takeUpRows(c *carried) error {
 	for _, k := range c.Keys {
 		keys[k.Token] = append(keys[k.Token], fdKey{k.Node, k.Flock, k.ID})
 	}
-	for _, row := range c.Rows {
+	for row, err := range lockstate.CarriedRows(c.RowText, c.Rows) {
+		if err != nil {
+			return err
+		}
 		rec := row.Record
 		owner := fs.procs.Process(rec.Owner)
 		if owner == nil {
@@ -150,6 +145,7 @@ func (fs *FS) takeUpRows(c *carried) error {
 	}
 	fs.table.TakeUpStats(c.Stats)
 	fs.table.Flush()
+	fs.nodes.locksThere()
 	return nil
 }
 

@@ -44,6 +44,6 @@ func (s *Server) exec(q *replacement, t *transport.State) error {
 	if err := setInherited(fds, true); err != nil {
 		return err
 	}
-	fs.log.Info("hands over", "handles", len(c.Handles), "locks", len(c.Rows), "parked", len(c.Transport.Parked))
+	fs.log.Info("hands over", "handles", len(c.Handles), "locks", fs.table.Len(), "parked", len(c.Transport.Parked))
 	return fs.opts.Replace(q.program, state)
 }

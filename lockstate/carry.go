@@ -1,6 +1,9 @@
 package lockstate
 
 import (
+	"encoding/binary"
+	"errors"
+	"iter"
 	"maps"
 	"slices"
 
@@ -21,15 +24,17 @@ type CarriedRow struct {
 	Known   []FileID
 }
 
-// CarryRows returns all locks, in the order of their tokens. ok is false while
-// one is half-way: about to begin, or its content being cleared away.
-func (t *Table) CarryRows() (rows []CarriedRow, ok bool) {
+// CarryRows returns all locks, for [CarriedRows]: there may be very many, so most
+// are text, and only what that cannot show is in rows. ok is false while one is
+// half-way: about to begin, or its content being cleared away.
+func (t *Table) CarryRows() (text []byte, rows []CarriedRow, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	var line []byte
 	for _, token := range slices.Sorted(maps.Keys(t.tokens)) {
 		r := t.tokens[token]
 		if r.pending || r.sealed {
-			return nil, false
+			return nil, nil, false
 		}
 		rec := r.record(t.world)
 		rec.Members, rec.Move = slices.Collect(maps.Keys(r.members)), nil
@@ -38,12 +43,94 @@ func (t *Table) CarryRows() (rows []CarriedRow, ok bool) {
 			rec.Lease.Joined = slices.Collect(maps.Keys(r.lease.joined))
 		}
 		rec.Foreign = nil
-		rows = append(rows, CarriedRow{
+		row := CarriedRow{
 			Record: rec, LostKey: r.lostKey, Settled: r.settled == nil,
 			Fresh: r.content.fresh, Unknown: r.content.unknown, Known: slices.Collect(maps.Keys(r.content.known)),
-		})
+		}
+		var plain bool
+		if line, plain = rec.appendPlain(line[:0], &t.lineage); plain && len(row.Known) == 0 {
+			text = binary.AppendUvarint(text, uint64(len(line)))
+			text = append(append(text, line...), row.flags())
+		} else {
+			rows = append(rows, row)
+		}
 	}
-	return rows, true
+	return text, rows, true
+}
+
+const (
+	carriedLostKey = 1 << iota
+	carriedSettled
+	carriedFresh
+	carriedUnknown
+)
+
+func (c *CarriedRow) flags() (b byte) {
+	for i, is := range []bool{c.LostKey, c.Settled, c.Fresh, c.Unknown} {
+		if is {
+			b |= 1 << i
+		}
+	}
+	return b
+}
+
+var errRows = errors.New("what another table has written down of its locks makes no sense")
+
+// CarriedRows returns what CarryRows was about, in the order of the tokens, until
+// something cannot be read.
+func CarriedRows(text []byte, rows []CarriedRow) iter.Seq2[CarriedRow, error] {
+	return func(yield func(CarriedRow, error) bool) {
+		var reader RecordReader
+		for len(text) > 0 {
+			size, n := binary.Uvarint(text)
+			if n <= 0 || size >= uint64(len(text)-n) {
+				yield(CarriedRow{}, errRows)
+				return
+			}
+			line, flags := text[n:][:size], text[n:][size]
+			text = text[n:][size+1:]
+			rec, ok := reader.plain(line)
+			if !ok {
+				yield(CarriedRow{}, errRows)
+				return
+			}
+			for len(rows) > 0 && rows[0].Record.Token < rec.Token {
+				if !yield(rows[0], nil) {
+					return
+				}
+				rows = rows[1:]
+			}
+			row := CarriedRow{
+				Record: rec, LostKey: flags&carriedLostKey != 0, Settled: flags&carriedSettled != 0,
+				Fresh: flags&carriedFresh != 0, Unknown: flags&carriedUnknown != 0,
+			}
+			if !yield(row, nil) {
+				return
+			}
+		}
+		for _, row := range rows {
+			if !yield(row, nil) {
+				return
+			}
+		}
+	}
+}
+
+// EachKey calls f with each descriptor lock and the token of what it keeps. f must
+// not call the table.
+func (t *Table) EachKey(f func(token uint64, key any)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for key, r := range t.keys {
+		f(r.token, key)
+	}
+}
+
+// HasToken reports whether there is a lock with the given token.
+func (t *Table) HasToken(token uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.tokens[token] != nil
 }
 
 // TakeUpRow puts a lock back that another process had, with the keys that keep
