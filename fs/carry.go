@@ -23,7 +23,8 @@ import (
 // replace.go, and takeup.go for the other side.
 
 // HandoverFormat is the number of the format in which a daemon writes down what
-// it knows. A program can only go on from the same one.
+// it knows. A program can only go on from the same one. It changes with the format of
+// the state, too.
 const HandoverFormat = 3
 
 // carried is what a daemon knows.

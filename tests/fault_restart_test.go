@@ -86,6 +86,37 @@ func TestFaultNewerState(t *testing.T) {
 	}
 }
 
+// TestFaultNewerStateReplace: nor does a program that is to go on in the place of a
+// newer version's daemon touch what it does not understand.
+func TestFaultNewerStateReplace(t *testing.T) {
+	for _, c := range []struct{ name, old, now string }{
+		{"header", "stagefs-locks 1", "stagefs-locks 2"},
+		{"line", "P ", "Q "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := mountOver(t)
+			a := agent(t)
+			a.must("mkdir", m.At("A"))
+			before := m.Locks()
+			swap := func(old, now string) int {
+				return m.restated(func(line string) string { return strings.Replace(line, old, now, 1) })
+			}
+			if swap(c.old, c.now) == 0 {
+				t.Fatalf("nothing recorded has %q", c.old)
+			}
+			m.wantStatus(69, "", "mount", "--replace", m.Path)
+			<-m.gone
+			wantRefusal(t, "69", []string{"newer version", "move these files away"}, "mount", "--state-dir", m.State, m.Dir)
+			swap(c.now, c.old)
+			m.start(nil)
+			m.awaitReady()
+			if after := m.Locks(); after["A"].Token != before["A"].Token || after["A"].Pid != before["A"].Pid {
+				t.Errorf("locks: %+v, want %+v", after, before)
+			}
+		})
+	}
+}
+
 // TestFaultRestartDescriptors: daemons that are short of descriptors when they
 // start do not start, or serve what there is; whoever has been tried, the next
 // one gives each owner back what it had.

@@ -36,6 +36,7 @@ func (s *Store) Carry() (Carried, error) {
 // Continue goes on with a store that the program before had. What is wrong with
 // its files ends up in [Store.Warnings] and [Store.Err]: the caller has all that
 // is in force, and puts it again.
+// What a newer version has written is left to that, with [ErrNewer].
 func Continue(c Carried) (*Store, error) {
 	unix.CloseOnExec(c.Dir)
 	unix.CloseOnExec(c.Guard)
@@ -54,6 +55,9 @@ func Continue(c Carried) (*Store, error) {
 	} else if err := checkDir("the state directory", info); err != nil {
 		s.warn("%v", err)
 	}
-	s.resumeJournal(c.Gen)
+	if err := s.resumeJournal(c.Gen); err != nil {
+		s.abandon()
+		return nil, err
+	}
 	return s, nil
 }

@@ -58,10 +58,13 @@ func (s *Store) loadJournal() error {
 }
 
 // resumeJournal goes on with generation gen, which the program before had.
-func (s *Store) resumeJournal(gen uint64) {
+func (s *Store) resumeJournal(gen uint64) error {
 	j := &s.journal
 	j.begin(s)
 	_, err := s.readJournal()
+	if errors.Is(err, ErrNewer) {
+		return err
+	}
 	j.gen = max(j.gen, gen)
 	j.seq, j.written = 1, 1 // what was written last may not be on disk
 	j.writeMu.Lock()
@@ -76,6 +79,7 @@ func (s *Store) resumeJournal(gen uint64) {
 		s.warn("%v; locks are not kept for a restart until the state can be written again", err)
 	}
 	go j.tend()
+	return nil
 }
 
 // begin makes j an empty journal, without a file.
