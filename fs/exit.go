@@ -402,7 +402,7 @@ func (fs *FS) removeLockEntry(dir int, name string) error {
 }
 
 func smallTree(dir int, name string, depth int, left *int) bool {
-	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	fd, err := openHere(dir, name)
 	if err != nil || depth == 0 {
 		if err == nil {
 			unix.Close(fd)

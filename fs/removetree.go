@@ -1,7 +1,9 @@
 package fs
 
 import (
+	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -12,19 +14,23 @@ import (
 const maxDescent = 100
 
 // removeTree removes an entry, and what is in it if it is a directory. What is
-// deeper than that goes up beside the entry first. The files in it lose the names
-// that are known: one that has another name goes on (W3). ns is FS.ns to be taken
-// shared, or nil if the caller holds it, or nothing in it is known. What becomes of
-// name itself is the caller's to tell.
+// deeper than maxDescent goes up beside the entry first. The files in it lose the
+// names that are known: one that has another name goes on (W3). What somebody has
+// mounted in there stays, with what it is in; EBUSY tells where. ns is FS.ns to be
+// taken shared, or nil if the caller holds it, or nothing in it is known. What
+// becomes of name itself is the caller's to tell.
 func (fs *FS) removeTree(dir int, name string, ns sync.Locker) error {
 	r := &removal{fs: fs, ns: ns, top: dir, name: name, todo: []string{name}}
 	for len(r.todo) > 0 {
 		last := len(r.todo) - 1
 		next := r.todo[last]
 		r.todo = r.todo[:last]
-		if err := r.remove(dir, nil, next, maxDescent); err != nil {
+		if err := r.remove(dir, nil, next, next, maxDescent); err != nil {
 			return err
 		}
+	}
+	if len(r.mounts) > 0 {
+		return fmt.Errorf("something is mounted at %s: %w", strings.Join(r.mounts, ", "), unix.EBUSY)
 	}
 	return nil
 }
@@ -37,18 +43,29 @@ type removal struct {
 	name string
 	ups  int
 	todo []string // below top
+
+	mounts []string // paths below top
 }
 
-// remove removes an entry of dir, whose node is parent if it has one.
-func (r *removal) remove(dir int, parent *node, name string, depth int) error {
+// remove removes an entry of dir, whose node is parent if it has one. path leads to
+// it from top.
+func (r *removal) remove(dir int, parent *node, name, path string, depth int) error {
 	err := r.unlink(dir, parent, name)
-	if err != unix.EISDIR && err != unix.EPERM {
-		return err
+	if err == unix.EISDIR || err == unix.EPERM {
+		err = r.removeDir(dir, name, path, depth)
 	}
+	if err == unix.EBUSY || err == unix.EXDEV {
+		r.mounts = append(r.mounts, plain(path))
+		return nil
+	}
+	return err
+}
+
+func (r *removal) removeDir(dir int, name, path string, depth int) error {
 	if depth == 0 {
 		return r.lift(dir, name)
 	}
-	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	fd, err := openHere(dir, name)
 	if err != nil {
 		return err
 	}
@@ -62,12 +79,33 @@ func (r *removal) remove(dir int, parent *node, name string, depth int) error {
 	if err := eachEntry(fd, func(e dirEntry) bool { names = append(names, e.name); return true }); err != nil {
 		return err
 	}
+	before := len(r.mounts)
 	for _, n := range names {
-		if err := r.remove(fd, self, n, depth-1); err != nil && err != unix.ENOENT {
+		if err := r.remove(fd, self, n, path+"/"+n, depth-1); err != nil && err != unix.ENOENT {
 			return err
 		}
 	}
+	if len(r.mounts) > before {
+		return nil
+	}
 	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
+}
+
+// openHere opens a directory to read it, with EXDEV if something is mounted there:
+// that may be another's, and what nobody answers for.
+func openHere(dir int, name string) (int, error) {
+	var fd int
+	err := ignoringEINTR(func() (err error) {
+		fd, err = unix.Openat2(dir, name, &unix.OpenHow{
+			Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+			Resolve: unix.RESOLVE_NO_XDEV,
+		})
+		return err
+	})
+	if err != nil {
+		return -1, err
+	}
+	return fd, nil
 }
 
 // unlink removes an entry that is no directory.
