@@ -219,6 +219,7 @@ func (c *clearing) moveWhole() error {
 	parent, name := cutLast(now.Path)
 	node, err := c.move(parent, name, c.dir, contentName, nil)
 	if err == nil {
+		fs.back.dirs.dropAdrift()
 		d := fs.table.At(split(now.Path)...)
 		fs.table.EndAs(now.Token, c.how)
 		fs.table.Remove(d)
@@ -332,6 +333,7 @@ func (c *clearing) moveBatch(from string, batch []swept) error {
 	}()
 	c.fs.ns.Lock()
 	defer c.fs.ns.Unlock()
+	defer c.fs.back.dirs.dropAdrift()
 	if now, ok := c.fs.table.Lock(c.spoils.Lock.Token); !ok || now.Path != from {
 		return errBrokenOff
 	}

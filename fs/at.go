@@ -209,6 +209,27 @@ func (c *dirCache) drop(n *node, doomed []int) []int {
 	return doomed
 }
 
+// dropAdrift forgets the descriptors of directories to which nothing leads any more:
+// who is in them, or knows their names, has lost the place. The caller holds FS.ns
+// alone.
+func (c *dirCache) dropAdrift() {
+	var all []*node
+	c.mu.Lock()
+	for d := c.newest; d != nil; d = d.older {
+		all = append(all, d.node)
+	}
+	c.mu.Unlock()
+	var doomed []int
+	for _, n := range all {
+		if n.adrift() {
+			doomed = c.drop(n, doomed)
+		}
+	}
+	for _, fd := range doomed {
+		unix.Close(fd)
+	}
+}
+
 // evict takes d out and reports whether its descriptor is to be closed now.
 func (c *dirCache) evict(d *dirFD) bool {
 	c.unlink(d)

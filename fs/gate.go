@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs/transport"
 	"github.com/stagefs/stagefs/lockstate"
@@ -73,6 +74,11 @@ func (r *request) release() {
 	r.aliases, r.changing, r.exclusive, r.found, r.trying = false, nil, nil, nil, false
 }
 
+// adrift reports whether the request is about what the daemon has put aside.
+func (r *request) adrift() bool {
+	return r.parent != nil && r.parent.adrift() || r.node != nil && r.node.adrift()
+}
+
 const (
 	// maxReaps bounds how many dead owners one request looks past.
 	maxReaps = 1000
@@ -131,6 +137,8 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			fs.lostKeys.forget(held.Lock.Token)
 			reaps++
 			continue
+		case held.Err == lockstate.ErrUnlocked && r.adrift():
+			return fuse.Status(unix.ESTALE) // the kernel asks what has the name now: that may be locked
 		case held.Err == lockstate.ErrOpen && fs.settleLingering(held):
 			continue
 		case held.Err == lockstate.ErrOpen && fs.closingSoon(held) && more(&closing, closeTime):

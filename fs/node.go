@@ -140,6 +140,19 @@ func (n *node) namesLocked() []link {
 	return all
 }
 
+// adrift reports whether nothing leads to n any more: the daemon has put it aside, or
+// what it is in.
+func (n *node) adrift() bool {
+	n.tab.mu.RLock()
+	defer n.tab.mu.RUnlock()
+	for ; n.id >= firstNode; n = n.parent {
+		if n.parent == nil {
+			return n.fdLocked() < 0 && n.candidate() == nil
+		}
+	}
+	return false
+}
+
 // lineage returns what the backing calls a directory and those above it.
 func (n *node) lineage() (all []lockstate.FileID) {
 	n.tab.mu.RLock()
