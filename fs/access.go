@@ -1,10 +1,7 @@
 package fs
 
 import (
-	"bytes"
 	"errors"
-	"fmt"
-	"os"
 	"runtime"
 	"strconv"
 	"strings"
@@ -12,6 +9,8 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // mayCreateIn reports whether the caller could make an entry in a directory:
@@ -185,17 +184,12 @@ func stuck(dir, entry *unix.Statx_t, uid uint32) bool {
 
 // groupsOf returns the supplementary groups of a thread.
 func groupsOf(tid uint32) ([]uint32, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
+	status, err := procid.ReadStatus(int(tid))
 	if err != nil {
 		return nil, err
 	}
-	_, rest, ok := bytes.Cut(b, []byte("\nGroups:"))
-	if !ok {
-		return nil, unix.EACCES
-	}
-	line, _, _ := bytes.Cut(rest, []byte("\n"))
 	var groups []uint32
-	for f := range strings.FieldsSeq(string(line)) {
+	for f := range strings.FieldsSeq(status.Field("Groups")) {
 		g, err := strconv.ParseUint(f, 10, 32)
 		if err != nil {
 			return nil, err

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -39,19 +40,15 @@ func claims(r *procid.Resolver, p *procid.Process, c lockstate.Claim) bool {
 type membership struct{ group, session string }
 
 func membershipOf(pid int) (m membership, ok bool) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	status, err := procid.ReadStatus(pid)
 	if err != nil {
 		return m, false
 	}
-	line := func(key string) string {
-		_, rest, _ := bytes.Cut(b, []byte("\n"+key+":"))
-		line, _, _ := bytes.Cut(rest, []byte("\n"))
-		if f := bytes.Fields(line); len(f) > 0 {
-			return string(f[0])
-		}
-		return ""
+	first := func(key string) string {
+		number, _, _ := strings.Cut(status.Field(key), "\t")
+		return number
 	}
-	return membership{line("NSpgid"), line("NSsid")}, true
+	return membership{first("NSpgid"), first("NSsid")}, true
 }
 
 // startOf returns when a process started, in clock ticks after boot. busy: it
@@ -213,20 +210,18 @@ func membersOf(r *procid.Resolver, s lockstate.Scope) ([]int, error) {
 // hasUser reports whether a process is entirely a user's, or root's. A program
 // that only works with root's rights for somebody else is not.
 func hasUser(pid int, uid uint32) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	status, err := procid.ReadStatus(pid)
 	if err != nil {
 		return false
 	}
-	_, rest, ok := bytes.Cut(b, []byte("\nUid:"))
-	line, _, _ := bytes.Cut(rest, []byte("\n"))
-	ids := bytes.Fields(line)
+	ids := strings.Fields(status.Field("Uid"))
 	for _, id := range ids {
-		n, err := strconv.ParseUint(string(id), 10, 32)
+		n, err := strconv.ParseUint(id, 10, 32)
 		if err != nil || n != 0 && n != uint64(uid) {
 			return false
 		}
 	}
-	return ok && len(ids) == 4
+	return len(ids) == 4
 }
 
 // maxEnviron bounds what is read of an environment, in bytes: more than the

@@ -28,7 +28,7 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	}
 	o.setDefaults()
 	s := &Server{ready: make(chan struct{}), done: make(chan struct{}), mountpoint: c.Mountpoint}
-	if err := becomeDaemon(); err != nil {
+	if err := s.becomeDaemon(); err != nil {
 		return nil, err
 	}
 	if s.world, err = world(); err != nil {
@@ -37,7 +37,7 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	if s.store, err = filestore.Continue(c.State); err != nil {
 		return nil, err
 	}
-	s.warnings = s.store.Warnings()
+	s.warnings = append(s.warnings, s.store.Warnings()...)
 	procs, err := newResolver(&o)
 	if err != nil {
 		return nil, err

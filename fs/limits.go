@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -26,6 +27,34 @@ func raiseDescriptors() {
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil && lim.Max < most {
 		unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: most})
 	}
+}
+
+// raiseLimits takes the limits off that would end what others write, or the daemon
+// itself: they are of whoever started it. It returns what it could not raise.
+func raiseLimits() (left []string) {
+	for _, l := range []struct {
+		which int
+		text  string
+	}{
+		{unix.RLIMIT_FSIZE, "the limit on file sizes (ulimit -f) cannot be raised: no file whose data goes through the daemon can grow beyond %d bytes, whoever writes"},
+		{unix.RLIMIT_CPU, "the limit on CPU time (ulimit -t) cannot be raised: the daemon is killed when it has used %d s"},
+	} {
+		var lim unix.Rlimit
+		if unix.Getrlimit(l.which, &lim) != nil || lim.Cur == unix.RLIM_INFINITY {
+			continue
+		}
+		if unix.Setrlimit(l.which, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}) == nil {
+			continue
+		}
+		// An ordinary user may go as far as his hard limit.
+		if unix.Setrlimit(l.which, &unix.Rlimit{Cur: lim.Max, Max: lim.Max}) == nil {
+			lim.Cur = lim.Max
+		}
+		if lim.Cur != unix.RLIM_INFINITY {
+			left = append(left, fmt.Sprintf(l.text, lim.Cur))
+		}
+	}
+	return left
 }
 
 // obeyQuotas gives up the right to exceed disk quotas, capabilities(7), which

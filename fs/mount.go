@@ -84,7 +84,7 @@ func Mount(o Options) (_ *Server, err error) {
 		return nil, err
 	}
 
-	if err := becomeDaemon(); err != nil {
+	if err := s.becomeDaemon(); err != nil {
 		return nil, err
 	}
 	procs, err := newResolver(&o)
@@ -147,9 +147,12 @@ func Mount(o Options) (_ *Server, err error) {
 }
 
 // becomeDaemon makes this process fit to serve others.
-func becomeDaemon() error {
+func (s *Server) becomeDaemon() error {
 	raiseProcs()
 	raiseDescriptors()
+	for _, left := range raiseLimits() {
+		s.warn("%s", left)
+	}
 	unix.Umask(0) // modes come from the callers, with their umask applied
 	// Nobody gets at the backing through /proc/PID/fd.
 	return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)

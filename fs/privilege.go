@@ -1,7 +1,6 @@
 package fs
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"slices"
@@ -11,6 +10,8 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // Whoever changes a file's content without CAP_FSETID takes its suid and sgid
@@ -66,14 +67,14 @@ func (fs *FS) withoutPrivileges(h *fuse.InHeader, st *unix.Statx_t) uint32 {
 
 // inGroup reports whether the caller is of a group.
 func inGroup(h *fuse.InHeader, gid uint32) bool {
-	return h.Gid == gid || slices.Contains(strings.Fields(statusLine(h.Pid, "Groups:")), strconv.FormatUint(uint64(gid), 10))
+	return h.Gid == gid || slices.Contains(strings.Fields(statusField(h.Pid, "Groups")), strconv.FormatUint(uint64(gid), 10))
 }
 
 // mayKeepPrivileges reports whether the caller has CAP_FSETID.
 func mayKeepPrivileges(h *fuse.InHeader) bool { return hasCapability(h, unix.CAP_FSETID) }
 
 func hasCapability(h *fuse.InHeader, capability uint) bool {
-	caps, err := strconv.ParseUint(strings.TrimSpace(statusLine(h.Pid, "CapEff:")), 16, 64)
+	caps, err := strconv.ParseUint(statusField(h.Pid, "CapEff"), 16, 64)
 	if err != nil {
 		return h.Uid == 0
 	}
@@ -91,19 +92,10 @@ func isAdmin(h *fuse.InHeader) bool {
 	return err == nil && err2 == nil && own == theirs
 }
 
-// statusLine returns what a line of a thread's status in proc(5) says.
-func statusLine(tid uint32, key string) string {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/status", tid))
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if v, ok := strings.CutPrefix(s.Text(), key); ok {
-			return v
-		}
-	}
-	return ""
+// statusField returns what a line of a thread's status says, see [procid.Status].
+func statusField(tid uint32, name string) string {
+	s, _ := procid.ReadStatus(int(tid))
+	return s.Field(name)
 }
 
 // setAttrKills takes away what a SETATTR takes away of n's privileges: one that

@@ -5,6 +5,7 @@ package tests
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -26,4 +27,57 @@ func TestCommandOutput(t *testing.T) {
 		}
 		m.awaitFree("D")
 	}
+}
+
+// TestCommandOutputLease: nor is a lease kept, or a session's lock, whose token
+// nobody was told, also where nobody reads any more; but one that the client had is.
+func TestCommandOutputLease(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	for _, tt := range []struct{ args, to string }{
+		{"acquire --client c D", "/dev/full"},
+		{"acquire --client c --json D", "/dev/full"},
+		{"acquire --client-file F D", "/dev/full"},
+		{"acquire --owner session D", "/dev/full"},
+		{"acquire --client c D", "pipe"},
+		{"acquire --owner session D", "pipe"},
+	} {
+		file := filepath.Join(tempDir(t), "client")
+		r := runCmd(t, m.lostOutput(tt.to, strings.Fields(strings.Replace(tt.args, "F", file, 1))...))
+		if r.Status != 74 {
+			t.Errorf("stagefs %s, to %s: %v, want 74", tt.args, tt.to, r)
+		}
+		if n := len(m.Locks()); n != 0 {
+			t.Errorf("stagefs %s, to %s: %d locks are left", tt.args, tt.to, n)
+			m.Ctl("break D left over")
+		}
+	}
+	m.wantStatus(0, "", "acquire", "--client", "c", m.At("D"))
+	r := runCmd(t, m.lostOutput("/dev/full", "acquire", "--client", "c", "D"))
+	if r.Status != 74 || len(m.Locks()) != 1 {
+		t.Errorf("acquire by a client that had it: %v; %d locks, want 74, and its own", r, len(m.Locks()))
+	}
+	m.wantStatus(0, "", "release", "--client", "c", m.At("D"))
+}
+
+// lostOutput is a run of the program in the root of the mount whose output goes to
+// a file, or to a pipe that nobody reads.
+func (m *Mount) lostOutput(to string, args ...string) *exec.Cmd {
+	m.t.Helper()
+	cmd := exec.Command(stagefsBin(), args...)
+	cmd.Dir = m.Path
+	var w *os.File
+	var err error
+	if to == "pipe" {
+		var r *os.File
+		r, w, err = os.Pipe()
+		mustDo(m.t, err)
+		r.Close()
+	} else {
+		w, err = os.OpenFile(to, os.O_WRONLY, 0)
+		mustDo(m.t, err)
+	}
+	m.t.Cleanup(func() { w.Close() })
+	cmd.Stdout = w
+	return cmd
 }

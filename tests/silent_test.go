@@ -3,28 +3,34 @@
 package tests
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// TestMountSilent: a daemon that does not answer does not hang the commands that
-// are to find it, nor those that were told how long to wait; all say who it is.
+// TestMountSilent: a daemon that is stopped hangs no command; all say who it is,
+// and how it goes on, to ordinary users, too.
 func TestMountSilent(t *testing.T) {
 	for _, transport := range []string{"auto", "threads"} {
 		t.Run(transport, func(t *testing.T) {
 			m, other := mount(t, "--transport", transport), mount(t)
 			agent(t).must("mkdir", other.At("seen"))
+			openDir(t, m.Back("x"))
 			mustDo(t, m.cmd.Process.Signal(syscall.SIGSTOP))
 			defer m.cmd.Process.Signal(syscall.SIGCONT)
 			who := "process " + itoa(m.cmd.Process.Pid) + ", does not answer: it is stopped"
-			for _, tt := range []struct {
+			type try struct {
 				args   string
 				status int
 				says   string
-			}{
+			}
+			tries := []try{
 				{"locks", 69, who},
 				{"locks " + m.At("x"), 69, who},
 				{"why " + m.At("x"), 69, who},
@@ -33,9 +39,24 @@ func TestMountSilent(t *testing.T) {
 				{"run -w 1 " + m.At("x") + " true", 69, who},
 				{"acquire -w 1 " + m.At("x"), 69, who},
 				{"wait -w 1 " + m.At("x"), 69, who},
-				{"umount " + m.Path, 75, who},
+			}
+			for _, args := range []string{
+				"run -n x true", "run x true", "run --client c x true", "acquire x", "acquire -n x", "release x", "break --why w x", "events x", "check x",
+				"check --client c x", "wait x", "renew --client c x", "quarantine .", "mount --replace .", "mount .", "mount x",
 			} {
-				p := startCmd(t, exec.Command(stagefsBin(), strings.Fields(tt.args)...))
+				at := strings.LastIndexAny(strings.TrimSuffix(args, " true"), " ") + 1
+				tries = append(tries, try{args[:at] + m.At(args[at:]), 69, who})
+			}
+			started := make([]*Proc, len(tries))
+			for i, tt := range tries {
+				cmd := exec.Command(stagefsBin(), strings.Fields(tt.args)...)
+				if tt.args == "check "+m.At("x") || i == 0 {
+					cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+				}
+				started[i] = startCmd(t, cmd)
+			}
+			for i, tt := range tries {
+				p := started[i]
 				select {
 				case <-p.done:
 				case <-time.After(patience):
@@ -43,15 +64,16 @@ func TestMountSilent(t *testing.T) {
 					t.Fatalf("stagefs %s: hangs", tt.args)
 				}
 				r := p.Wait()
-				if tt.args == "umount "+m.Path && r.Status == 0 {
-					continue // nobody is left inside
-				}
 				if r.Status != tt.status || !strings.Contains(r.Out+r.Err, tt.says) {
 					t.Errorf("stagefs %s: %v; want status %d, and %q said", tt.args, r, tt.status, tt.says)
 				}
 				if tt.args == "locks" && !strings.Contains(r.Out, "seen") {
 					t.Errorf("stagefs locks: %v; want the locks of the other mount", r)
 				}
+			}
+			// Unless nobody is left inside.
+			if r := m.stagefs("umount", m.Path); r.Status != 0 && (r.Status != 75 || !strings.Contains(r.Err, who)) {
+				t.Errorf("stagefs umount: %v; want 75, and %q said", r, who)
 			}
 		})
 	}
@@ -78,6 +100,49 @@ func TestDoctorServed(t *testing.T) {
 	for _, args := range [][]string{{"locks", m.Path}, {"run", m.At("x"), "true"}} {
 		m.wantStatus(69, "start it", args...)
 	}
+	m.start(nil)
+	m.awaitReady()
+}
+
+// TestMountSilentGoesOn: a daemon that is only slow is waited for.
+func TestMountSilentGoesOn(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("x"))
+	mustDo(t, m.cmd.Process.Signal(syscall.SIGSTOP))
+	p := startCmd(t, exec.Command(stagefsBin(), "run", "-n", m.At("x"), "true"))
+	time.Sleep(time.Second)
+	mustDo(t, m.cmd.Process.Signal(syscall.SIGCONT))
+	if r := p.Wait(); r.Status != 0 {
+		t.Errorf("stagefs run -n, while the daemon stands still for a second: %v", r)
+	}
+}
+
+// TestMountStale: what is said of a dead mount whose place no daemon can take tells
+// how to go on: one of another file system, or one above the directory.
+func TestMountStale(t *testing.T) {
+	need(t, "root", "fuse", "bindfs")
+	dir, state := tempDir(t), filepath.Join(tempDir(t), "state")
+	at := filepath.Join(dir, "at")
+	mustDo(t, os.MkdirAll(at, 0o777))
+	other := startCmd(t, exec.Command("bindfs", "-f", tempDir(t), at))
+	t.Cleanup(func() { unix.Unmount(at, unix.MNT_DETACH) })
+	eventually(t, "bindfs serves", func() bool { return mountedAt(at) })
+	other.Kill()
+	refused := func(says string, args ...string) {
+		t.Helper()
+		r := run(t, stagefsBin(), append([]string{"mount", "--state-dir", state}, args...)...)
+		if r.Status != 73 || !strings.Contains(r.Err, says) || strings.Contains(r.Err, "stagefs umount MOUNTPOINT") {
+			t.Errorf("mount %q: %v; want 73, and %q said", args, r, says)
+		}
+	}
+	refused("umount -l "+at, at)
+	refused("umount -l "+at, staticDir(t), at)
+
+	m := mountOver(t)
+	openDir(t, m.At("sub"))
+	m.kill()
+	refused("stagefs mount "+m.Dir, m.At("sub"))
+	refused("stagefs mount "+m.Dir, staticDir(t), m.At("sub"))
 	m.start(nil)
 	m.awaitReady()
 }

@@ -3,11 +3,14 @@
 package main
 
 import (
+	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
@@ -85,6 +88,13 @@ func (c *command) acquireAs(ctx *cli.Context, id string) error {
 	if err != nil {
 		return err
 	}
+	var had uint64 // the token of a lease that the client has already, and would keep
+	if id != "" {
+		if s, err := d.Check(until, id); err == nil {
+			had = s.Token
+		}
+	}
+	signal.Ignore(syscall.SIGPIPE) // of whoever was to read the token
 	status, err := d.Acquire(until, opts)
 	if errors.Is(err, client.ErrNoLock) {
 		err = unix.ENOENT // the directory
@@ -92,7 +102,20 @@ func (c *command) acquireAs(ctx *cli.Context, id string) error {
 	if err != nil {
 		return lockError(dir, exitHeld, err)
 	}
-	return c.printStatus(ctx, d, status)
+	err = c.printStatus(ctx, d, status)
+	if err != nil && status.Token != had {
+		return unprinted(d, id, status.Token, err)
+	}
+	return err
+}
+
+// unprinted releases a lock whose token nobody was told: a lease, or a session's
+// lock, would last on.
+func unprinted(d *client.Dir, id string, token uint64, why error) error {
+	if err := d.Release(context.Background(), client.Release{Client: id, Token: token}); err != nil {
+		return exitf(exitIO, "writing the output: %s; and the lock with token %d can't be released: %s", oneLine(why), token, oneLine(err))
+	}
+	return exitf(exitIO, "writing the output: %s; the lock was released", oneLine(why))
 }
 
 // writeClientFile makes the file that hands an ID over. The ID is what gives

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -36,11 +37,26 @@ var errSilent = errors.New("does not answer")
 // ask returns what the mount at path answers within a time: nil, an errno, or
 // errSilent.
 func ask(path string, check bool, within time.Duration) error {
-	r, w, err := os.Pipe()
+	q, err := askMount(path, check)
 	if err != nil {
 		return err
 	}
-	defer r.Close()
+	defer q.leave()
+	return q.answer(within)
+}
+
+// A question is a child that asks a mount.
+type question struct {
+	cmd   *exec.Cmd
+	reply *os.File
+	over  bool
+}
+
+func askMount(path string, check bool) (*question, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
 	if check {
 		path = "?" + path
 	}
@@ -53,17 +69,22 @@ func ask(path string, check bool, within time.Duration) error {
 	err = cmd.Start()
 	w.Close()
 	if err != nil {
-		return err
+		r.Close()
+		return nil, err
 	}
-	r.SetReadDeadline(time.Now().Add(within))
+	return &question{cmd: cmd, reply: r}, nil
+}
+
+// answer waits for the answer, for so long. After errSilent it can be called again.
+func (q *question) answer(within time.Duration) error {
+	q.reply.SetReadDeadline(time.Now().Add(within))
 	answer := make([]byte, 16)
-	n, err := r.Read(answer)
+	n, err := q.reply.Read(answer)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		cmd.Process.Kill()
-		cmd.Process.Release()
 		return errSilent
 	}
-	cmd.Wait()
+	q.over = true
+	q.cmd.Wait()
 	errno, err := strconv.Atoi(string(answer[:n]))
 	if err != nil || errno == 0 {
 		return nil // a child that fails says nothing of the mount
@@ -71,9 +92,18 @@ func ask(path string, check bool, within time.Duration) error {
 	return syscall.Errno(errno)
 }
 
+// leave lets go of the child, whether it has an answer or not.
+func (q *question) leave() {
+	q.reply.Close()
+	if !q.over {
+		q.cmd.Process.Kill()
+		q.cmd.Process.Release()
+	}
+}
+
 // answerAsked is what the child does.
 func (c *command) answerAsked(path string) int {
-	closeInherited()
+	closeInherited(nil)
 	path, check := strings.CutPrefix(path, "?")
 	var st unix.Statfs_t
 	err := unix.Statfs(path, &st)
@@ -87,18 +117,24 @@ func (c *command) answerAsked(path string) int {
 }
 
 // closeInherited closes what was open already when this program began, but for
-// the standard descriptors: what Go opens is closed by exec(2).
-func closeInherited() {
+// the standard descriptors, and those that an argument names, as bash's >(…) does.
+// What Go opens is closed by exec(2).
+func closeInherited(args []string) {
 	fds, _ := os.ReadDir("/proc/self/fd")
 	for _, e := range fds {
 		fd, err := strconv.Atoi(e.Name())
-		if err != nil || fd <= 2 {
+		if err != nil || fd <= 2 || slices.ContainsFunc(args, func(a string) bool { return namesDescriptor(a, e.Name()) }) {
 			continue
 		}
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
 			unix.Close(fd)
 		}
 	}
+}
+
+// namesDescriptor tells whether an argument has a path by way of a descriptor.
+func namesDescriptor(arg, fd string) bool {
+	return strings.Contains(arg+"/", "/dev/fd/"+fd+"/") || strings.Contains(arg+"/", "/proc/self/fd/"+fd+"/")
 }
 
 // awake makes sure that the daemon answers whose mount a path leads into. A path
@@ -118,9 +154,29 @@ func answers(mount *fs.MountEntry, within time.Duration) error {
 	return nil
 }
 
+// notStopped waits until the daemon answers whose mount a path leads into, however
+// long it takes, unless it is stopped: nobody would know what he waits for.
+func notStopped(path string) error {
+	mount := leadsTo(path)
+	if mount == nil {
+		return nil
+	}
+	q, err := askMount(mount.Path, false)
+	if err != nil {
+		return nil // as good as an answer: who asks the mount itself hears what is wrong
+	}
+	defer q.leave()
+	for errors.Is(q.answer(answerTime), errSilent) {
+		if pid := suspect(mount); pid != 0 && stopped(pid) {
+			return exitf(exitUnavailable, "%s", silence(mount))
+		}
+	}
+	return nil
+}
+
 // silence says whose daemon does not answer, and what can be done.
 func silence(mount *fs.MountEntry) string {
-	pid := daemonOf(mount)
+	pid := suspect(mount)
 	if pid == 0 {
 		return fmt.Sprintf("the daemon of %s does not answer", quote(mount.Path))
 	}
@@ -198,6 +254,30 @@ func findProcess(is func(proc string) bool) (pid int) {
 	for _, proc := range procs {
 		if found, _ := procid.Within(insideTime, func() bool { return is(proc) }); found {
 			pid, _ = strconv.Atoi(filepath.Base(proc))
+			return pid
+		}
+	}
+	return 0
+}
+
+// suspect is daemonOf for a daemon that does not answer. Who may not see what
+// another's daemon has open finds one by its command line, if it is stopped.
+func suspect(mount *fs.MountEntry) int {
+	if pid := daemonOf(mount); pid != 0 {
+		return pid
+	}
+	procs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, proc := range procs {
+		pid, _ := strconv.Atoi(filepath.Base(proc))
+		if !stopped(pid) {
+			continue
+		}
+		status, _ := procid.ReadStatus(pid)
+		uid, _, _ := strings.Cut(status.Field("Uid"), "\t")
+		line, _ := os.ReadFile(proc + "/cmdline")
+		args := strings.Split(string(line), "\x00")
+		if uid == strconv.Itoa(mountedBy(mount)) && strings.HasPrefix(status.Field("Name"), "stagefs") && slices.Contains(args, "mount") &&
+			slices.ContainsFunc(args, func(a string) bool { return filepath.Base(a) == filepath.Base(mount.Source) }) {
 			return pid
 		}
 	}

@@ -15,6 +15,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // A child is the command of `run`. It stays in this process's group and
@@ -82,6 +84,7 @@ func (w *watch) run() {
 		select {
 		case <-w.ended:
 			killAll(family, syscall.SIGKILL)
+			closeAll(family)
 			return
 		case sig := <-w.signals:
 			w.passOn(sig.(syscall.Signal))
@@ -170,16 +173,20 @@ func family(pid, parent int) []process {
 
 // parentOf returns the parent of a process, 0 if it is gone.
 func parentOf(pid int) int {
-	status, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
-	_, rest, _ := strings.Cut(string(status), "\nPPid:\t")
-	line, _, _ := strings.Cut(rest, "\n")
-	parent, _ := strconv.Atoi(line)
+	status, _ := procid.ReadStatus(pid)
+	parent, _ := strconv.Atoi(status.Field("PPid"))
 	return parent
 }
 
 func killAll(all []process, sig syscall.Signal) {
 	for _, p := range all {
 		unix.PidfdSendSignal(p.fd, sig, nil, 0)
+	}
+}
+
+func closeAll(all []process) {
+	for _, p := range all {
+		unix.Close(p.fd)
 	}
 }
 

@@ -111,7 +111,7 @@ func TestExitStatuses(t *testing.T) {
 		{fs.ErrOnFuse, 66, ""},
 		{fs.ErrReadOnly, 66, "read-write"},
 		{fs.ErrMountpointBusy, 73, "another mountpoint"},
-		{fs.ErrStaleMount, 73, "stagefs umount"},
+		{fs.ErrStaleMount, 73, "umount -l"},
 		{fs.ErrNoFuse, 71, "stagefs doctor"},
 		{fs.ErrStrict, 75, "--strict"},
 		{fs.ErrNoMount, 69, "stagefs mount"},

@@ -92,6 +92,9 @@ func (c *command) breakCommand() *cli.Command {
 			case !printable(why):
 				return usagef("break: the reason holds control characters: %s", quote(why))
 			}
+			if err := notStopped(ctx.Args().First()); err != nil {
+				return err
+			}
 			return c.control(ctx.Args().First(), "break", why)
 		},
 	}

@@ -29,6 +29,9 @@ func (c *command) eventsCommand() *cli.Command {
 			if err := exactArgs(ctx, 1, 1); err != nil {
 				return err
 			}
+			if err := notStopped(ctx.Args().First()); err != nil {
+				return err
+			}
 			mountpoint, rel, err := c.place(ctx.Args().First())
 			if err != nil {
 				return err

@@ -90,7 +90,7 @@ func explain(err error) (status int, text string) {
 		{stagefs.ErrNeeded, exitCantCreate, "choose another mountpoint"},
 		{stagefs.ErrReadOnly, exitNoInput, "remount the filesystem read-write (mount -o remount,rw), or serve another directory"},
 		{stagefs.ErrUnmounted, exitHeld, "mount it again"},
-		{stagefs.ErrStaleMount, exitCantCreate, "a dead mount is in the way; clear it with: stagefs umount MOUNTPOINT"},
+		{stagefs.ErrStaleMount, exitCantCreate, "a dead mount is in the way; clear it with: umount -l MOUNTPOINT"},
 		{stagefs.ErrMountpointBusy, exitCantCreate, "something is mounted there; unmount it, or choose another mountpoint"},
 		{stagefs.ErrInside, exitUsage, "see: stagefs mount --help"},
 		{stagefs.ErrNewerState, exitUnavailable, "mount with the version that was in use before, or move these files away to go without the locks in them; nothing was changed"},

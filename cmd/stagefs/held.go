@@ -126,11 +126,11 @@ func numberOf(ctx *cli.Context, flag string) (int, error) {
 // may be busy.
 const leastAnswerTime = time.Second
 
-// awakeInTime makes sure that a command that was told how long to wait does not
-// wait longer for a daemon that does not answer.
+// awakeInTime makes sure that a command does not wait for a daemon that is stopped,
+// nor longer than it was told to for one that does not answer.
 func awakeInTime(ctx *cli.Context, dir string) error {
 	if !ctx.IsSet("wait") {
-		return nil
+		return notStopped(dir)
 	}
 	wait, err := durationOf(ctx, "wait")
 	if err != nil {
@@ -140,10 +140,13 @@ func awakeInTime(ctx *cli.Context, dir string) error {
 }
 
 // dirAndClient returns the one directory that the command is about, and whom it
-// speaks for.
+// speaks for. The daemon is not stopped.
 func dirAndClient(ctx *cli.Context) (dir, id string, err error) {
 	if err = exactArgs(ctx, 1, 1); err == nil {
 		id, err = clientID(ctx)
+	}
+	if err == nil {
+		err = notStopped(ctx.Args().First())
 	}
 	return ctx.Args().First(), id, err
 }

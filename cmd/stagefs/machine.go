@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stagefs/stagefs/lockstate/filestore"
-
 	"github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate/filestore"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // A machine is what doctor looks at.
@@ -94,13 +94,9 @@ func (m machine) checkUser() finding {
 	if m.euid != 0 {
 		return finding{"user", statusWarn, "an ordinary user's mount is for the processes of that user alone", "mount as root for full service"}
 	}
-	for line := range strings.Lines(m.read("/proc/self/status")) {
-		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
-			caps, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
-			if err == nil && caps&(1<<capSysAdmin) == 0 {
-				return finding{"user", statusFail, "root without the right to mount (CAP_SYS_ADMIN)", "in a container: --cap-add SYS_ADMIN"}
-			}
-		}
+	caps, err := strconv.ParseUint(procid.Status(m.read("/proc/self/status")).Field("CapEff"), 16, 64)
+	if err == nil && caps&(1<<capSysAdmin) == 0 {
+		return finding{"user", statusFail, "root without the right to mount (CAP_SYS_ADMIN)", "in a container: --cap-add SYS_ADMIN"}
 	}
 	return finding{"user", statusOK, "root", ""}
 }

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
@@ -61,12 +62,20 @@ func (c *command) mountAction(ctx *cli.Context) error {
 	if err := exactArgs(ctx, 1, 2); err != nil {
 		return err
 	}
+	starter := readyPipe()
+	watched := supervised()
+	closeInherited(c.args) // some file system would stay busy, some reader of a pipe wait, while it serves
+	if starter == nil && !watched.on {
+		for _, dir := range ctx.Args().Slice() { // served already, perhaps
+			if err := notStopped(dir); err != nil {
+				return err
+			}
+		}
+	}
 	o, err := mountOptions(ctx)
 	if err != nil {
 		return err
 	}
-	starter := readyPipe()
-	watched := supervised()
 	if ctx.Bool("daemon") && starter == nil && !watched.on {
 		return c.startDaemon()
 	}
@@ -222,7 +231,7 @@ func explainMount(o fs.Options, err error) error {
 	case errors.Is(err, fs.ErrNotExist) && o.Mountpoint != "" && !pathExists(o.Mountpoint):
 		return exitf(exitNoInput, "mountpoint %s: no such directory; make it first: mkdir -p %s", quote(o.Mountpoint), quote(o.Mountpoint))
 	case errors.Is(err, fs.ErrStaleMount):
-		return exitf(exitCantCreate, "%s: a dead mount is in the way; clear it with: stagefs umount %s", quote(target(o)), quote(target(o)))
+		return staleError(o)
 	case errors.Is(err, unix.EMFILE):
 		return exitf(exitOS, "%s: the daemon may not have enough files open (%s): ulimit -Hn %d or more; LimitNOFILE= in a systemd unit", quote(o.Dir), openFiles(), enoughFiles)
 	case errors.Is(err, fs.ErrNoFuse) && os.Geteuid() != 0 && unix.Access(target(o), unix.W_OK) != nil:
@@ -230,6 +239,24 @@ func explainMount(o fs.Options, err error) error {
 		return exitf(exitNoPerm, "%s: ordinary users can only mount over directories that they may write; mount as root", quote(target(o)))
 	}
 	return err
+}
+
+// staleError tells of a dead mount in whose place no new one can be made: it is
+// not stagefs's, or not at the directory itself.
+func staleError(o fs.Options) error {
+	mounts, _ := fs.ReadMounts()
+	for _, dir := range []string{o.Dir, target(o)} {
+		if mount := leadsTo(dir); mount != nil {
+			return exitf(exitCantCreate, "%s is in the mount at %s, whose daemon is dead; %s", quote(dir), quote(mount.Path), startAgain(mount))
+		}
+		if path, err := lexical(dir); err == nil {
+			if mount := covering(mounts, path); mount != nil && strings.HasPrefix(mount.FSType, "fuse") {
+				return exitf(exitCantCreate, "%s: a dead mount of %s, at %s, is in the way; clear it with: umount -l %s",
+					quote(dir), quote(mount.FSType), quote(mount.Path), quote(mount.Path))
+			}
+		}
+	}
+	return exitf(exitCantCreate, "%s: a dead mount is in the way; clear it with: umount -l MOUNTPOINT", quote(o.Dir))
 }
 
 // openFiles tells how many this process may have.

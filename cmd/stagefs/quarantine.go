@@ -50,6 +50,9 @@ func (c *command) quarantineAction(ctx *cli.Context) error {
 		return usagef("quarantine: --json, --restore, --delete and --delete-older exclude each other")
 	}
 	dir := ctx.Args().First()
+	if err := notStopped(dir); err != nil {
+		return err
+	}
 	mountpoint, rel, err := c.place(dir)
 	if err != nil {
 		return err

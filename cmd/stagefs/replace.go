@@ -39,6 +39,9 @@ type handover struct {
 // replaceMount has the daemon of a mount replaced by this program.
 func (c *command) replaceMount(given string) error {
 	path, _, err := findExact(given)
+	if err == nil {
+		err = notStopped(path)
+	}
 	if err != nil {
 		return err
 	}
@@ -66,7 +69,7 @@ func replaceError(path string, ctl io.Reader, err error) error {
 	_ = json.Unmarshal(data, &a)
 	text := a.Message
 	status := exitHeld
-	if errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.ENOTCONN) {
+	if isDead(err) {
 		return exitf(exitUnavailable, "%s: the daemon ended, or its new program could not go on and mounted anew; its log says more", quote(path))
 	}
 	switch {

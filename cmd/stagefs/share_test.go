@@ -5,6 +5,8 @@ package main
 import (
 	"os"
 	"os/exec"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -29,6 +31,36 @@ func TestDocumented(t *testing.T) {
 					t.Errorf("%s does not speak of %s -%s", file, cmd.Name, name)
 				}
 			}
+		}
+	}
+}
+
+// TestStatuses: the README and the manual page tell of each exit status, and of no
+// others.
+func TestStatuses(t *testing.T) {
+	read := func(file, from, to, pattern string) []string {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, text, _ := strings.Cut(string(data), from)
+		text, _, _ = strings.Cut(text, to)
+		var all []string
+		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
+			all = append(all, strings.Split(strings.ReplaceAll(m[1], " ", ""), ",")...)
+		}
+		slices.Sort(all)
+		return all
+	}
+	want := append(read("exit.go", "const (", "\n)", `(?m)^\texit\w+ += (\d+)`), "126", "127")
+	want[slices.Index(want, "128")] += "+n"
+	slices.Sort(want)
+	for file, got := range map[string][]string{
+		"the README":      read("../../README.md", "Exit statuses:", "##", `(?m)^\| (\d.*?) \|`),
+		"the manual page": read("share/stagefs.1", ".Sh EXIT STATUS", ".El", `(?m)^\.It (.*)`),
+	} {
+		if !slices.Equal(got, want) {
+			t.Errorf("%s has the statuses %q, want %q", file, got, want)
 		}
 	}
 }

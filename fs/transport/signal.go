@@ -1,13 +1,12 @@
 package transport
 
 import (
-	"fmt"
-	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // signalTime is how long a request that came through a ring waits before its
@@ -42,41 +41,39 @@ func (c *conn) wait(at *slot, h *fuse.InHeader, in, out [][]byte) int {
 // signalled reports whether a thread has a signal pending that it does not
 // block. One for a process of several threads counts if it kills: else another
 // thread may take it.
-func signalled(tid uint32) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
-	return err == nil && tid != 0 && pendingSignal(string(b))
-}
+func signalled(tid uint32) bool { return pending(statusOf(tid)) }
 
 // Patient reports whether a request that was cancelled may go on waiting for a
 // moment: its caller has a signal, which would not end a call of a local file
 // system. Nobody kills him, nor is the transport about to stop.
-func Patient(tid uint32) bool { return signalled(tid) && !Killed(tid) }
+func Patient(tid uint32) bool {
+	s := statusOf(tid)
+	return pending(s) && !killed(s)
+}
 
 // Killed reports whether a thread is about to end by a signal.
-func Killed(tid uint32) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
-	return err == nil && tid != 0 && (pendingOf(string(b), "SigPnd")|pendingOf(string(b), "ShdPnd"))&sigkill != 0
+func Killed(tid uint32) bool { return killed(statusOf(tid)) }
+
+// statusOf is empty for a thread that is gone.
+func statusOf(tid uint32) procid.Status {
+	s, _ := procid.ReadStatus(int(tid))
+	return s
 }
 
 const sigkill = 1 << (9 - 1)
 
-// pendingOf returns a set of signals in a status file.
-func pendingOf(status, name string) (v uint64) {
-	if _, rest, ok := strings.Cut(status, "\n"+name+":"); ok {
-		line, _, _ := strings.Cut(rest, "\n")
-		v, _ = strconv.ParseUint(strings.TrimSpace(line), 16, 64)
+func killed(s procid.Status) bool { return (signals(s, "SigPnd")|signals(s, "ShdPnd"))&sigkill != 0 }
+
+func pending(s procid.Status) bool {
+	own := signals(s, "SigPnd")
+	if s.Field("Threads") == "1" {
+		own |= signals(s, "ShdPnd")
 	}
-	return v
+	return killed(s) || own&^signals(s, "SigBlk") != 0
 }
 
-func pendingSignal(status string) bool {
-	field := func(name string) uint64 { return pendingOf(status, name) }
-	own, shared := field("SigPnd"), field("ShdPnd")
-	if (own|shared)&sigkill != 0 {
-		return true
-	}
-	if field("Threads") == 1 {
-		own |= shared
-	}
-	return own&^field("SigBlk") != 0
+// signals returns a set of them.
+func signals(s procid.Status, name string) uint64 {
+	set, _ := strconv.ParseUint(s.Field(name), 16, 64)
+	return set
 }

@@ -1,15 +1,20 @@
 package transport
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
 
 // A signal counts that would end the wait of this thread, and no other.
 func TestPendingSignal(t *testing.T) {
-	status := func(threads, own, shared, blocked string) string {
-		return "Name:\tx\nThreads:\t" + threads + "\nSigQ:\t1/9\nSigPnd:\t" + own + "\nShdPnd:\t" + shared + "\nSigBlk:\t" + blocked + "\n"
+	status := func(threads, own, shared, blocked string) procid.Status {
+		return procid.Status("Name:\tx\nThreads:\t" + threads + "\nSigQ:\t1/9\nSigPnd:\t" + own + "\nShdPnd:\t" + shared + "\nSigBlk:\t" + blocked + "\n")
 	}
 	for _, tt := range []struct {
-		name, status string
-		want         bool
+		name   string
+		status procid.Status
+		want   bool
 	}{
 		{"none", status("1", "0000000000000000", "0000000000000000", "0000000000000000"), false},
 		{"killed", status("4", "0000000000000100", "0000000000000000", "0000000000000000"), true},
@@ -20,8 +25,8 @@ func TestPendingSignal(t *testing.T) {
 		{"own signal", status("2", "0000000000002000", "0000000000000000", "0000000000000000"), true},
 		{"gone", "", false},
 	} {
-		if got := pendingSignal(tt.status); got != tt.want {
-			t.Errorf("%s: pendingSignal = %v, want %v", tt.name, got, tt.want)
+		if got := pending(tt.status); got != tt.want {
+			t.Errorf("%s: pending = %v, want %v", tt.name, got, tt.want)
 		}
 	}
 }

@@ -4,6 +4,7 @@ package procid_test
 
 import (
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -97,4 +98,16 @@ func FuzzParseCgroup(f *testing.F) {
 			t.Errorf("ParseCgroup(%q) = %q: longer than what it was read from", b, got)
 		}
 	})
+}
+
+func TestStatusField(t *testing.T) {
+	s := procid.Status("Name:\tx y\nUid:\t0\t1\t2\t3\nNSpid:\t7\nGroups:\t\nPid:\t9")
+	for name, want := range map[string]string{"Name": "x y", "Uid": "0\t1\t2\t3", "Pid": "9", "Groups": "", "id": "", "NSpgid": ""} {
+		if got := s.Field(name); got != want {
+			t.Errorf("Field(%s) = %q, want %q", name, got, want)
+		}
+	}
+	if s, err := procid.ReadStatus(os.Getpid()); err != nil || s.Field("PPid") != strconv.Itoa(os.Getppid()) {
+		t.Errorf("of this process: %v, parent %q, want %d", err, s.Field("PPid"), os.Getppid())
+	}
 }
