@@ -61,6 +61,7 @@ func TestMountInherits(t *testing.T) {
 			if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
 				t.Error(r)
 			}
+			eventually(t, "the supervisor ends", m.dead)
 		})
 	}
 }
@@ -81,6 +82,7 @@ func TestMountInheritsLog(t *testing.T) {
 			if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
 				t.Error(r)
 			}
+			eventually(t, "the supervisor ends", m.dead)
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -66,6 +67,7 @@ func (m *Mount) lostOutput(to string, args ...string) *exec.Cmd {
 	m.t.Helper()
 	cmd := exec.Command(stagefsBin(), args...)
 	cmd.Dir = m.Path
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // in a container it may have none
 	var w *os.File
 	var err error
 	if to == "pipe" {
