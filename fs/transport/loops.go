@@ -134,15 +134,11 @@ func (l *loops) run(at *slot, buf []byte) {
 		if l.gather.took(own, h.Opcode, h.Pid) {
 			go l.fill()
 		}
+		ins[0] = in[:n]
 		if c.takes(h) {
-			at.tally.add(h)
-			ins[0] = in[:n]
-			answer := c.carryOut(at.quick, nil, h, ins[:], out[outHeaderSize:])
-			*(*fuse.OutHeader)(unsafe.Pointer(&out[0])) = answer
-			c.write(out[:answer.Length])
+			c.write(out[:c.atOnce(at, ins[:], outs[:])])
 		} else {
 			at.order.Store(0)
-			ins[0] = in[:n]
 			l.answer(at, h.Unique, ins[:], outs[:])
 		}
 		l.gather.gave(h.Opcode)
@@ -219,7 +215,7 @@ func (c *conn) handle(at *slot, unique uint64, in, out [][]byte) int {
 	if at.order.Load() == 0 {
 		at.order.Store(c.order.Add(1))
 	}
-	at.tally.add((*fuse.InHeader)(unsafe.Pointer(&in[0][0])))
+	at.tally.add(headerOf(in))
 	at.unique.Store(unique)
 	if c.ended.Load() {
 		c.interrupt(unique)

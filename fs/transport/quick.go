@@ -77,17 +77,32 @@ func args(op uint32, in [][]byte) (fixed, names []byte) {
 	return rest[:n], rest[n:]
 }
 
-// carryOut returns the answer and what follows its header in the kernel's buffer.
-// in has the request's parts.
-func (c *conn) carryOut(q *quick, cancel <-chan struct{}, h *fuse.InHeader, in [][]byte, rest []byte) fuse.OutHeader {
-	q.in.InHeader = *h
+// atOnce carries out a request that waits for nobody, and returns how long the
+// answer is in out.
+func (c *conn) atOnce(at *slot, in, out [][]byte) int {
+	at.tally.add(headerOf(in))
+	return c.carryOut(at.quick, nil, in, out)
+}
+
+// carryOut returns how long the answer is in out, whose header may be in the place
+// of the request's. in has the request's parts.
+func (c *conn) carryOut(q *quick, cancel <-chan struct{}, in, out [][]byte) int {
+	q.in.InHeader = *headerOf(in)
 	status, data := c.raw(q, cancel, in)
 	if status != fuse.OK {
 		data = nil
 	}
-	n := copy(rest, data)
-	return fuse.OutHeader{Length: uint32(outHeaderSize + n), Status: -int32(status), Unique: q.in.Unique}
+	rest := out[0][outHeaderSize:]
+	if len(out) == 2 {
+		rest = out[1]
+	}
+	n := outHeaderSize + copy(rest, data)
+	*(*fuse.OutHeader)(unsafe.Pointer(&out[0][0])) = fuse.OutHeader{Length: uint32(n), Status: -int32(status), Unique: q.in.Unique}
+	return n
 }
+
+// headerOf returns the header of a request whose parts are in.
+func headerOf(in [][]byte) *fuse.InHeader { return (*fuse.InHeader)(unsafe.Pointer(&in[0][0])) }
 
 func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte) (status fuse.Status, data []byte) {
 	defer func() {
@@ -159,19 +174,12 @@ func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte) (status fuse.S
 // request has a request carried out that may be interrupted, with go-fuse unless
 // that is not needed, and returns how long the answer is in out.
 func (c *conn) request(at *slot, in, out [][]byte) (int, fuse.Status) {
-	h := (*fuse.InHeader)(unsafe.Pointer(&in[0][0]))
-	if at.quick == nil || !c.takesOwn(h) {
+	if at.quick == nil || !c.takesOwn(headerOf(in)) {
 		return c.proto.HandleRequest(in, out)
 	}
-	first := unsafe.Pointer(&out[0][0])
-	rest := out[0][outHeaderSize:]
-	if len(out) == 2 {
-		rest = out[1]
-	}
-	answer := c.carryOut(at.quick, at.begin(), h, in, rest)
+	n := c.carryOut(at.quick, at.begin(), in, out)
 	at.end()
-	*(*fuse.OutHeader)(first) = answer
-	return int(answer.Length), fuse.OK
+	return n, fuse.OK
 }
 
 func structBytes[T any](p *T) []byte {

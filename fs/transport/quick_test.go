@@ -157,11 +157,7 @@ func made(op uint32, rnd *rand.Rand, ext bool) (req []byte, fixed int) {
 func (c *conn) do(at *slot, in, out [][]byte) []byte {
 	h := (*fuse.InHeader)(unsafe.Pointer(&in[0][0]))
 	if c.takes(h) {
-		rest := out[0][outHeaderSize:]
-		if len(out) == 2 {
-			rest = out[1]
-		}
-		*(*fuse.OutHeader)(unsafe.Pointer(&out[0][0])) = c.carryOut(at.quick, nil, h, in, rest)
+		c.atOnce(at, in, out)
 	} else {
 		c.handle(at, h.Unique, in, out)
 	}
