@@ -148,3 +148,43 @@ func TestNamesEverywhere(t *testing.T) {
 		t.Errorf("readdir = %q, want %q", got, want)
 	}
 }
+
+// TestNamesInRoot: a name that go-fuse keeps for itself is one like any other.
+// Its own server cannot tell.
+func TestNamesInRoot(t *testing.T) {
+	for _, transport := range transports[:2] {
+		t.Run(transport, func(t *testing.T) {
+			m := mountBy(t, transport)
+			plain := tempDir(t)
+			odd := scriptCase{lines: `
+				put {}/file x creat
+				mknod {}/NAME fifo
+				unlink {}/NAME
+				mknod {}/NAME file
+				stat {}/NAME
+				rename {}/NAME {}/other
+				symlink target {}/NAME
+				link {}/NAME {}/alias
+				unlink {}/NAME
+				link {}/file {}/NAME
+				read {}/NAME
+				truncate {}/NAME 0
+				unlink {}/NAME
+				mkdir {}/NAME
+				rename {}/NAME {}/dir
+				rename {}/file {}/NAME
+				link {}/NAME {}/file
+				link {}/file {}/NAME
+				symlink x {}/NAME
+				rmdir {}/NAME`}
+			odd.lines = strings.ReplaceAll(odd.lines, "NAME", ".go-fuse-epoll-hack")
+			want, got := odd.play(t, plain), odd.play(t, m.Path)
+			if want, got := strings.ReplaceAll(want, plain, ""), strings.ReplaceAll(got, m.Path, ""); want != got {
+				t.Errorf("answers differ from a plain directory's:\n%s", diff(want, got))
+			}
+			if want, got := shape(t, plain), shape(t, m.Dir); want != got {
+				t.Errorf("another tree than in a plain directory:\n%s", diff(want, got))
+			}
+		})
+	}
+}

@@ -36,7 +36,8 @@ func (c *conn) takes(h *fuse.InHeader) bool {
 // carried out without go-fuse.
 func (c *conn) takesOwn(h *fuse.InHeader) bool {
 	switch h.Opcode {
-	case opSetAttr, opUnlink, opRmdir, opOpen, opOpenDir, opCreate, opMkdir, opRename, opRename2, opFlush, opRelease, opReleaseDir:
+	case opSetAttr, opSymlink, opMknod, opMkdir, opUnlink, opRmdir, opRename, opLink, opOpen, opRelease, opFlush, opOpenDir,
+		opReleaseDir, opCreate, opRename2:
 		return h.TotalExtlen == 0 && !c.opts.Debug
 	}
 	return false
@@ -59,6 +60,10 @@ func fixedSize(op uint32) int {
 		return int(unsafe.Sizeof(fuse.RenameIn{})) - inHeaderSize
 	case opRename:
 		return 8 // the directory alone
+	case opMknod:
+		return int(unsafe.Sizeof(fuse.MknodIn{})) - inHeaderSize
+	case opLink:
+		return int(unsafe.Sizeof(fuse.LinkIn{})) - inHeaderSize
 	case opFlush:
 		return int(unsafe.Sizeof(fuse.FlushIn{})) - inHeaderSize
 	case opRelease, opReleaseDir:
@@ -156,6 +161,12 @@ func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte) (status fuse.S
 	case opMkdir:
 		q.entry = fuse.EntryOut{}
 		return c.served.Mkdir(cancel, (*fuse.MkdirIn)(to), name, &q.entry), structBytes(&q.entry)
+	case opMknod:
+		q.entry = fuse.EntryOut{}
+		return c.served.Mknod(cancel, (*fuse.MknodIn)(to), name, &q.entry), structBytes(&q.entry)
+	case opLink:
+		q.entry = fuse.EntryOut{}
+		return c.served.Link(cancel, (*fuse.LinkIn)(to), name, &q.entry), structBytes(&q.entry)
 	case opCreate:
 		q.made = fuse.CreateOut{}
 		return c.served.Create(cancel, (*fuse.CreateIn)(to), name, &q.made), structBytes(&q.made)
@@ -163,6 +174,10 @@ func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte) (status fuse.S
 	second, _, ended := bytes.Cut(names, []byte{0})
 	if !ended {
 		return fuse.EIO, nil
+	}
+	if h.Opcode == opSymlink {
+		q.entry = fuse.EntryOut{}
+		return c.served.Symlink(cancel, h, string(second), name, &q.entry), structBytes(&q.entry)
 	}
 	rename := (*fuse.RenameIn)(to)
 	if h.Opcode == opRename {

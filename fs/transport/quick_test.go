@@ -66,6 +66,18 @@ func (r *recorder) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, 
 	return r.note("mkdir", *in, structBytes(out), name)
 }
 
+func (r *recorder) Mknod(_ <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
+	return r.note("mknod", *in, structBytes(out), name)
+}
+
+func (r *recorder) Symlink(_ <-chan struct{}, h *fuse.InHeader, target, name string, out *fuse.EntryOut) fuse.Status {
+	return r.note("symlink", *h, structBytes(out), target, name)
+}
+
+func (r *recorder) Link(_ <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
+	return r.note("link", *in, structBytes(out), name)
+}
+
 func (r *recorder) Unlink(_ <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
 	return r.note("unlink", *h, nil, name)
 }
@@ -114,10 +126,13 @@ var quickOps = map[uint32]struct{ fixed, names int }{
 	opLookup:     {0, 1},
 	opGetAttr:    {16, 0},
 	opSetAttr:    {88, 0},
+	opSymlink:    {0, 2},
+	opMknod:      {16, 1},
 	opMkdir:      {8, 1},
 	opUnlink:     {0, 1},
 	opRmdir:      {0, 1},
 	opRename:     {8, 2},
+	opLink:       {8, 1},
 	opOpen:       {8, 0},
 	opRelease:    {24, 0},
 	opFlush:      {24, 0},
