@@ -311,6 +311,7 @@ func (t *Table) attachLocked(d, parent *Dir, name string) {
 func (t *Table) Remove(d *Dir) []Lock {
 	t.mu.Lock()
 	defer t.unlockFlush()
+	defer t.ringLocked() // who waits for it waits in vain, also where the lock is above
 	return t.removeLocked(d)
 }
 

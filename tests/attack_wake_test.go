@@ -94,3 +94,18 @@ func TestA8AttackHandedOver(t *testing.T) {
 		})
 	}
 }
+
+// TestA8AttackRemovedBeneath attacks A8: what somebody waits for is removed by who
+// holds the directory above, and holds on.
+func TestA8AttackRemovedBeneath(t *testing.T) {
+	m := mount(t)
+	holder, waiter := agent(t), agent(t)
+	holder.must("mkdir", m.At("D"))
+	holder.must("mkdir", m.At("D/sub"))
+	waiter.must("open", "h", m.At("D/sub/devserver"), "rdwr,creat")
+	got := waiter.Start("flockw", "h")
+	m.awaitWaiters("D/sub", 1)
+	holder.must("rmdir", m.At("D/sub"))
+	m.wantWoken(got, waiter)
+	m.wantOwner("D", holder.Pid)
+}
