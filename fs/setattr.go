@@ -44,7 +44,13 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		// nobody new.
 		set := in.Valid &^ (fuse.FATTR_FH | fuse.FATTR_LOCKOWNER | fuse.FATTR_KILL_SUIDGID)
 		admitted := set == fuse.FATTR_SIZE && h != nil && h.lock != nil
-		if !admitted {
+		if admitted {
+			op, err := h.lock.Begin() // of all that it changes: what is revoked takes no privileges away (L3)
+			if err != nil {
+				return err
+			}
+			defer op.End()
+		} else {
 			c, err := r.covering(n)
 			if err != nil {
 				return err
