@@ -116,8 +116,8 @@ func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out 
 		return statusOf(err)
 	}
 	if !n.isDir() {
-		if uncached && st.Nlink > 1 && fs.isLockName(parent, name) {
-			fs.lockLooks.note(h.Pid, n, link{parent, name})
+		if uncached && fs.isLockName(parent, name) {
+			fs.lockLooks.note(h.Pid, n, link{parent, name}, st.Nlink > 1)
 		}
 		fs.listers.asked(h.Pid, parent, name)
 	}

@@ -370,6 +370,9 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	status := fs.attempt(r, false, func() error { return fs.make(m) })
 	hot.leave()
 	if status == fuse.OK {
+		if fs.isLockName(m.parent, name) {
+			fs.lookedUpByName(m.node)
+		}
 		fs.fillEntry(&in.InHeader, out, m.node, &m.st, fs.isLockName(m.parent, name))
 	}
 	return status

@@ -21,14 +21,28 @@ type lockLook struct {
 	at   link
 }
 
-// note takes note that a thread has looked up a lock file with several names.
-func (t *lockLooks) note(tid uint32, n *node, at link) {
+// note takes note that a thread has looked up a lock file, which has several names
+// or not. What it looked up before it does not open.
+func (t *lockLooks) note(tid uint32, n *node, at link, several bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if !several {
+		delete(t.byTid, tid)
+		return
+	}
 	if t.byTid == nil || len(t.byTid) >= maxLockLooks {
 		t.byTid = make(map[uint32]lockLook)
 	}
 	t.byTid[tid] = lockLook{n.id, at}
+}
+
+// lookedUpByName sees to it that a lock file with several names is looked up before
+// it is opened, also by a name that it got by rename(2): the kernel knows that one as
+// it knew the one before, for some time. (Before Linux 6.16 it can't be told.)
+func (fs *FS) lookedUpByName(n *node) {
+	if len(n.lockNames()) > 1 {
+		fs.kernel.ForgetNames()
+	}
 }
 
 // by returns the name by which a thread opens a lock file: none if that is not known,

@@ -301,6 +301,9 @@ func (fs *FS) renamed(m *renaming) {
 	if fs.isLockName(m.to.parent, m.to.name) {
 		fs.table.FileIs(m.to.parent.dir, m.to.name, inodeOf(&m.src.st))
 		fs.notifyAttr(m.src.node)
+		if m.src.node != nil {
+			fs.lookedUpByName(m.src.node)
+		}
 	}
 	fs.cands.forget(m.from.parent, m.from.name)
 	fs.cands.forget(m.to.parent, m.to.name)

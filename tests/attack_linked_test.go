@@ -92,3 +92,50 @@ func TestAttackLinkedLockFileTwice(t *testing.T) {
 		m.wantOwner("D", holder.Pid)
 	})
 }
+
+// TestAttackLinkedLockFileSeen attacks A4 and W3: a lock file with several names locks
+// the directory that it was opened in, whatever name was looked up before, and however
+// it came by the other.
+func TestAttackLinkedLockFileSeen(t *testing.T) {
+	asItIs(t, func(t *testing.T, m *Mount, then func()) {
+		openDir(t, m.Back("D"))
+		openFile(t, m.Back("D/devserver"), "")
+		mustDo(t, os.Link(m.Back("D/devserver"), m.Back("E/devserver")))
+		owner, holder := agent(t), agent(t)
+		holder.must("stat", m.At("D/devserver"))
+		holder.must("stat", m.At("E/devserver"))
+		owner.must("unlink", m.At("E/devserver"))
+		holder.must("open", "h", m.At("D/devserver"), "rdwr") // known by one name
+		owner.must("link", m.At("D/devserver"), m.At("E/devserver"))
+		m.wantOwner("E", owner.Pid)
+		owner.must("unlink", m.At("E/devserver"))
+		mustDo(t, os.Link(m.Back("D/devserver"), m.Back("E/devserver")))
+		_, err := os.Stat(m.At("E/devserver"))
+		mustDo(t, err)
+		then()
+		holder.must("flock", "h")
+		m.wantOwner("D", holder.Pid)
+		m.wantFree("E")
+	})
+}
+
+// TestAttackRenamedLockFile is the same for a name that the kernel need not look up.
+func TestAttackRenamedLockFile(t *testing.T) {
+	asItIs(t, func(t *testing.T, m *Mount, then func()) {
+		openDir(t, m.Back("D"))
+		openFile(t, m.Back("D/x"), "")
+		mustDo(t, os.Link(m.Back("D/x"), m.Back("E/devserver")))
+		for _, file := range []string{"D/x", "E/devserver"} {
+			_, err := os.Stat(m.At(file))
+			mustDo(t, err)
+		}
+		holder := agent(t)
+		holder.must("rename", m.At("D/x"), m.At("D/devserver"))
+		holder.must("stat", m.At("E/devserver"))
+		holder.must("open", "h", m.At("D/devserver"), "rdwr")
+		then()
+		holder.must("flock", "h")
+		m.wantOwner("D", holder.Pid)
+		m.wantFree("E")
+	})
+}
