@@ -220,10 +220,8 @@ func (c *clearing) moveWhole() error {
 	node, err := c.move(parent, name, c.dir, contentName, nil)
 	if err == nil {
 		fs.back.dirs.dropAdrift()
-		d := fs.table.At(split(now.Path)...)
 		fs.table.EndAs(now.Token, c.how)
-		fs.table.Remove(d)
-		fs.table.Forget(d)
+		fs.forgetPlace(now.Path)
 	}
 	fs.ns.Unlock()
 	if err != nil {
@@ -351,8 +349,20 @@ func (c *clearing) moveBatch(from string, batch []swept) error {
 		if err != nil && err != unix.ENOENT {
 			return fmt.Errorf("%s: %w", join(from, s.path), err)
 		}
+		if err == nil {
+			c.fs.forgetPlace(join(from, s.path))
+		}
 	}
 	return nil
+}
+
+// forgetPlace tells the table that what it knows of an entry that was put aside, if
+// that was a directory, is of none any more: another one may come there.
+func (fs *FS) forgetPlace(path string) {
+	if d, ok := fs.table.Find(split(path)...); ok {
+		fs.table.Remove(d)
+		fs.table.Forget(d)
+	}
 }
 
 // counterpart opens the directory, of those put aside, that stands for dir: made
