@@ -12,28 +12,31 @@ import (
 // hold nothing but that way. The caller holds FS.ns.
 func (fs *FS) narrow(p *procid.Process, l lockstate.Lock) {
 	above, names, ok := fs.table.Chain(p, l.Dir)
-	if !ok {
-		return
+	if ok {
+		fs.table.Narrow(above.Token, l.Token, func() bool { return fs.leadsOnly(above.Path, names) })
 	}
-	fd, err := fs.openPath(above.Path)
+}
+
+// leadsOnly reports whether a directory holds nothing but the way that names are.
+func (fs *FS) leadsOnly(dir string, names []string) bool {
+	fd, err := fs.openPath(dir)
 	if err != nil {
-		return
+		return false
 	}
 	for _, name := range names {
 		if !holdsOnly(fd, name) {
 			unix.Close(fd)
-			return
+			return false
 		}
 		next, err := openAt(fd, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 		unix.Close(fd)
 		if err != nil {
-			return
+			return false
 		}
 		fd = next
 	}
 	unix.Close(fd)
-	fs.table.Inherit(l.Token, above.Token)
-	fs.table.End(above.Token, lockstate.Narrowed)
+	return true
 }
 
 // narrowOwned narrows for a process that locks were handed over to: the

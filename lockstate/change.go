@@ -96,6 +96,13 @@ func (t *Table) startLocked(dirs, trees []*Dir) *Op {
 	op.dirs = append(op.few[:0], dirs...)
 	op.trees = slices.Clone(trees)
 	t.inflight = append(t.inflight, op)
+	if t.narrowing > 0 {
+		for _, d := range dirs {
+			if r := d.governing(); r != nil {
+				r.disturbed = true
+			}
+		}
+	}
 	return op
 }
 
@@ -231,6 +238,12 @@ func (o *Op) End() {
 	for _, g := range t.draining {
 		g.opEndedLocked(o)
 	}
+}
+
+// inside reports whether all that o changes is at or below d.
+func (o *Op) inside(d *Dir) bool {
+	outside := func(e *Dir) bool { return !e.within(d) }
+	return !slices.ContainsFunc(o.dirs, outside) && !slices.ContainsFunc(o.trees, outside)
 }
 
 // touches reports whether o changes something at or below d, or the name of d

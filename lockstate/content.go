@@ -126,19 +126,6 @@ func (t *Table) inheritLocked(r, old *row) {
 	}
 }
 
-// Inherit tells that the directory of the lock with the given token was made
-// under another lock, which it takes the place of (A12).
-func (t *Table) Inherit(token, from uint64) {
-	t.mu.Lock()
-	defer t.unlockFlush()
-	r, old := t.tokens[token], t.tokens[from]
-	if r == nil || old == nil || !old.content.fresh || old.changed {
-		return
-	}
-	r.content = content{fresh: true}
-	t.noteLocked(r)
-}
-
 // Spoils is what a crashed owner leaves.
 type Spoils struct {
 	Lock    Lock

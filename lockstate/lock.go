@@ -127,6 +127,9 @@ type row struct {
 	ended   chan struct{} // closed when the row ends
 	ending  Ending        // set before ended is closed
 	settled chan struct{} // closed at the first change; nil when already
+
+	narrowing bool // see Table.Narrow
+	disturbed bool // an operation has begun under it since
 }
 
 // A lockFile keeps a lock.

@@ -129,6 +129,52 @@ func (t *Table) Chain(p *procid.Process, d *Dir) (l Lock, names []string, ok boo
 	return Lock{}, nil, false
 }
 
+// Narrow ends the lock with the token above, in whose place stands the one with the
+// given token on a directory beneath, if only reports that nothing else is there to
+// be locked (A12). An operation that is under way meanwhile under the first one was
+// admitted by it, and keeps it in force.
+func (t *Table) Narrow(above, token uint64, only func() bool) (narrowed bool) {
+	if !t.beginNarrow(above, token) {
+		return false
+	}
+	ok := only() // system calls: without t.mu
+	t.mu.Lock()
+	defer t.unlockFlush()
+	t.narrowing--
+	old, r := t.tokens[above], t.tokens[token]
+	if old == nil {
+		return false
+	}
+	old.narrowing = false
+	if !ok || r == nil || old.disturbed || len(old.dir.rows) != 1 {
+		return false
+	}
+	if old.content.fresh && !old.changed {
+		// The directory was made under the other one.
+		r.content = content{fresh: true}
+		t.noteLocked(r)
+	}
+	t.endLocked(old, Ending{Reason: Narrowed})
+	return true
+}
+
+func (t *Table) beginNarrow(above, token uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old, r := t.tokens[above], t.tokens[token]
+	if old == nil || r == nil || old.narrowing {
+		return false
+	}
+	for _, op := range t.inflight {
+		if op.touches(old.dir) && !op.inside(r.dir) {
+			return false
+		}
+	}
+	old.narrowing, old.disturbed = true, false
+	t.narrowing++
+	return true
+}
+
 // Watch returns channels that are closed when the lock with the given token
 // has ended, and when something beneath was changed under it. Both are closed
 // already for a lock that is no more.

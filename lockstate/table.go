@@ -71,6 +71,7 @@ type Table struct {
 	reserved  uint64        // the last one that may be given out
 	inflight  []*Op
 	draining  []*Grant
+	narrowing int // rows that are about to be narrowed
 	frozen    bool
 	stats     Stats
 
