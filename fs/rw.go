@@ -126,9 +126,7 @@ func (fs *FS) wroteDirectly(h *handle) {
 	cached := f.cached > 0
 	h.node.unlockFile(f)
 	if cached {
-		// Not from within the request: the kernel waits for pages that it
-		// is reading.
-		go fs.kernel.InodeNotify(h.node.id, 0, 0)
+		fs.kernel.DropPages(h.node.id)
 	}
 }
 

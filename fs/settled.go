@@ -14,9 +14,7 @@ func (fs *FS) changedBeside(id uint64, n *node) {
 	}
 	n.plain.setPassed(true)
 	fs.notifyAttr(n)
-	// Not from within the request: the kernel waits for pages that it is
-	// reading.
-	go fs.kernel.InodeNotify(n.id, 0, 0)
+	fs.kernel.DropPages(n.id)
 }
 
 // lockedBy returns the handle that a lock request is about, and its place if it

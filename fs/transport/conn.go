@@ -84,6 +84,7 @@ type conn struct {
 	growMu   sync.Mutex  // held while a thread is added
 	stopping atomic.Bool // set with growMu held; no request is begun any more
 	parking  parking
+	drops    drops
 }
 
 func newConn(fd int, opts *fuse.MountOptions) *conn {

@@ -38,6 +38,7 @@ type State struct {
 	Kicks    uint64 // how many own requests were made
 	Order    uint64
 	Parked   []*Parked
+	Drop     []uint64 // nodes whose pages the kernel is to drop
 }
 
 // Stop implements [Transport].
@@ -50,6 +51,7 @@ func (o *own) Stop(node uint64, begun func()) (*State, error) {
 		return nil, err
 	}
 	c.threads.Add(1) // Serve goes on
+	c.drops.hold(c.ended.Load)
 	c.growMu.Lock()
 	c.stopping.Store(true)
 	c.growMu.Unlock()
@@ -86,7 +88,7 @@ func (o *own) Stop(node uint64, begun func()) (*State, error) {
 	}
 	s := &State{
 		FD: c.fd, Name: o.Name(), Init: c.init, Agreed: c.agreed, MaxWrite: c.opts.MaxWrite,
-		Kicks: c.kicks.Load(), Order: c.order.Load(), Parked: c.parking.take(),
+		Kicks: c.kicks.Load(), Order: c.order.Load(), Parked: c.parking.take(), Drop: c.drops.release(),
 	}
 	if o.uring != nil {
 		s.Places = o.uring.given.Load()
@@ -106,6 +108,7 @@ func (o *own) Resume(s *State) {
 	c.growMu.Lock()
 	c.stopping.Store(false)
 	c.growMu.Unlock()
+	o.dropped = s.Drop
 	o.run(s.Parked)
 	c.threads.Done()
 }
@@ -113,6 +116,10 @@ func (o *own) Resume(s *State) {
 // run replays what was parked, and takes requests.
 func (o *own) run(parked []*Parked) {
 	o.replay(parked)
+	for _, node := range o.dropped {
+		o.DropPages(node)
+	}
+	o.dropped = nil
 	if o.uring != nil {
 		for _, q := range o.uring.queues {
 			if q.online && q.idle.Load() <= 0 {
@@ -223,7 +230,7 @@ func Continue(s *State, opts Options) (Transport, error) {
 	} else {
 		t.loops = c.newLoops(newGathering())
 	}
-	t.parked = s.Parked
+	t.parked, t.dropped = s.Parked, s.Drop
 	return t, nil
 }
 

@@ -28,6 +28,9 @@ type Kernel interface {
 	// InodeNotify makes the kernel forget an inode's attributes, and its
 	// content from off on unless off is negative.
 	InodeNotify(node uint64, off, length int64) fuse.Status
+	// DropPages makes the kernel forget the content of a file, soon. It waits for
+	// reads of the file that are under way, and so for the daemon.
+	DropPages(node uint64)
 	// ForgetNames makes the kernel ask again for each name that it knows, or
 	// knows not to be there. Unlike news of a single name it waits for no
 	// lock. ENOSYS: before Linux 6.16.
@@ -103,6 +106,8 @@ type goFuse struct{ *fuse.Server }
 
 func (goFuse) Name() string { return Fuse }
 
+func (g goFuse) DropPages(node uint64) { go g.InodeNotify(node, 0, 0) }
+
 func (goFuse) Stop(uint64, func()) (*State, error) {
 	return nil, fmt.Errorf("transport %s cannot be handed over: it %w", Fuse, ErrUnavailable)
 }
@@ -119,7 +124,8 @@ type own struct {
 	loops *loops
 	uring *uring // nil: only the loops
 
-	parked []*Parked // by another process; for Serve
+	parked  []*Parked // by another process; for Serve,
+	dropped []uint64  // and see State.Drop
 }
 
 func (o *own) Name() string {

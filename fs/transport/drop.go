@@ -1,0 +1,70 @@
+package transport
+
+import (
+	"sync"
+	"time"
+)
+
+// drops are pages that the kernel is told to drop. It locks each one for that, and
+// whoever waits for a page that is being read sleeps so deeply that not even exec(2)
+// ends it. So none is told of while a transport stops: a read is parked then, and
+// goes on with the next program.
+type drops struct {
+	mu       sync.Mutex
+	underWay int
+	held     bool     // all that come are
+	later    []uint64 // nodes
+}
+
+// begin reports whether the kernel is to be told of a node now. The caller calls end
+// when it has been.
+func (d *drops) begin(node uint64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.held {
+		d.later = append(d.later, node)
+		return false
+	}
+	d.underWay++
+	return true
+}
+
+func (d *drops) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.underWay--
+}
+
+// hold keeps back what comes from now on, and returns when nothing is under way, or
+// when over reports true.
+func (d *drops) hold(over func() bool) {
+	for {
+		d.mu.Lock()
+		d.held = true
+		n := d.underWay
+		d.mu.Unlock()
+		if n == 0 || over() {
+			return
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+}
+
+// release returns what was kept back.
+func (d *drops) release() (later []uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	later, d.later, d.held = d.later, nil, false
+	return later
+}
+
+// DropPages implements [Kernel]. It does not wait within the request: the kernel may
+// have pages locked that are part of it.
+func (c *conn) DropPages(node uint64) {
+	if c.drops.begin(node) {
+		go func() {
+			defer c.drops.end()
+			c.InodeNotify(node, 0, 0)
+		}()
+	}
+}

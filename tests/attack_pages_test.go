@@ -1,0 +1,87 @@
+//go:build linux
+
+package tests
+
+import (
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// readPages reads a file through the kernel's pages, with several threads, until over.
+func readPages(t *testing.T, path string, over *atomic.Bool) (wait func()) {
+	var wg sync.WaitGroup
+	for range 4 {
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		mustDo(t, err)
+		wg.Go(func() {
+			defer unix.Close(fd)
+			buf := make([]byte, 1<<16)
+			for !over.Load() {
+				if _, err := unix.Pread(fd, buf, 0); err != nil {
+					return // the daemon is dead
+				}
+			}
+		})
+	}
+	return wg.Wait
+}
+
+// pagesMount is a mount where a lease's holder writes to a file again and again that
+// others have read pages of.
+func pagesMount(t *testing.T, opts ...string) (m *Mount, writer *Agent) {
+	m = mount(t, opts...)
+	openDir(t, m.Back("D"))
+	openFile(t, m.Back("D/f"), strings.Repeat("x", 1<<16))
+	writer = agent(t)
+	writer.mustCommand(m, "acquire D client=x ttl=1h")
+	return m, writer
+}
+
+// TestS1AttackPagesReplaced attacks S1: the daemon is replaced while it has the kernel
+// drop pages, which others are reading.
+func TestS1AttackPagesReplaced(t *testing.T) {
+	for _, transport := range []string{"threads", "uring"} {
+		t.Run(transport, func(t *testing.T) {
+			needTransport(t, transport)
+			m, writer := pagesMount(t, "--transport", transport)
+			var over atomic.Bool
+			wait := readPages(t, m.At("D/f"), &over)
+			writer.must("open", "w", m.At("D/f"), "wronly")
+			s := writer.storm([]string{"pwrite", "w", "a", "1", "0"}, []string{"pwrite", "w", "b", "1", "50000"})
+			for range *upgrades {
+				await(t, 100, s)
+				m.replace()
+			}
+			over.Store(true)
+			wait()
+			s.over()
+		})
+	}
+}
+
+// TestS1AttackPagesKilled attacks S1: the daemon is killed then.
+func TestS1AttackPagesKilled(t *testing.T) {
+	for _, transport := range []string{"threads", "uring"} {
+		t.Run(transport, func(t *testing.T) {
+			needTransport(t, transport)
+			for range 5 {
+				m, writer := pagesMount(t, "--transport", transport)
+				var over atomic.Bool
+				wait := readPages(t, m.At("D/f"), &over)
+				writer.must("open", "w", m.At("D/f"), "wronly")
+				s := writer.storm([]string{"pwrite", "w", "a", "1", "0"}, []string{"pwrite", "w", "b", "1", "50000"})
+				await(t, 100, s)
+				mustDo(t, m.cmd.Process.Signal(syscall.SIGKILL))
+				eventually(t, "the daemon is dead", m.dead)
+				over.Store(true)
+				wait()
+				s.end()
+			}
+		})
+	}
+}
