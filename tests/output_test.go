@@ -59,6 +59,15 @@ func TestCommandOutputLease(t *testing.T) {
 		t.Errorf("acquire by a client that had it: %v; %d locks, want 74, and its own", r, len(m.Locks()))
 	}
 	m.wantStatus(0, "", "release", "--client", "c", m.At("D"))
+
+	// Nor does a session lose what it had.
+	s := m.script(`"$0" acquire --owner session "$1"; "$0" acquire --owner session "$1" >/dev/full 2>&1; echo $?; "$0" check "$1"; echo $?`, m.At("D"))
+	first := s.line()
+	if lost, token, held := s.line(), s.line(), s.line(); lost != "74" || token != first || held != "0" {
+		t.Errorf("acquire by a session that had it with token %s: status %s; then check: %s, status %s", first, lost, token, held)
+	}
+	s.Wait()
+	m.awaitFree("D")
 }
 
 // lostOutput is a run of the program in the root of the mount whose output goes to

@@ -88,11 +88,9 @@ func (c *command) acquireAs(ctx *cli.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	var had uint64 // the token of a lease that the client has already, and would keep
-	if id != "" {
-		if s, err := d.Check(until, id); err == nil {
-			had = s.Token
-		}
+	var had uint64 // the token of the lock that the client, or the session, has already, and would keep
+	if s, err := d.Check(until, id); err == nil {
+		had = s.Token
 	}
 	signal.Ignore(syscall.SIGPIPE) // of whoever was to read the token
 	status, err := d.Acquire(until, opts)
