@@ -62,6 +62,9 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 		}
 	}
 	s.store.Unload()
+	if o.Mountpoint == "" {
+		claimAgain(c.Root, c.MountID)
+	}
 	if s.fs.privileged {
 		raisePriority()
 	}

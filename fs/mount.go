@@ -72,6 +72,12 @@ func Mount(o Options) (_ *Server, err error) {
 	if err := claim(root, o.Dir); err != nil {
 		return nil, err
 	}
+	var overlap *OverlapError
+	if err := claimAlone(root, o.Dir); errors.As(err, &overlap) {
+		return nil, err
+	} else if err != nil {
+		s.warn("it cannot be told whether another daemon serves what is in here, or around it: %v", err)
+	}
 	if s.world, err = world(); err != nil {
 		return nil, err
 	}

@@ -105,6 +105,8 @@ func TestExitStatuses(t *testing.T) {
 		{&fs.OptionError{Option: "directory", Reason: "is empty"}, 64, `directory "": is empty`},
 		{&fs.ServedError{Dir: "/d", Pid: 17}, 75, "by process 17"},
 		{&fs.ServedError{Dir: "/d"}, 75, "another process"},
+		{&fs.OverlapError{Dir: "/d", Within: true, Other: "/", Pid: 17, Mountpoint: "/m"}, 75, "/d is inside of /, which process 17 serves already, at /m; only one of them can be served: to unmount that one, stagefs umount /m"},
+		{&fs.OverlapError{Dir: "/d"}, 75, "inside of /d is another directory, which another process serves already, though it is not mounted here; only one"},
 		{&fs.CopyError{Dir: "/d", Other: "/e", Pid: 17}, 75, "of /e (pid 17), with the same UUID"},
 		{fs.ErrNotExist, 66, ""},
 		{fs.ErrNotDirectory, 66, ""},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -75,6 +76,11 @@ func explain(err error) (status int, text string) {
 		}
 		return exitHeld, text
 	}
+	var overlap *stagefs.OverlapError
+	if errors.As(err, &overlap) {
+		text, fix := explainOverlap(overlap)
+		return exitHeld, text + "; " + fix
+	}
 	var twin *stagefs.CopyError
 	if errors.As(err, &twin) {
 		return exitHeld, oneLine(err) + "; name a state directory of its own with --state-dir, give it another UUID (such as with tune2fs -U random), or unmount that one"
@@ -107,6 +113,32 @@ func explain(err error) (status int, text string) {
 		return errnoStatus(err), oneLine(err) + "; mount again when that is mended: nothing was changed"
 	}
 	return errnoStatus(err), oneLine(err)
+}
+
+// explainOverlap tells who serves a directory that is inside of another, or around
+// it, and what to do.
+func explainOverlap(e *stagefs.OverlapError) (text, fix string) {
+	other, by := "another directory", "another process"
+	if e.Other != "" {
+		other = quote(e.Other)
+	}
+	if e.Pid != 0 {
+		by = "process " + strconv.Itoa(e.Pid)
+	}
+	if e.Within {
+		text = fmt.Sprintf("%s is inside of %s", quote(e.Dir), other)
+	} else {
+		text = fmt.Sprintf("inside of %s is %s", quote(e.Dir), other)
+	}
+	text += ", which " + by + " serves already"
+	if e.Mountpoint != "" {
+		return text + ", at " + quote(e.Mountpoint), "only one of them can be served: to unmount that one, stagefs umount " + quote(e.Mountpoint)
+	}
+	text += ", though it is not mounted here"
+	if ns := elsewhere(func(m stagefs.MountEntry) bool { return e.Other != "" && m.Source == e.Other }); ns != 0 {
+		text += ": it is in the mount namespace of " + nameOf(ns)
+	}
+	return text, "only one of them can be served: unmount that one there"
 }
 
 // oneLine is the text of err, which may hold what a helper program said.

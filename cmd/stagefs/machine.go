@@ -406,6 +406,12 @@ func checkDirectory(dir string) []finding {
 			all[0].Fix = "unmount it there, too: nsenter -m -t " + strconv.Itoa(other) + " stagefs umount " + quote(real)
 		}
 	}
+	if all[0].Status == statusOK {
+		if overlap := fs.Overlapping(real); overlap != nil {
+			text, fix := explainOverlap(overlap)
+			all[0] = finding{name, statusFail, text, fix}
+		}
+	}
 	if st.Flags&unix.ST_RDONLY != 0 {
 		all = append(all, finding{"writable", statusFail, "the file system is read-only", "mount -o remount,rw, as root"})
 	} else if unix.Access(real, unix.W_OK|unix.X_OK) != nil {
