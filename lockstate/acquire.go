@@ -145,13 +145,11 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	q.adoptLocked()
 	d, p := q.Dir, q.Process
 	switch {
-	case t.frozen:
-		return nil, ErrFrozen, false
 	case d.gone:
 		return nil, ErrGone, false
 	case d == t.root:
 		return nil, ErrRoot, false
-	case t.token >= t.reserved:
+	case t.token >= t.reserved && !t.frozen:
 		return nil, nil, true
 	}
 	if r := d.governing(); r != nil && q.Kind == Implicit && t.holdsLocked(r, p, q.asked) {
@@ -169,6 +167,9 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	if r := t.keys[q.Key]; q.Key != nil && r != nil && r.kind == q.Kind && r.dir == d && !r.pending {
 		// The description has the lock already, whoever asks again.
 		return &Grant{t: t, row: r, file: q.File, key: q.Key, opened: q.Opened, protocol: q.Protocol}, nil, false
+	}
+	if t.frozen {
+		return nil, ErrFrozen, false // M4; what was covered already is
 	}
 	if err := t.admitGrantLocked(q, nil); err != nil {
 		t.stats.Refused++

@@ -137,7 +137,8 @@ func New(o Options) *Table {
 	return t
 }
 
-// Freeze ends all granting: from now on Acquire fails with ErrFrozen (M4).
+// Freeze ends all granting: from now on Acquire fails with ErrFrozen for what the
+// caller does not have already (M4).
 func (t *Table) Freeze() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -118,6 +118,46 @@ func TestM4Twice(t *testing.T) {
 	eventually(t, "it ends", m.dead)
 }
 
+// TestM4Frozen: once it has been told to end, the daemon gives nobody a lock, by
+// whatever protocol, each of which hears what it understands (A8). What is held is
+// held, and written, as before.
+func TestM4Frozen(t *testing.T) {
+	m := mount(t, "--grace", "1h")
+	file := m.lockFile("F")
+	openDir(t, m.Back("G"))
+	a, b, l := agent(t), agent(t), locker(t)
+	a.must("mkdir", m.At("D"))
+	a.must("chdir", m.At("D"))
+	b.must("creat", m.At("G/devserver.tmp"), "wronly,creat")
+	l.must("open", "x", file, "rdwr")
+	mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
+	eventually(t, "it begins to unmount", func() bool { return strings.Contains(m.Log(), "unmounting") })
+	b.want("EBUSY", "mkdir", m.At("E"))
+	for way, calls := range lockWays(m.At("G/devserver")) {
+		if got := b.Try(calls[0]...); got != "EEXIST" {
+			t.Errorf("a lock by %s = %s, want EEXIST", way, got)
+		}
+	}
+	for _, call := range lockCalls() {
+		for _, try := range [][]string{call.tryExclusive("x"), call.tryShared("x")} {
+			if got := l.Try(try...); got != "EAGAIN" {
+				t.Errorf("%q = %s, want EAGAIN", try, got)
+			}
+		}
+	}
+	b.wantCommand(m, "EBUSY", "acquire G")
+	if rows := m.Listing().Locks; len(rows) != 1 || rows[0].Dir != "D" {
+		t.Errorf("rows: %+v, want that of D alone", rows)
+	}
+	a.must("put", m.At("D/file"), "x", "creat")
+	a.must("mkdir", m.At("D/sub"))
+	b.want("EBUSY", "put", m.At("D/file"), "y", "")
+	b.must("put", m.At("G/file"), "x", "creat")
+	l.must("close", "x")
+	a.must("chdir", "/")
+	eventually(t, "it ends when nobody is inside", m.dead)
+}
+
 // TestUmountBusy: umount refuses while somebody is inside, and names who.
 func TestUmountBusy(t *testing.T) {
 	m := mount(t)
