@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"slices"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -47,7 +48,7 @@ func (fs *FS) disguise(h *fuse.InHeader, n *node, a *fuse.Attr) bool {
 	}
 	names := n.lockNames()
 	for _, l := range names {
-		if fs.keeps(l) && !fs.table.Holds(fs.glance(h), l.parent.dir) {
+		if fs.isLive(l) && !fs.table.Holds(fs.glance(h), l.parent.dir) {
 			now := time.Now()
 			a.Mtime, a.Mtimensec = uint64(now.Unix()), uint32(now.Nanosecond())
 			a.Ctime, a.Ctimensec = a.Mtime, a.Mtimensec
@@ -70,6 +71,17 @@ func (fs *FS) keeps(l link) bool {
 		}
 	}
 	return false
+}
+
+// isLive reports whether the entry is the lock file of a lock: one that keeps it, or
+// of which a locked descriptor does (A4).
+func (fs *FS) isLive(l link) bool {
+	if fs.table.Len() == 0 {
+		return false
+	}
+	return slices.ContainsFunc(fs.table.On(l.parent.dir), func(lock lockstate.Lock) bool {
+		return slices.Contains(lock.Files, l.name) || (len(lock.Keys) > 0 || lock.LostKey) && lock.File == l.name
+	})
 }
 
 // Lookup finds a name in a directory.

@@ -55,6 +55,7 @@ func lockWays(path string) map[string][2][]string {
 	return map[string][2][]string{
 		"O_EXCL":  {{"creat", path, "wronly,creat,excl"}, {"unlink", path}},
 		"mknod":   {{"mknod", path, "file"}, {"unlink", path}},
+		"mkfifo":  {{"mknod", path, "fifo"}, {"unlink", path}},
 		"mkdir":   {{"mkdir", path}, {"rmdir", path}},
 		"symlink": {{"symlink", "123@host", path}, {"unlink", path}},
 		"link":    {{"link", path + ".tmp", path}, {"unlink", path}},
@@ -128,21 +129,30 @@ func TestA6(t *testing.T) {
 	m.wantFree("D")
 }
 
-// TestA8: the lock name is refused with EEXIST where D is held without a lock
-// file, by a lock above (C3b), and by a lock beneath (C3c); other names are
-// refused with EBUSY.
+// TestA8: the lock name is refused with EEXIST where D is held without that file, by
+// whatever lock, by a lock above (C3b), by a lock beneath (C3c), and where somebody
+// has a file open for writing (C3d); other names are refused with EBUSY.
 func TestA8(t *testing.T) {
 	m := mount(t)
 	a, b := agent(t), agent(t)
 	a.must("mkdir", m.At("D"))
 	a.must("mkdir", m.At("D/sub"))
-	openDir(t, m.Back("P"))
+	for _, dir := range []string{"P", "other", "command", "shared", "lease", "flock", "open"} {
+		openDir(t, m.Back(dir))
+	}
 	a.must("mkdir", m.At("P/held"))
+	a.must("creat", m.At("other/devserver"), "wronly,creat,excl")
+	a.mustCommand(m, "acquire command")
+	a.mustCommand(m, "acquire shared shared")
+	a.mustCommand(m, "acquire lease client=x ttl=1h")
+	a.must("open", "x", m.At("flock/devserver"), "rdwr,creat")
+	a.must("flock", "x")
+	a.must("open", "w", m.At("open/file"), "wronly,creat")
 	b.must("creat", m.At("mine"), "wronly,creat")
 	before := digest(t, m.Dir)
-	for _, dir := range []string{"D", "D/sub", "P"} {
+	for _, dir := range []string{"D", "D/sub", "P", "other", "command", "shared", "lease", "flock", "open"} {
 		for _, call := range [][]string{
-			{"creat", "wronly,creat,excl"}, {"mknod", "file"}, {"mkdir"}, {"symlink"}, {"link"}, {"rename"},
+			{"creat", "wronly,creat,excl"}, {"mknod", "file"}, {"mknod", "fifo"}, {"mkdir"}, {"symlink"}, {"link"}, {"rename"},
 		} {
 			path := m.At(dir, "devserver.lock")
 			switch call[0] {
@@ -153,7 +163,9 @@ func TestA8(t *testing.T) {
 			}
 		}
 	}
-	b.want("EBUSY", "creat", m.At("D/devserver2"), "wronly,creat,excl")
+	for _, dir := range []string{"D", "D/sub", "other", "command", "shared", "lease", "flock"} {
+		b.want("EBUSY", "creat", m.At(dir, "devserver2"), "wronly,creat,excl")
+	}
 	if after := digest(t, m.Dir); after != before {
 		t.Errorf("refused, but changed:\n%s", diff(before, after))
 	}
@@ -183,6 +195,58 @@ func TestA11(t *testing.T) {
 	b.want("EBUSY", "rename", lock, lock+".old")
 	a.must("unlink", lock)
 	m.wantFree("D")
+}
+
+// TestA11Ways: whatever the lock file is, and however it is looked at, others see it
+// as new while it is a lock's, and as it is when it is nobody's any more.
+func TestA11Ways(t *testing.T) {
+	m := mount(t)
+	others := []*Agent{agent(t), stranger(t)}
+	wantNew := func(t *testing.T, file string, want bool) {
+		t.Helper()
+		for _, look := range []string{
+			`stat -c '%Y %W' "$f"`, `find "$f" -prune -printf '%T@\n'`, `[ ! -f "$f" ] || [ -h "$f" ] || stat -c %Y - <"$f"`,
+		} {
+			for _, o := range others {
+				seen := strings.FieldsFunc(o.Get("sh", "f='"+file+"'; "+look), func(r rune) bool { return strings.ContainsRune(" .\n", r) })
+				if len(seen) == 1 && seen[0] == "0" {
+					continue // nothing to be opened
+				}
+				if isNew := time.Since(time.Unix(int64(atoi(seen[1])), 0)).Abs() < time.Hour; seen[0] != "0" || isNew != want {
+					t.Errorf("%s shows %s: %v, want it new: %v", look, file, seen, want)
+				}
+			}
+		}
+	}
+	for way := range lockWays("") {
+		t.Run(way, func(t *testing.T) {
+			openDir(t, m.Back(way))
+			a := agent(t)
+			file := m.At(way, "devserver")
+			a.must("creat", file+".tmp", "wronly,creat")
+			a.must(lockWays(file)[way][0]...)
+			a.must("utimens", file, "1000000000")
+			wantNew(t, file, true)
+			if got := mtimeOf(t, a, file); got.Unix() != 1e9 {
+				t.Errorf("mtime for the owner: %v, want the real one", got)
+			}
+		})
+	}
+	for _, call := range lockCalls() {
+		t.Run(call.name, func(t *testing.T) {
+			file := m.on(t).lockFile(call.name)
+			mustDo(t, os.Chtimes(m.Back(call.name, "devserver"), time.Unix(1e9, 0), time.Unix(1e9, 0)))
+			a := locker(t)
+			a.must("open", "x", file, "rdwr")
+			wantNew(t, file, false)
+			a.must(call.tryShared("x")...)
+			wantNew(t, file, true)
+			a.must(call.tryExclusive("x")...)
+			wantNew(t, file, true)
+			a.must(call.unlock("x")...)
+			wantNew(t, file, false)
+		})
+	}
 }
 
 func mtimeOf(t *testing.T, a *Agent, path string) time.Time {
