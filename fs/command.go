@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
@@ -174,7 +175,13 @@ func (c *command) release() fuse.Status {
 	case c.failed:
 		how.Reason, policy = lockstate.Failed, c.fs.table.Policy(l)
 	}
-	return c.giveBack(l, how, policy)
+	status := c.giveBack(l, how, policy)
+	if status == fuse.OK {
+		if unlogged, ok := c.fs.given.pass(time.Now()); ok {
+			c.fs.log.Info("lock released", "dir", l.Path, "pid", l.Owner.Pid, "client", l.Client, "token", l.Token, "by", how.By, "why", how.Reason, "unlogged", unlogged)
+		}
+	}
+	return status
 }
 
 // othersIn refuses to remove a directory with what somebody else holds in it, or

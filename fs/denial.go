@@ -19,16 +19,37 @@ type denialLog struct {
 	ring   []lockstate.Denial
 	next   int
 	counts map[string]uint64 // by operation
-
-	second  int64 // of the last line in the log
-	lines   int   // in that second
-	skipped int
+	lines  lineLimit
 }
 
-const (
-	denialsKept        = 512
-	denialLinesASecond = 5
-)
+const denialsKept = 512
+
+// A lineLimit keeps users from filling the log with lines of one kind.
+type lineLimit struct {
+	mu      sync.Mutex
+	second  int64 // of the last line
+	lines   int   // in that second
+	skipped int   // since the last line
+}
+
+// linesASecond is how many there are of one kind at the most.
+const linesASecond = 5
+
+// pass reports whether a line may be written now, and how many were not since the
+// last one.
+func (l *lineLimit) pass(now time.Time) (skipped int, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := now.Unix(); s != l.second {
+		l.second, l.lines = s, 0
+	}
+	if l.lines++; l.lines > linesASecond {
+		l.skipped++
+		return 0, false
+	}
+	skipped, l.skipped = l.skipped, 0
+	return skipped, true
+}
 
 // add notes one refusal.
 func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held *lockstate.HeldError) {
@@ -66,15 +87,9 @@ func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held 
 		d.ring[d.next] = x
 	}
 	d.next = (d.next + 1) % denialsKept
-	if s := x.Time.Unix(); s != d.second {
-		d.second, d.lines = s, 0
+	if unlogged, ok := d.lines.pass(x.Time); ok {
+		fs.log.Info("refused", "op", x.Op, "path", x.Path, "pid", x.Pid, "cmd", x.Cmd, "errno", x.Errno, "reason", x.Reason, "unlogged", unlogged)
 	}
-	if d.lines++; d.lines > denialLinesASecond {
-		d.skipped++
-		return
-	}
-	fs.log.Info("refused", "op", x.Op, "path", x.Path, "pid", x.Pid, "cmd", x.Cmd, "errno", x.Errno, "reason", x.Reason, "unlogged", d.skipped)
-	d.skipped = 0
 }
 
 // path returns what the request is about, relative to the root.

@@ -54,6 +54,7 @@ type FS struct {
 	orphans   orphanList
 	leftovers leftovers
 	control   controlDir
+	given     lineLimit // lines of the log on locks that were given back by command
 
 	unrepresented unrepresented
 

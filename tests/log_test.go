@@ -42,7 +42,7 @@ func (m *Mount) startBackground(opts ...string) Result {
 
 // TestLog: every line of a daemon's log has a time, whoever wrote it: the daemon,
 // its supervisor, or the next program. It tells which daemon served with what,
-// and who broke a lock.
+// and who broke or released a lock, or let its lease run out (R6).
 func TestLog(t *testing.T) {
 	file := filepath.Join(tempDir(t), "log")
 	m, _ := background(t, "--supervise", "--log", file, "--depth", "2")
@@ -57,6 +57,11 @@ func TestLog(t *testing.T) {
 		t.Fatal(r)
 	}
 	m.wantLog("lock broken", "pid="+itoa(a.Pid), "by="+itoa(breaker.Pid()), "uid=0", "it hangs")
+	token := a.mustCommand(m, "acquire board/v1").Token
+	a.mustCommand(m, "release board/v1")
+	m.wantLog("lock released", "pid="+itoa(a.Pid), "by="+itoa(a.Pid), "token="+itoa(int(token)), "why=released")
+	token = a.mustCommand(m, "acquire board/v1 client=x ttl=10ms").Token
+	m.wantLog("lease expired", "client=x", "token="+itoa(int(token)))
 	mustDo(t, syscall.Kill(first, syscall.SIGKILL))
 	m.wantLog("the daemon ended: signal: killed; starting another one")
 	eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != first })
