@@ -68,10 +68,7 @@ func openConnector() (fd int, err error) {
 	if err = filterExits(fd); err != nil {
 		return fd, fmt.Errorf("SO_ATTACH_FILTER: %w", err)
 	}
-	// Only a privileged process may exceed the limit of rmem_max.
-	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, exitBacklog) != nil {
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, exitBacklog)
-	}
+	setBacklog(fd)
 	if err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 << (cnIdxProc - 1)}); err != nil {
 		return fd, fmt.Errorf("bind(2): %w", err)
 	}
@@ -95,6 +92,13 @@ func openConnector() (fd int, err error) {
 			}
 			return fd, nil
 		}
+	}
+}
+
+func setBacklog(fd int) {
+	// Only a privileged process may exceed the limit of rmem_max.
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, exitBacklog) != nil {
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, exitBacklog)
 	}
 }
 

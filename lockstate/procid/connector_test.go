@@ -92,6 +92,13 @@ func TestWatchReapedThreads(t *testing.T) {
 // Events that were lost make an end unknown, not another one, and those that
 // follow count again.
 func TestWatchLostEvents(t *testing.T) {
+	// The kernel tells of an end when the process can be reaped, or later; and it
+	// tells the listener that came first last.
+	told, err := procid.ListenExits()
+	if err != nil {
+		t.Skip(err)
+	}
+	defer told.Close()
 	r := newResolver(t, true)
 	needExits(t, r)
 	h := start(t, "exit 3")
@@ -102,8 +109,14 @@ func TestWatchLostEvents(t *testing.T) {
 	crowd.numbers(t)
 	crowd.kill()
 	crowd.Wait()
+	if err := told.Await(crowd.pid(), 50); err != nil {
+		t.Fatal(err)
+	}
 	h.stdin.Close()
 	h.Wait()
+	if err := told.Await(h.pid(), 1); err != nil {
+		t.Fatal(err)
+	}
 	listen()
 	if got := (<-ended).exit; got != (procid.Exit{Missed: true}) {
 		t.Errorf("watch called with %v though the event was lost, want unknown and missed", got)

@@ -7,9 +7,45 @@ import "golang.org/x/sys/unix"
 // Deafen has the connector lose events, as it would on a machine where a great
 // many processes end while the daemon does not run, until listen is called.
 func (r *Resolver) Deafen() (listen func()) {
-	r.connector.mu.Lock()
-	unix.SetsockoptInt(r.connector.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 0) // the least there is
-	return r.connector.mu.Unlock
+	c := &r.connector
+	c.mu.Lock()
+	unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 0) // the least there is
+	return func() {
+		setBacklog(c.fd)
+		c.mu.Unlock()
+	}
+}
+
+// An ExitListener hears of the ends of threads beside a resolver.
+type ExitListener int
+
+func ListenExits() (ExitListener, error) {
+	fd, err := openConnector()
+	return ExitListener(fd), err
+}
+
+func (l ExitListener) Close() { hangUp(int(l)) }
+
+// Await waits until so many threads of a process have ended, its first one among
+// them.
+func (l ExitListener) Await(pid, threads int) error {
+	var buf [256]byte
+	for first := false; threads > 0 || !first; {
+		b, err := receive(int(l), buf[:])
+		switch {
+		case err == unix.EAGAIN:
+			_, err = unix.Poll([]unix.PollFd{{Fd: int32(l), Events: unix.POLLIN}}, -1)
+			if err != nil && err != unix.EINTR {
+				return err
+			}
+		case err != nil:
+			return err
+		case b != nil && what(b) == procEventExit && parseExit(b).tgid == pid:
+			threads--
+			first = first || parseExit(b).pid == pid
+		}
+	}
+	return nil
 }
 
 // Blind has the kernel not show how processes end.
