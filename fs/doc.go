@@ -65,13 +65,14 @@
 //	      FS.watchMu
 //	      nodeTable.changing  a file and its names
 //	        FS.aliasMu     operations on files with several links
+//	          FS.lockMu    the locks on a lock file, and what they keep
+//	            advisory.Table
 //	          file.mu      how an open file is reached
-//	            handleTable.mu, handlePart.mu
+//	            handleTable.mu, shard.mu
 //	          nodeTable.mu
 //	            dirCache.mu, dirStreams.mu
 //	            lockstate.Table
 //	              eventLog.mu
-//	advisory.Table         taken without any of the above
 //
 // No lock is held while a request waits for somebody else's lock to end, or for
 // more than a moment for a process in execve(2) (see.go). The caller of a FLUSH

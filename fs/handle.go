@@ -70,28 +70,18 @@ func (h *handle) mapsWritable() bool { return h.flags&unix.O_ACCMODE == unix.O_R
 // isFile reports whether h is an open file of the backing.
 func (h *handle) isFile() bool { return h != nil && h.cand == nil }
 
-// handleTable holds the open handles. It has parts, each with a mutex: opening and
-// closing files is most of what many processes do at a time.
+// handleTable holds the open handles.
 type handleTable struct {
-	next  atomic.Uint64
-	parts [64]handlePart // by number
+	next   atomic.Uint64
+	shards [tableShards]shard[uint64, *handle] // by number
 
 	mu     sync.RWMutex
 	locked map[*lockstate.Handle]*handle // those that may write, lingering ones too
 }
 
-type handlePart struct {
-	mu   spinMutex
-	byID map[uint64]*handle
-	_    [cacheLine]byte
-}
-
-// cacheLine keeps what other processors change apart.
-const cacheLine = 64
-
 func (t *handleTable) init() {
-	for i := range t.parts {
-		t.parts[i].byID = make(map[uint64]*handle)
+	for i := range t.shards {
+		t.shards[i].of = make(map[uint64]*handle)
 	}
 	t.locked = make(map[*lockstate.Handle]*handle)
 	t.next.Store(firstHandle)
@@ -100,16 +90,16 @@ func (t *handleTable) init() {
 // firstHandle keeps 0 free, which go-fuse and the kernel use for none.
 const firstHandle = 1 << 10
 
-func (t *handleTable) part(id uint64) *handlePart { return &t.parts[id%uint64(len(t.parts))] }
+func (t *handleTable) shard(id uint64) *shard[uint64, *handle] { return &t.shards[id%tableShards] }
 
 // get returns the handle with a number, if it is one of the given node: a
 // number that the kernel has from elsewhere, as from a control file, finds
 // nothing.
 func (t *handleTable) get(id, node uint64) *handle {
-	p := t.part(id)
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	if h := p.byID[id]; h != nil && (h.node.id == node || h.as == node && node != 0) {
+	s := t.shard(id)
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if h := s.of[id]; h != nil && (h.node.id == node || h.as == node && node != 0) {
 		return h
 	}
 	return nil
@@ -135,33 +125,33 @@ func (t *handleTable) takeUp(h *handle) {
 	if h.id == 0 {
 		return
 	}
-	p := t.part(h.id)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.byID[h.id] = h
+	s := t.shard(h.id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.of[h.id] = h
 }
 
 // replace puts h in the place of one that is open, and reports false if that is
 // not any more.
 func (t *handleTable) replace(old, h *handle) bool {
-	p := t.part(old.id)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.byID[old.id] != old {
+	s := t.shard(old.id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.of[old.id] != old {
 		return false
 	}
 	h.id = old.id
-	p.byID[h.id] = h
+	s.of[h.id] = h
 	return true
 }
 
 // remove takes out a handle that was released. It stays known by its lock.
 func (t *handleTable) remove(id uint64) *handle {
-	p := t.part(id)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	h := p.byID[id]
-	delete(p.byID, id)
+	s := t.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.of[id]
+	delete(s.of, id)
 	return h
 }
 
@@ -187,18 +177,18 @@ func (t *handleTable) over(h *handle) {
 // any reports whether f does of an open handle. f must not ask for anything of the
 // table.
 func (t *handleTable) any(f func(*handle) bool) bool {
-	for i := range t.parts {
-		if t.parts[i].any(f) {
+	for i := range t.shards {
+		if anyOf(&t.shards[i], f) {
 			return true
 		}
 	}
 	return false
 }
 
-func (p *handlePart) any(f func(*handle) bool) bool {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	for _, h := range p.byID {
+func anyOf(s *shard[uint64, *handle], f func(*handle) bool) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, h := range s.of {
 		if f(h) {
 			return true
 		}
@@ -208,11 +198,11 @@ func (p *handlePart) any(f func(*handle) bool) bool {
 
 func (t *handleTable) len() int {
 	n := 0
-	for i := range t.parts {
-		p := &t.parts[i]
-		p.mu.RLock()
-		n += len(p.byID)
-		p.mu.RUnlock()
+	for i := range t.shards {
+		s := &t.shards[i]
+		s.mu.RLock()
+		n += len(s.of)
+		s.mu.RUnlock()
 	}
 	return n
 }

@@ -60,37 +60,31 @@ type file struct {
 	watched   bool      // the node is pinned for them
 }
 
-// fileTable holds the files of a node table, in parts as handleTable.
-type fileTable [64]filePart // by node
+// fileTable holds the files of a node table.
+type fileTable [tableShards]shard[*node, *file] // by node
 
-type filePart struct {
-	mu     spinMutex
-	byNode map[*node]*file
-	_      [cacheLine]byte
-}
-
-func (t *fileTable) part(n *node) *filePart { return &t[n.id%uint64(len(t))] }
+func (t *fileTable) shard(n *node) *shard[*node, *file] { return &t[n.id%tableShards] }
 
 // get returns the file of n, or nil.
 func (t *fileTable) get(n *node) *file {
-	p := t.part(n)
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	return p.byNode[n]
+	s := t.shard(n)
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.of[n]
 }
 
 // need returns the file of n, which there was not perhaps.
 func (t *fileTable) need(n *node) *file {
-	p := t.part(n)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	f := p.byNode[n]
+	s := t.shard(n)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.of[n]
 	if f == nil {
-		if p.byNode == nil {
-			p.byNode = make(map[*node]*file)
+		if s.of == nil {
+			s.of = make(map[*node]*file)
 		}
 		f = &file{fd: -1}
-		p.byNode[n] = f
+		s.of[n] = f
 	}
 	return f
 }
@@ -101,16 +95,16 @@ func (t *fileTable) all() map[*node]*file {
 	for i := range t {
 		t[i].mu.RLock()
 		defer t[i].mu.RUnlock()
-		maps.Copy(all, t[i].byNode)
+		maps.Copy(all, t[i].of)
 	}
 	return all
 }
 
 func (t *fileTable) drop(n *node) {
-	p := t.part(n)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.byNode, n)
+	s := t.shard(n)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.of, n)
 }
 
 // lockFile returns the file of n with its mutex held. The caller gives it back

@@ -27,10 +27,12 @@ type quick struct {
 func (c *conn) takes(h *fuse.InHeader) bool {
 	switch h.Opcode {
 	case opLookup, opGetAttr:
-		return h.TotalExtlen == 0 && !c.opts.Debug
+		return c.mayTake(h)
 	}
 	return false
 }
+
+func (c *conn) mayTake(h *fuse.InHeader) bool { return h.TotalExtlen == 0 && !c.opts.Debug }
 
 // takesOwn reports whether a request is one that may be interrupted, and is
 // carried out without go-fuse.
@@ -38,7 +40,7 @@ func (c *conn) takesOwn(h *fuse.InHeader) bool {
 	switch h.Opcode {
 	case opSetAttr, opSymlink, opMknod, opMkdir, opUnlink, opRmdir, opRename, opLink, opOpen, opRelease, opFlush, opOpenDir,
 		opReleaseDir, opCreate, opRename2:
-		return h.TotalExtlen == 0 && !c.opts.Debug
+		return c.mayTake(h)
 	}
 	return false
 }
