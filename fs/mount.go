@@ -107,17 +107,9 @@ func Mount(o Options) (_ *Server, err error) {
 	if err := s.newFS(o, root, procs); err != nil {
 		return nil, err
 	}
-	var over []uint64
-	if !o.NoLocking {
-		s.fs.tidyQuarantine()
-		dead := s.deadThere()
-		covered := dead != nil && !dead.gone && s.store.Crashed()
-		if over, err = s.fs.restore(s.store, s.world, covered); err == nil {
-			err = s.fs.restoreCandidates(s.store, s.world)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s.*: %w", s.store.Path(), err)
-		}
+	over, err := s.restore()
+	if err != nil {
+		return nil, err
 	}
 	left := s.fs.leftHot(s.store)
 	undo = append(undo, s.fs.hot.close)
@@ -131,25 +123,50 @@ func Mount(o Options) (_ *Server, err error) {
 	for _, number := range over {
 		s.store.Delete(number)
 	}
-	if s.fs.privileged {
-		raisePriority()
-	}
-	if s.fs.privileged && !o.NoPassthrough && !o.Compat {
-		if err := s.fs.tryPassthrough(); err != nil {
-			s.fs.log.Info("no passthrough", "why", err)
-		}
-	}
-	s.fs.linger.start(s.fs)
-	if s.store.Crashed() && s.fs.privileged && !o.NoLocking {
-		s.fs.adopt(left)
-	}
-	s.fs.hot.found()
-	s.store.Unload()
-	s.fs.orphans.scan(s.fs, true)
-	s.fs.clearings.Go(s.fs.emptyTrash) // that an earlier daemon left
+	s.takeOver(left)
 	go s.serve()
 	close(s.ready)
 	return s, nil
+}
+
+// restore takes up the locks and candidates that the state has, and returns the
+// numbers of those that are over.
+func (s *Server) restore() (over []uint64, err error) {
+	if s.fs.opts.NoLocking {
+		return nil, nil
+	}
+	s.fs.tidyQuarantine()
+	dead := s.deadThere()
+	covered := dead != nil && !dead.gone && s.store.Crashed()
+	if over, err = s.fs.restore(s.store, s.world, covered); err == nil {
+		err = s.fs.restoreCandidates(s.store, s.world)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s.*: %w", s.store.Path(), err)
+	}
+	return over, nil
+}
+
+// takeOver deals with what an earlier daemon has left, when the mount is there: what
+// it had open is in left.
+func (s *Server) takeOver(left []hotPlace) {
+	fs := s.fs
+	if fs.privileged {
+		raisePriority()
+	}
+	if fs.privileged && !fs.opts.NoPassthrough && !fs.opts.Compat {
+		if err := fs.tryPassthrough(); err != nil {
+			fs.log.Info("no passthrough", "why", err)
+		}
+	}
+	fs.linger.start(fs)
+	if s.store.Crashed() && fs.privileged && !fs.opts.NoLocking {
+		fs.adopt(left)
+	}
+	fs.hot.found()
+	s.store.Unload()
+	fs.orphans.scan(fs, true)
+	fs.clearings.Go(fs.emptyTrash)
 }
 
 // becomeDaemon makes this process fit to serve others.

@@ -116,72 +116,16 @@ func (c *command) restore() fuse.Status {
 		return fuse.EPERM
 	}
 	fs := c.fs
-	r := &request{fs: fs, cancel: c.cancel, header: c.header, op: "restore", at: c.dir}
-	var touched *node
-	var message string
+	x := &puttingBack{r: &request{fs: fs, cancel: c.cancel, header: c.header, op: "restore", at: c.dir}}
+	try := func() error { return c.putBack(x) }
 	var closing time.Time
-	var isOpen bool
-	try := func() error {
-		isOpen = false
-		fs.hiddenMu.Lock()
-		defer fs.hiddenMu.Unlock()
-		quarantine, err := fs.openHidden(quarantineDir, false)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(quarantine)
-		from, err := openAt(quarantine, c.id, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(from)
-		parent, name := cutLast(c.dir)
-		var to int
-		if to, touched, err = fs.openKnown(parent); err != nil {
-			return err
-		}
-		defer unix.Close(to)
-		d := fs.table.At(split(c.dir)...)
-		defer fs.table.Forget(d)
-		up := fs.table.At(split(parent)...)
-		defer fs.table.Forget(up)
-		op, err := r.admit(lockstate.Change{Dirs: []*lockstate.Dir{up, d}, Trees: []*lockstate.Dir{d}, Free: true})
-		if err != nil {
-			return err
-		}
-		defer op.End()
-		w, err := newMerging(from, to)
-		if err != nil {
-			return err
-		}
-		defer w.close()
-		if inTheWay, err := w.conflict(contentName, name); err != nil {
-			return err
-		} else if inTheWay != "" {
-			message = inTheWay + " is in the way"
-			return unix.EEXIST
-		}
-		if open, err := fs.detachNodes(from, contentName, name); err != nil {
-			return err
-		} else if open != "" {
-			message, isOpen = open+" is still open for writing, or mapped", true
-			return unix.EBUSY
-		}
-		if err := w.merge(contentName, name); err != nil {
-			return err
-		}
-		if err := removeEmpty(quarantine, c.id); err != nil {
-			fs.log.Warn("cannot remove what is left in quarantine", "id", c.id, "err", err)
-		}
-		return nil
+	status := fs.attempt(x.r, true, try)
+	for x.isOpen && more(&closing, restoreTime) && sleep(c.cancel, time.Millisecond) {
+		status = fs.attempt(x.r, true, try) // the kernel lets go a moment after close(2)
 	}
-	status := fs.attempt(r, true, try)
-	for isOpen && more(&closing, restoreTime) && sleep(c.cancel, time.Millisecond) {
-		status = fs.attempt(r, true, try) // the kernel lets go a moment after close(2)
-	}
-	if touched != nil {
-		fs.notifyDir(touched)
-		fs.notifyNames(touched)
+	if x.touched != nil {
+		fs.notifyDir(x.touched)
+		fs.notifyNames(x.touched)
 	}
 	fs.hiddenMu.Lock()
 	fs.tidyHidden()
@@ -189,9 +133,74 @@ func (c *command) restore() fuse.Status {
 	if status == fuse.OK {
 		fs.log.Info("restored from quarantine", "dir", c.dir, "id", c.id, "by", c.by(), "uid", c.header.Uid)
 	} else {
-		c.answer.Message = message
+		c.answer.Message = x.message
 	}
 	return status
+}
+
+// A puttingBack is what a try to put something back has found out.
+type puttingBack struct {
+	r       *request
+	touched *node  // the directory that it comes into, if the kernel knows that
+	message string // what is in the way
+	isOpen  bool   // that is a descriptor or a mapping
+}
+
+// putBack is one try of restore.
+func (c *command) putBack(x *puttingBack) error {
+	fs := c.fs
+	x.isOpen = false
+	fs.hiddenMu.Lock()
+	defer fs.hiddenMu.Unlock()
+	quarantine, err := fs.openHidden(quarantineDir, false)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(quarantine)
+	from, err := openAt(quarantine, c.id, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(from)
+	parent, name := cutLast(c.dir)
+	var to int
+	if to, x.touched, err = fs.openKnown(parent); err != nil {
+		return err
+	}
+	defer unix.Close(to)
+	d := fs.table.At(split(c.dir)...)
+	defer fs.table.Forget(d)
+	up := fs.table.At(split(parent)...)
+	defer fs.table.Forget(up)
+	op, err := x.r.admit(lockstate.Change{Dirs: []*lockstate.Dir{up, d}, Trees: []*lockstate.Dir{d}, Free: true})
+	if err != nil {
+		return err
+	}
+	defer op.End()
+	w, err := newMerging(from, to)
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	if inTheWay, err := w.conflict(contentName, name); err != nil {
+		return err
+	} else if inTheWay != "" {
+		x.message = inTheWay + " is in the way"
+		return unix.EEXIST
+	}
+	if open, err := fs.detachNodes(from, contentName, name); err != nil {
+		return err
+	} else if open != "" {
+		x.message, x.isOpen = open+" is still open for writing, or mapped", true
+		return unix.EBUSY
+	}
+	if err := w.merge(contentName, name); err != nil {
+		return err
+	}
+	if err := removeEmpty(quarantine, c.id); err != nil {
+		fs.log.Warn("cannot remove what is left in quarantine", "id", c.id, "err", err)
+	}
+	return nil
 }
 
 // discardQuarantined deletes something that was put aside, or all that is older

@@ -91,28 +91,47 @@ func (c *command) scope() *lockstate.ScopeKind {
 	return nil
 }
 
+// A turn is a command's in the line for a directory.
+type turn struct {
+	c    *command
+	r    *request
+	d    *lockstate.Dir
+	take func() error
+	held *lockstate.HeldError // what was in the way at the last try
+}
+
+// try reports whether that was the last try.
+func (t *turn) try() (status fuse.Status, done bool) {
+	t.held = nil
+	t.r.anew()
+	var failure error
+	status = t.c.fs.attempt(t.r, false, func() error {
+		failure = t.c.placeOf(t.d)
+		if failure == nil {
+			failure = t.take()
+		}
+		errors.As(failure, &t.held)
+		return failure
+	})
+	if status != fuse.OK && t.held == nil && failure != nil && failure != errUnseen {
+		t.c.answer.Message = failure.Error()
+	}
+	return status, status == fuse.OK || t.held == nil
+}
+
+// over tells what was in the way at last.
+func (t *turn) over(status fuse.Status) fuse.Status {
+	if t.held != nil && status != fuse.OK {
+		t.c.held(t.held)
+	}
+	return status
+}
+
 // inLine tries at once, or when the command's turn has come and then until the
 // command's time is over.
 func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.Status {
 	fs := c.fs
-	var held *lockstate.HeldError
-	try := func() (fuse.Status, bool) {
-		held = nil
-		r.anew()
-		var failure error
-		status := fs.attempt(r, false, func() error {
-			failure = c.placeOf(d)
-			if failure == nil {
-				failure = take()
-			}
-			errors.As(failure, &held)
-			return failure
-		})
-		if status != fuse.OK && held == nil && failure != nil && failure != errUnseen {
-			c.answer.Message = failure.Error()
-		}
-		return status, status == fuse.OK || held == nil
-	}
+	t := &turn{c: c, r: r, d: d, take: take}
 	first := fs.holdsOn(r, d)
 	if c.client != "" && !first {
 		_, err := fs.table.OfClient(d, c.client, c.header.Uid)
@@ -122,11 +141,8 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 		if !first && fs.waits.waited(d) {
 			return c.outrun(r, d)
 		}
-		status, _ := try()
-		if held != nil && status != fuse.OK {
-			c.held(held)
-		}
-		return status
+		status, _ := t.try()
+		return t.over(status)
 	}
 	// What makes no sense to wait for is said at once.
 	fs.ns.RLock()
@@ -137,11 +153,8 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 	}
 	r.quiet = true
 	if first || !fs.waits.waited(d) {
-		if status, done := try(); done {
-			if held != nil && status != fuse.OK {
-				c.held(held)
-			}
-			return status
+		if status, done := t.try(); done {
+			return t.over(status)
 		}
 	}
 	leave, err := fs.control.parked.enter(c.header.Uid)
@@ -149,37 +162,41 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 		return c.fail(err)
 	}
 	defer leave()
-	x := &waiting{dir: d, proc: r.proc, since: time.Now(), write: !c.shared, turn: make(chan struct{})}
+	return t.over(t.await(first))
+}
+
+// await waits for the turn; first: the caller has the directory already, and those in
+// line wait for it.
+func (t *turn) await(first bool) fuse.Status {
+	c, fs := t.c, t.c.fs
+	x := &waiting{dir: t.d, proc: t.r.proc, since: time.Now(), write: !c.shared, turn: make(chan struct{})}
 	if first {
-		close(x.turn) // it has the directory already: those in line wait for it
+		close(x.turn)
 	} else {
 		fs.enqueue(x, "command")
 		defer fs.waits.leave(x)
 	}
 	var over <-chan time.Time
 	if c.wait != forever {
-		t := time.NewTimer(c.wait)
-		defer t.Stop()
-		over = t.C
+		timer := time.NewTimer(c.wait)
+		defer timer.Stop()
+		over = timer.C
 	}
 	status := fs.await(x, c.cancel, over, func() (fuse.Status, bool) {
-		status, done := try()
-		if held != nil && !done && held.Lock.Client == "" && fs.waits.circle(x, owner(held)) {
+		status, done := t.try()
+		if t.held != nil && !done && t.held.Lock.Client == "" && fs.waits.circle(x, owner(t.held)) {
 			return fuse.Status(unix.EDEADLK), true
 		}
 		return status, done
 	})
 	if status == fuse.Status(unix.ETIMEDOUT) {
-		if held == nil { // its turn never came
-			if l, ok := fs.table.Governing(d); ok {
-				held = &lockstate.HeldError{Err: lockstate.ErrHeld, Lock: l}
+		if t.held == nil { // its turn never came
+			if l, ok := fs.table.Governing(t.d); ok {
+				t.held = &lockstate.HeldError{Err: lockstate.ErrHeld, Lock: l}
 			}
 		}
-		r.errno = status
-		fs.denials.add(fs, r, status, errTimedOut, held)
-	}
-	if held != nil && status != fuse.OK {
-		c.held(held)
+		t.r.errno = status
+		fs.denials.add(fs, t.r, status, errTimedOut, t.held)
 	}
 	return status
 }

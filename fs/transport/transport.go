@@ -176,41 +176,49 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 		}
 		return nil, "", orGone(err)
 	}
-	if u != nil {
-		for range entries {
-			start <- true
-		}
-		for _, e := range entries {
-			if e := <-e.registered; e != nil {
-				err = e
-			}
-		}
-		if err != nil {
-			c.giveUp()
-			if errors.Is(err, syscall.ENOTCONN) {
-				return nil, "", ErrGone
-			}
-			return nil, "", fmt.Errorf("transport %s %w: %w", Uring, ErrRefused, err)
-		}
+	if u == nil {
+		t.loops = c.newLoops(newGathering())
+		return t, note, nil
+	}
+	for range entries {
+		start <- true
+	}
+	err = u.registered(entries)
+	if err == nil {
 		t.loops = c.newLoops(&gathering{least: 1})
 		t.loops.lazy = opts.Hurry != nil
-		for _, q := range u.queues {
-			if q.online {
-				switch err := u.growQueue(q, 0); {
-				case err == nil:
-				case errors.Is(err, syscall.ENOTCONN):
-					c.giveUp()
-					return nil, "", ErrGone
-				default:
-					c.giveUp()
-					return nil, "", err
-				}
-			}
+		err = u.grow()
+	}
+	if err != nil {
+		c.giveUp()
+		if errors.Is(err, syscall.ENOTCONN) {
+			err = ErrGone
 		}
-	} else {
-		t.loops = c.newLoops(newGathering())
+		return nil, "", err
 	}
 	return t, note, nil
+}
+
+// registered waits until the kernel has taken all entries, or refused one.
+func (u *uring) registered(entries []*entry) (err error) {
+	for _, e := range entries {
+		if e := <-e.registered; e != nil {
+			err = fmt.Errorf("transport %s %w: %w", Uring, ErrRefused, e)
+		}
+	}
+	return err
+}
+
+// grow gives each queue in use its further entries.
+func (u *uring) grow() error {
+	for _, q := range u.queues {
+		if q.online {
+			if err := u.growQueue(q, 0); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (o *own) Serve() {
