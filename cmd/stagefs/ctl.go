@@ -79,7 +79,7 @@ func (c *command) breakCommand() *cli.Command {
 		Usage:     "end somebody else's lock, or remove an orphaned lock file; for root and who mounted",
 		ArgsUsage: "--why TEXT DIR",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "why", Usage: "the reason, for the log: `TEXT`"},
+			&cli.StringFlag{Name: "why", Usage: "`TEXT` that is told to others and to the log as the reason"},
 		},
 		Action: func(ctx *cli.Context) error {
 			if err := exactArgs(ctx, 1, 1); err != nil {

@@ -18,7 +18,7 @@ func (c *command) doctorCommand() *cli.Command {
 		ArgsUsage: "[--json] [DIR]",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "json", Usage: "one JSON object"},
-			&cli.StringFlag{Name: "state-dir", Usage: "`DIR` that the mount would be given"},
+			&cli.StringFlag{Name: "state-dir", Usage: "the mount would keep its state in this `DIR`"},
 		},
 		Action: c.doctorAction,
 	}

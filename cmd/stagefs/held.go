@@ -32,8 +32,8 @@ const (
 // clientFlags are those of all commands that speak for a lease.
 func clientFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "client", Usage: "as the lease client with this `ID`; default: STAGEFS_CLIENT, if it is set"},
-		&cli.StringFlag{Name: "client-file", Usage: "its ID is in `FILE`, which acquire makes; default: STAGEFS_CLIENT_FILE, if it is set"},
+		&cli.StringFlag{Name: "client", Usage: "act for the client of a lease with this `ID` (default: STAGEFS_CLIENT, if it is set)"},
+		&cli.StringFlag{Name: "client-file", Usage: "the client's ID is in `FILE`, which acquire makes (default: STAGEFS_CLIENT_FILE, if it is set)"},
 	}
 }
 
@@ -42,11 +42,11 @@ func takeFlags() []cli.Flag {
 	return append(clientFlags(),
 		&cli.BoolFlag{Name: "nonblock", Aliases: []string{"n"}, Usage: "fail at once if somebody else has it"},
 		&cli.StringFlag{Name: "wait", Aliases: []string{"w"}, Usage: "fail if somebody else still has it after `DURATION`: seconds, or like 1m30s"},
-		&cli.BoolFlag{Name: "shared", Aliases: []string{"s"}, Usage: "a shared lock: nobody writes while it lasts"},
-		&cli.StringFlag{Name: "ttl", Usage: "how long the lease lasts without renewal: `DURATION`; default 16s"},
-		&cli.StringFlag{Name: "owner", Usage: "whose it is: process, group, session or cgroup; default: the mount's: `SCOPE`"},
-		&cli.StringFlag{Name: "on-crash", Usage: "the content if the owner crashes or fails: keep, destroy or quarantine; default: the mount's: `POLICY`"},
-		&cli.StringFlag{Name: "why", Usage: "the reason, shown to others: `TEXT`"},
+		&cli.BoolFlag{Name: "shared", Aliases: []string{"s"}, Usage: "take a shared lock: nobody writes while it lasts"},
+		&cli.StringFlag{Name: "ttl", Usage: "the lease lasts for this `DURATION` without renewal (default: 16s)"},
+		&cli.StringFlag{Name: "owner", Usage: "`SCOPE` that owns the lock: process, group, session or cgroup (default: the mount's)"},
+		&cli.StringFlag{Name: "on-crash", Usage: "`POLICY` for the content if its owner crashes or fails: keep, destroy or quarantine (default: the mount's)"},
+		&cli.StringFlag{Name: "why", Usage: "`TEXT` that is shown to others as the reason"},
 	)
 }
 

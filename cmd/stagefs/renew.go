@@ -17,7 +17,7 @@ func (c *command) renewCommand() *cli.Command {
 		Usage:     "make a lease last a full TTL from now, and print its token",
 		ArgsUsage: "[--client ID | --client-file FILE] [--ttl DURATION] [--json] DIR",
 		Flags: append(clientFlags(),
-			&cli.StringFlag{Name: "ttl", Usage: "another TTL from now on: `DURATION`"},
+			&cli.StringFlag{Name: "ttl", Usage: "from now on the lease lasts for this `DURATION` without renewal"},
 			&cli.BoolFlag{Name: "json", Usage: "print the lock as a JSON object"},
 		),
 		Action: func(ctx *cli.Context) error {

@@ -133,7 +133,13 @@ func (c *command) app() *cli.App {
 		Usage:     "make the locks of build tools binding in a static directory",
 		UsageText: "stagefs COMMAND [options] [arguments]",
 		Description: "Mounts over a directory, in which each staging directory belongs to the process that made it\n" +
-			"or its lock file; nobody else can change it until it is released. See also: man stagefs.",
+			"or its lock file; nobody else can change it until it is released. For instance:\n\n" +
+			"stagefs mount -d /srv/static                      serve it in the background\n" +
+			"stagefs locks /srv/static                         who has what\n" +
+			"stagefs run /srv/static/board/v1 make install     build as the only one there\n" +
+			"stagefs why /srv/static/board/v1/image            why can't I write this?\n" +
+			"stagefs umount /srv/static\n\n" +
+			"See stagefs COMMAND --help, and man stagefs.",
 		Commands: []*cli.Command{
 			c.mountCommand(), c.umountCommand(), c.locksCommand(), c.whyCommand(), c.eventsCommand(),
 			c.runCommand(), c.acquireCommand(), c.renewCommand(), c.checkCommand(), c.waitCommand(),

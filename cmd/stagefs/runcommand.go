@@ -23,10 +23,10 @@ func (c *command) runCommand() *cli.Command {
 		Usage:     "take a directory, run a command as its holder, release it",
 		ArgsUsage: "[options] DIR [--] COMMAND [ARGUMENT…]",
 		Flags: append(takeFlags(),
-			&cli.StringFlag{Name: "conflict-exit-code", Aliases: []string{"E"}, Value: strconv.Itoa(exitHeld), Usage: "the status if somebody else has it: `N`"},
+			&cli.StringFlag{Name: "conflict-exit-code", Aliases: []string{"E"}, Value: strconv.Itoa(exitHeld), Usage: "exit with status `N` if somebody else has it"},
 			&cli.BoolFlag{Name: "create-once", Usage: "make DIR, and fail if it is there"},
-			&cli.BoolFlag{Name: "destroy-on-failure", Usage: "if COMMAND fails, remove what it made: --on-crash=destroy"},
-			&cli.StringFlag{Name: "kill-after", Value: "5s", Usage: "if the lock is lost, from SIGTERM to SIGKILL: `DURATION`"},
+			&cli.BoolFlag{Name: "destroy-on-failure", Usage: "if COMMAND fails, remove what it made (--on-crash=destroy)"},
+			&cli.StringFlag{Name: "kill-after", Value: "5s", Usage: "if the lock is lost, COMMAND has this `DURATION` from SIGTERM to SIGKILL"},
 		),
 		Action: c.runAction,
 	}
