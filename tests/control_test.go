@@ -29,9 +29,11 @@ func TestControlHidden(t *testing.T) {
 	for _, e := range entries {
 		names[e.Name()] = true
 	}
-	for _, want := range []string{"locks", "locks.json", "ctl", "denials", "metrics", "version"} {
-		if !names[want] {
-			t.Errorf("no %s in .stagefs: %v", want, names)
+	for want, mode := range map[string]string{
+		"locks": "444", "locks.json": "444", "events": "444", "denials": "444", "metrics": "444", "version": "444", "quarantine": "444", "ctl": "666",
+	} {
+		if got := stranger(t).Get("stat", m.control(want)); !names[want] || !strings.HasPrefix(got, "mode=100"+mode+" ") {
+			t.Errorf("%s in .stagefs (listed: %v): %s, want mode %s", want, names[want], got, mode)
 		}
 	}
 	before := digest(t, m.Dir)

@@ -40,8 +40,8 @@ func (h *hands) do(w []string) (out string, err error) {
 	switch w[0] {
 	case "mkdir":
 		return "", unix.Mkdir(w[1], number(w[2], 0o777))
-	case "mknod": // mknod PATH fifo|sock|file
-		kind := map[string]uint32{"fifo": unix.S_IFIFO, "sock": unix.S_IFSOCK, "file": unix.S_IFREG}[w[2]]
+	case "mknod": // mknod PATH fifo|sock|file|chr
+		kind := map[string]uint32{"fifo": unix.S_IFIFO, "sock": unix.S_IFSOCK, "file": unix.S_IFREG, "chr": unix.S_IFCHR}[w[2]]
 		return "", unix.Mknod(w[1], kind|0o666, 0)
 	case "symlink":
 		return "", unix.Symlink(w[1], w[2])

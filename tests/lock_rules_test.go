@@ -103,6 +103,14 @@ func TestA8TryLock(t *testing.T) {
 			openDir(t, m.Back(dir))
 			a.must("open", "x", m.At(dir, "devserver"), "rdwr,creat")
 		},
+		"command": func(_ *Agent, dir string) {
+			openDir(t, m.Back(dir))
+			agent(t).mustCommand(m, "acquire %s", dir)
+		},
+		"lease": func(_ *Agent, dir string) {
+			openDir(t, m.Back(dir))
+			agent(t).mustCommand(m, "acquire %s client=x ttl=1h", dir)
+		},
 	}
 	for _, call := range lockCalls() {
 		held[call.name] = func(a *Agent, dir string) {

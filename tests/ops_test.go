@@ -19,9 +19,23 @@ type walk struct {
 	subject string // {D}, relative to the cell of an operation
 }
 
-var states = []string{"free", "implicit", "explicit", "above"}
-
 var callers = []string{"holder", "descendant", "stranger", "root", "orphan"}
+
+// states are those of D, with who calls in them. Where it is shared nobody writes,
+// the sharers neither (A5); and nobody where writing needs a lock (W4).
+var states = []struct {
+	name    string
+	callers []string
+}{
+	{"free", callers},
+	{"implicit", callers},
+	{"explicit", callers},
+	{"above", callers},
+	{"flock", callers[:4]},
+	{"lease", callers[:4]},
+	{"shared", callers[2:4]},
+	{"denied", callers[2:4]},
+}
 
 // TestW1 walks every mutating operation × caller × state of the lock. Who holds
 // hears and does what a plain directory answers and becomes; who does not hears
@@ -29,13 +43,17 @@ var callers = []string{"holder", "descendant", "stranger", "root", "orphan"}
 // backing.
 func TestW1(t *testing.T) {
 	need(t, "root", "fuse")
-	m := mount(t)
+	m, deny := mount(t), mount(t, "--unlocked=deny")
 	ref := newReference(t)
 	total := 0
 	for _, state := range states {
-		for _, caller := range callers {
-			t.Run(state+"/"+caller, func(t *testing.T) {
-				total += (&walk{t: t, m: m, ref: ref, state: state, caller: caller}).run()
+		for _, caller := range state.callers {
+			m := m
+			if state.name == "denied" {
+				m = deny
+			}
+			t.Run(state.name+"/"+caller, func(t *testing.T) {
+				total += (&walk{t: t, m: m, ref: ref, state: state.name, caller: caller}).run()
 			})
 			if m.dead() {
 				t.Fatal("the daemon died")
@@ -55,7 +73,8 @@ func (w *walk) run() (cells int) {
 	}
 	var ops []op
 	for _, o := range mutations() {
-		if o.only == "" || o.only == w.state {
+		takes := o.refused != "" || o.name == "mkdir"
+		if o.only == "" && !(w.state == "denied" && takes) || o.only == w.state {
 			ops = append(ops, o)
 		}
 	}
@@ -129,6 +148,13 @@ func (w *walk) lock(owner *Agent, o op) {
 		owner.must("mkdir", dir)
 	case "explicit":
 		owner.must("creat", filepath.Join(dir, "devserver"), "wronly,creat,excl")
+	case "flock":
+		owner.must("open", o.name, filepath.Join(dir, "devserver"), "rdwr,creat")
+		owner.must("flock", o.name)
+	case "lease":
+		owner.mustCommand(w.m, "acquire %q client=x ttl=1h", filepath.Join(w.base(o), "D"))
+	case "shared":
+		owner.mustCommand(w.m, "acquire %q shared", filepath.Join(w.base(o), "D"))
 	}
 }
 
@@ -137,7 +163,7 @@ func (w *walk) check(t *testing.T, o op) {
 	if w.caller == "stranger" {
 		uid = nobody
 	}
-	want := w.ref.measure(t, o, uid, w.subject, w.state == "explicit")
+	want := w.ref.measure(t, o, uid, w.subject, w.state == "explicit" || w.state == "flock")
 	cell := w.m.Back(w.base(o))
 	before := digest(t, cell)
 	w.agent.t = t

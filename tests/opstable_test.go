@@ -43,6 +43,7 @@ func mutations() []op {
 		{name: "mknod fifo", steps: "mknod {D}/new fifo"},
 		{name: "mknod socket", steps: "mknod {D}/new sock"},
 		{name: "mknod file", steps: "mknod {D}/new file"},
+		{name: "mknod device", steps: "mknod {D}/new chr"}, // a whiteout, which everybody may make
 		{name: "mkdir", steps: "mkdir {D}/new"},
 		{name: "symlink", steps: "symlink target {D}/new"},
 		{name: "link in", steps: "link {F}/mine {D}/new"},
@@ -65,6 +66,7 @@ func mutations() []op {
 		{name: "rename exchange in", steps: "rename {F}/mine {D}/file exchange"},
 		{name: "rename whiteout within", steps: "rename {D}/file {D}/new whiteout"},
 		{name: "rename whiteout out", steps: "rename {D}/file {F}/new whiteout"},
+		{name: "rename whiteout in", steps: "rename {F}/mine {D}/new whiteout"},
 		{name: "rename dir out", steps: "rename {D}/full {F}/new"},
 		{name: "rename dir in", steps: "rename {F}/dir {D}/new"},
 		{name: "rename dir over dir", steps: "rename {F}/dir {D}/dir"},
@@ -87,6 +89,7 @@ func mutations() []op {
 		{name: "setxattr D", steps: "setxattr {D} user.new value"},
 		{name: "removexattr", steps: "removexattr {D}/file user.old"},
 		{name: "setfacl", steps: "setfacl {D}/file"},
+		{name: "setfacl default D", steps: "setfacl {D} default"},
 		{name: "removexattr acl", steps: "removexattr {D}/acl system.posix_acl_access"},
 		{name: "fallocate", steps: "open x {D}/file rdwr;fallocate x 0 0 100;close x"},
 		{name: "punch hole", steps: "open x {D}/file rdwr;fallocate x 3 0 5;close x"},

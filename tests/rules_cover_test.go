@@ -75,6 +75,15 @@ func TestC3b(t *testing.T) {
 	b.want("EBUSY", "mkdir", m.At("D/mid/new"))
 	b.want("EEXIST", "creat", m.At("D/mid/sub/devserver"), "wronly,creat,excl")
 	a.Child().must("creat", m.At("D/mid/sub/devserver"), "wronly,creat,excl")
+
+	// Every one of them: not the outer one alone.
+	a.must("mkdir", m.At("D/lent"))
+	a.must("mkdir", m.At("D/lent/sub"))
+	child := a.Child()
+	child.must("creat", m.At("D/lent/devserver"), "wronly,creat,excl")
+	a.want("EEXIST", "creat", m.At("D/lent/sub/devserver"), "wronly,creat,excl")
+	a.want("EBUSY", "mkdir", m.At("D/lent/new"))
+	child.must("creat", m.At("D/lent/sub/devserver"), "wronly,creat,excl")
 }
 
 // TestC3c: no lock beneath D belongs to another process than the one that
@@ -192,9 +201,26 @@ func TestC4(t *testing.T) {
 	b.want("EBUSY", "mkdir", m.At("x/w/new"))
 	b.want("EEXIST", "creat", m.At("x/devserver"), "wronly,creat,excl") // C3c
 
-	a.Try("creat", m.At("devserver"), "wronly,creat,excl")
-	m.wantFree(".")
-	b.want("ok", "mkdir", m.At("x2"))
+	a.must("creat", m.At("devserver.tmp"), "wronly,creat")
+	for way, calls := range lockWays(m.At("devserver")) {
+		a.Try(calls[0]...)
+		for _, row := range m.Listing().Locks {
+			if row.Dir == "." || row.Dir == "" {
+				t.Errorf("%s has locked the root: %+v", way, row)
+			}
+		}
+		b.want("ok", "mkdir", m.At("x-"+way))
+		a.Try(calls[1]...)
+	}
+	l := locker(t)
+	l.must("open", "x", m.At("devserver"), "rdwr,creat")
+	for _, call := range lockCalls() {
+		l.must(call.tryExclusive("x")...) // as on any file
+		b.must("creat", m.At("free-"+call.name), "wronly,creat")
+		b.must("mkdir", m.At("x-"+call.name))
+		l.must(call.unlock("x")...)
+	}
+	a.wantCommand(m, "EBUSY", "acquire .")
 }
 
 // TestC5: reading is free for everyone, always.
@@ -222,5 +248,12 @@ func TestC5(t *testing.T) {
 	}
 	if got := b.Get("read", m.At("D/file")); got != "content" {
 		t.Errorf("read = %q", got)
+	}
+	a.must("put", m.At("D/prog"), "#!/bin/sh\necho runs\n", "creat")
+	a.must("chmod", m.At("D/prog"), "0755")
+	for _, script := range []string{"D/prog", "cd D && ls -la && ./prog", "cp -a D \"$(mktemp -d)\"/ && tar cf - D | tar tf - | grep -c D/prog"} {
+		if got := b.Get("sh", "cd '"+m.Path+"' && "+script+" 2>&1"); got[0] != '0' {
+			t.Errorf("%s: %q", script, got)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -284,6 +285,40 @@ func TestL2Owner(t *testing.T) {
 	}
 }
 
+// TestL4Sleep: the time that a machine sleeps counts. A machine that slept for an hour
+// shows it in CLOCK_BOOTTIME alone, clock_gettime(2); so does a time namespace. A step
+// of CLOCK_MONOTONIC, which no sleep makes, changes nothing.
+func TestL4Sleep(t *testing.T) {
+	need(t, "root", "fuse", "unshare")
+	for clock, slept := range map[string]bool{"boottime": true, "monotonic": false} {
+		t.Run(clock, func(t *testing.T) {
+			m := mount(t)
+			openDir(t, m.Back("short"))
+			openDir(t, m.Back("long"))
+			a := agent(t)
+			a.mustCommand(m, "acquire short client=x ttl=30m")
+			a.mustCommand(m, "acquire long client=x ttl=3h")
+			m.kill()
+			m.cmdBin = filepath.Join(tempDir(t), "later")
+			script := "#!/bin/sh\nexec unshare --time --" + clock + "=3600 " + stagefsBin() + " \"$@\"\n"
+			mustDo(t, os.WriteFile(m.cmdBin, []byte(script), 0o755))
+			m.start(nil)
+			m.awaitReady()
+			rows := m.Locks()
+			if _, held := rows["short"]; held == slept {
+				t.Errorf("the short lease is there: %v, want %v", held, !slept)
+			}
+			want := 3 * 3600.0
+			if slept {
+				want -= 3600
+			}
+			if left := rows["long"].Deadline; left > want || left < want-600 {
+				t.Errorf("the long lease has %v s left, want %v", left, want)
+			}
+		})
+	}
+}
+
 // TestL3Stopped: a client that is stopped when its lease ends writes nothing
 // when it goes on: neither by a new open nor by what it had open; and the next
 // owner need not wait for it. A mapping that could be written to later, past
@@ -333,6 +368,31 @@ func TestL3Stopped(t *testing.T) {
 		if b, _ := os.ReadFile(m.Back("D", name)); string(b) != "next" {
 			t.Errorf("%s = %q, want what the next owner wrote", name, b)
 		}
+	}
+}
+
+// TestL3Broken: nor does a client write through what it had open when its lease is
+// broken, and the next owner need not wait for it either.
+func TestL3Broken(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	client, next := agent(t), agent(t)
+	client.mustCommand(m, "acquire D client=x ttl=1h")
+	client.must("open", "w", m.At("D/file"), "wronly,creat")
+	client.must("open", "a", m.At("D/file"), "wronly,append")
+	client.must("write", "w", "before")
+	if got := m.Ctl("break D enough"); got != "ok" {
+		t.Fatalf("break = %s", got)
+	}
+	before := digest(t, m.Back("D"))
+	for range 2 {
+		client.want("EBUSY", "write", "w", "late")
+		client.want("EBUSY", "write", "a", "late")
+		client.want("EBUSY", "ftruncate", "w", "0")
+		if after := digest(t, m.Back("D")); after != before {
+			t.Errorf("written after the break:\n%s", diff(before, after))
+		}
+		next.mustCommand(m, "acquire D")
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestW4Allow: free paths are written by anyone, as their modes allow.
@@ -118,6 +119,38 @@ func TestW6(t *testing.T) {
 	why := run(t, stagefsBin(), "why", m.At("D/file"))
 	if why.Status != 0 || !strings.Contains(why.Out, "D") || !strings.Contains(why.Out, itoa(a.Pid)) || !strings.Contains(why.Out, itoa(b.Pid)) {
 		t.Errorf("stagefs why: %v, want it to name owner %d and the refused %d", why, a.Pid, b.Pid)
+	}
+}
+
+// TestW6Crowd: of very many refusals the log has a few a second, and says how many
+// it has left out; all are counted.
+func TestW6Crowd(t *testing.T) {
+	m := mount(t)
+	a, b := agent(t), agent(t)
+	a.must("mkdir", m.At("D"))
+	refuse := func() {
+		t.Helper()
+		if got := b.Try("mkdir", m.At("D/sub")); got != "EBUSY" {
+			t.Fatalf("mkdir = %s, want EBUSY", got)
+		}
+	}
+	const many = 500
+	began := time.Now()
+	for range many {
+		refuse()
+	}
+	seconds := int(time.Since(began)/time.Second) + 2
+	if lines := strings.Count(m.Log(), "msg=refused"); lines == 0 || lines > 5*seconds {
+		t.Errorf("%d lines in the log in %d seconds", lines, seconds)
+	}
+	total := many
+	eventually(t, "a line that tells of the others", func() bool {
+		refuse()
+		total++
+		return strings.Contains(strings.ReplaceAll(m.Log(), "unlogged=0", ""), "unlogged=")
+	})
+	if counted := m.metric("denials_total"); counted != total {
+		t.Errorf("%d refusals are counted, want %d", counted, total)
 	}
 }
 

@@ -84,6 +84,15 @@ func TestR3(t *testing.T) {
 	m.wantOwner("F", a.Pid)
 	m.wantFree("X")
 	a.must("rmdir", m.At("X"))
+
+	// A rename over D removes it.
+	a.must("mkdir", m.At("Y"))
+	a.must("mkdir", m.At("Z"))
+	token = m.Locks()["Y"].Token
+	a.must("rename", m.At("Y"), m.At("Z"))
+	if rows := m.Listing().Locks; len(rows) != 3 || m.Locks()["Z"].Token != token {
+		t.Errorf("rows after a rename over Z: %+v, want those of E and F, and of Z the one with token %d", rows, token)
+	}
 }
 
 // TestR4: however the owner dies, its locks and the lock files that it made go;
@@ -162,7 +171,7 @@ func TestR5(t *testing.T) {
 			m.awaitFree(dir)
 		})
 		for _, status := range []int{0, 1, 75} {
-			for _, changed := range []string{"nothing", "own", "child's"} {
+			for _, changed := range []string{"nothing", "lock file's content", "own", "child's", "removed"} {
 				t.Run(name+"/exit "+strconv.Itoa(status)+" changed "+changed, func(t *testing.T) {
 					m := m.on(t)
 					a := agent(t)
@@ -175,9 +184,17 @@ func TestR5(t *testing.T) {
 						b.must("creat", filepath.Join(path, "new"), "wronly,creat")
 					case "child's":
 						b.Child().must("creat", filepath.Join(path, "new"), "wronly,creat")
+					case "removed":
+						if name == "mkdir" {
+							return // nothing is there
+						}
+						mustDo(t, os.WriteFile(m.Back(dir, "old"), nil, 0o666))
+						b.must("unlink", filepath.Join(path, "old"))
+					case "lock file's content":
+						b.must("put", filepath.Join(path, "devserver"), itoa(b.Pid), "creat")
 					}
 					b.Exit(status)
-					if status == 0 && changed == "nothing" {
+					if status == 0 && oneOf(changed, "nothing|lock file's content") {
 						eventually(t, "the parent has it", func() bool { return m.Locks()[dir].Pid == a.Pid })
 						return
 					}
@@ -204,6 +221,49 @@ func TestR5(t *testing.T) {
 			b.must(acquire(fresh(t, dir))...)
 			b.Exit(0)
 			m.awaitFree(dir)
+		})
+	}
+}
+
+// TestR5Reapers: nothing passes to what adopts or supervises others: known by its
+// name, as the first process of a pid namespace, or by the cgroup that it put its
+// child into.
+func TestR5Reapers(t *testing.T) {
+	m := mount(t)
+	sh, err := filepath.EvalSymlinks("/bin/sh")
+	mustDo(t, err)
+	bin := tempDir(t)
+	for name, heir := range map[string]bool{
+		"stager": true, "systemd": false, "tini": false, "supervisord": false, "s6-supervise": false, "runsv": false, "containerd-shim-runc-v2": false,
+		"init of a namespace": false, "manager": false,
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := m.on(t)
+			argv := []string{filepath.Join(bin, name)}
+			script := `mkdir "$1" && echo made && read line`
+			switch name {
+			case "init of a namespace":
+				need(t, "unshare")
+				argv = []string{"unshare", "--pid", "--fork", sh}
+			case "manager":
+				script = `(echo 0 >"$2/cgroup.procs" && exec mkdir "$1") && echo made && read line`
+				fallthrough
+			default:
+				mustDo(t, copyFile(sh, argv[0], 0o755))
+			}
+			dir := strings.ReplaceAll(name, " ", "-")
+			args := append(argv, "-c", script, "sh", m.At(dir))
+			if name == "manager" {
+				args = append(args, cgroup(t))
+			}
+			p := startLines(t, nil, args...)
+			p.hear("made")
+			if !heir {
+				m.awaitFree(dir)
+				agent(t).must("rmdir", m.At(dir))
+				return
+			}
+			eventually(t, "the parent has it", func() bool { return m.Locks()[dir].Pid == p.Pid() })
 		})
 	}
 }

@@ -4,6 +4,7 @@ package tests
 
 import (
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -44,7 +45,8 @@ func TestTokens(t *testing.T) {
 }
 
 // TestS3: a lock file from before the mount is an orphan: listed, holding
-// nothing, in the way of who wants to make it, and removed by break.
+// nothing, in the way of who wants to make it, but not of who locks it, and removed
+// by break.
 func TestS3(t *testing.T) {
 	dir := staticDir(t)
 	for _, sub := range []string{"D", "E", "F"} {
@@ -71,6 +73,15 @@ func TestS3(t *testing.T) {
 	a.want("EEXIST", "creat", m.At("D/devserver"), "wronly,creat,excl")
 	a.must("creat", m.At("D/file"), "wronly,creat")
 	m.wantFree("D")
+	l := locker(t)
+	l.must("open", "x", m.At("D/devserver"), "rdwr")
+	for _, call := range lockCalls() {
+		l.must(call.tryExclusive("x")...)
+		m.wantOwner("D", l.Pid)
+		l.must(call.unlock("x")...)
+		m.wantFree("D")
+	}
+	l.must("close", "x")
 	for _, sub := range []string{"D", "E", "F"} {
 		if r := run(t, stagefsBin(), "break", "--why", "orphan", m.At(sub)); r.Status != 0 {
 			t.Errorf("stagefs break %s: %v", sub, r)
@@ -87,6 +98,27 @@ func TestS3(t *testing.T) {
 	if left := m.Listing().Orphans; len(left) != 0 {
 		t.Errorf("orphans left: %v", left)
 	}
+}
+
+// TestS1Place: where the state is, if nobody says so.
+func TestS1Place(t *testing.T) {
+	need(t, "root", "fuse", "unshare", "fusermount3")
+	// In a mount namespace of its own, for /var/lib is the machine's.
+	serve := func(become, env, where string) {
+		t.Helper()
+		dir, home := staticDir(t), staticDir(t)
+		script := `mount -t tmpfs -o mode=755 state /var/lib && chown "$3" "$1" && cd / &&
+			` + become + ` env -u XDG_STATE_HOME HOME="$2" ` + env + ` "$0" mount -d "$1" 2>/dev/null
+			` + become + ` mkdir "$1/D"; find ` + where + ` -type f | grep -c . ; ` + become + ` "$0" umount "$1"; ls -A "$1"`
+		cmd := exec.Command("unshare", "--mount", "--propagation=private", "sh", "-c", script, stagefsBin(), dir, home, map[bool]string{true: "0", false: "65534"}[become == ""])
+		if r := runCmd(t, cmd); r.Status != 0 || strings.HasPrefix(r.Out, "0") || !strings.HasSuffix(r.Out, "\nD\n") {
+			t.Errorf("state in %s: %v", where, r)
+		}
+	}
+	const user = "setpriv --reuid=65534 --regid=65534 --clear-groups"
+	serve("", "", "/var/lib/stagefs")
+	serve(user, `XDG_STATE_HOME="$2/xdg"`, `"$2/xdg/stagefs"`)
+	serve(user, "", `"$2/.local/state/stagefs"`)
 }
 
 // TestMetrics: what is counted adds up, in Prometheus' text format.

@@ -171,6 +171,26 @@ func TestTTLLockUnrenewed(t *testing.T) {
 	s.wantFree()
 }
 
+// TestTTLLockRenewalFails: a renewal that fails loses nothing, if a later one is in
+// time; here the daemon is dead meanwhile.
+func TestTTLLockRenewalFails(t *testing.T) {
+	s := newTTLSite(t)
+	a := s.locked("a", "-ttl", "2m", "-every", "-1s")
+	token := s.m.Locks()["D"].Token
+	s.m.kill()
+	a.ask("renew 1", "refused")
+	s.m.start(nil)
+	s.m.awaitReady()
+	a.ask("renew 1", "renewed 1")
+	a.ask("put content x", "put")
+	s.wantClient("a")
+	if got := s.m.Locks()["D"].Token; got != token {
+		t.Errorf("token %d, want still %d", got, token)
+	}
+	a.over("end", "exit 0: over <nil>")
+	s.wantFree()
+}
+
 // TestTTLLockStolen: the worker was stopped and missed its deadline; another one
 // has the directory when it goes on, hears so, and can write nothing.
 func TestTTLLockStolen(t *testing.T) {
