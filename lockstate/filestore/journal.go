@@ -1,11 +1,9 @@
 package filestore
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -16,7 +14,8 @@ import (
 
 // The journal is a file of lines that are only ever appended to; a snapshot
 // holds what a journal would add up to. Generation N is the snapshot of that
-// number and the journal that goes on from it.
+// number and the journal that goes on from it. While the snapshot of the last
+// one is not there yet, the generations before it count as well (compact.go).
 
 const (
 	// syncEvery is how long a record may be lost to a power cut.
@@ -43,17 +42,20 @@ type journal struct {
 	// writeMu is held while the files are written. It is taken before mu.
 	writeMu   sync.Mutex
 	file      *os.File
-	gen       uint64
-	size      int64 // of file
+	gen       uint64     // of file
+	base      uint64     // of the last snapshot
+	behind    []*os.File // journals since then, but for file, that may not be on disk
+	size      int64      // of file
 	allocated int64
-	synced    uint64 // number of the last change that is on disk
-	failed    error  // why nothing can be written; a new generation ends it
-	stale     bool   // the file is an earlier daemon's, for want of room for another
-	compactAt int64  // size of file from which it may be replaced by a snapshot
+	synced    uint64    // number of the last change that is on disk
+	failed    error     // why a restart would not find all; a new snapshot ends it
+	broken    bool      // file takes no lines any more
+	stale     bool      // the file is an earlier daemon's, for want of room for another
+	notBefore time.Time // when a snapshot may be tried again that is not urgent
 	notify    func(error)
 
-	// syncMu is held while somebody waits for the disk. It is taken before
-	// writeMu: who only writes does not wait for it.
+	// syncMu is held while somebody waits for the disk to have the journal. It is
+	// taken before writeMu: who only writes does not wait for it.
 	syncMu sync.Mutex
 
 	loaded map[uint64][]byte // protected by mu
@@ -129,31 +131,45 @@ func (s *Store) Flush() error {
 // The caller holds writeMu.
 func (j *journal) flushLocked(want uint64) error {
 	j.mu.Lock()
-	if j.written >= want {
-		j.mu.Unlock()
+	written := j.written
+	j.mu.Unlock()
+	if written >= want {
 		return nil
 	}
-	if j.failed != nil {
-		// The next generation is made of live.
+	seq, err := j.writeLocked()
+	if err != nil || j.failed != nil {
+		return j.failed
+	}
+	j.mu.Lock()
+	j.written = seq
+	j.mu.Unlock()
+	return nil
+}
+
+// writeLocked appends what is pending to the journal, up to the change that it
+// returns. The caller holds writeMu.
+func (j *journal) writeLocked() (seq uint64, err error) {
+	j.mu.Lock()
+	if j.broken {
+		// The next snapshot is made of live.
 		j.pending = j.pending[:0]
 		j.mu.Unlock()
-		return j.failed
+		return 0, j.failed
 	}
 	lines, seq := j.pending, j.seq
 	j.pending = nil
 	j.mu.Unlock()
 
-	err := j.append(lines)
+	err = j.append(lines)
 	if err != nil {
-		return j.failLocked(fmt.Errorf("writing the journal: %w", err))
+		return 0, j.failLocked(fmt.Errorf("writing the journal: %w", err))
 	}
 	j.mu.Lock()
-	j.written = seq
 	if j.pending == nil {
 		j.pending = lines[:0]
 	}
 	j.mu.Unlock()
-	return nil
+	return seq, nil
 }
 
 func (j *journal) append(lines []byte) error {
@@ -176,16 +192,17 @@ func (j *journal) makeRoomLocked(room int64) error {
 	if room <= j.allocated {
 		return nil
 	}
-	err := unix.Fallocate(int(j.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, j.allocated, room-j.allocated)
-	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		return os.NewSyscallError("fallocate", err)
+	if err := allocate(j.file, j.allocated, room-j.allocated); err != nil {
+		return err
 	}
 	j.allocated = room
 	return nil
 }
 
-// failLocked takes note of why nothing can be written. The caller holds writeMu.
+// failLocked takes note of why the journal cannot be written. The caller holds
+// writeMu.
 func (j *journal) failLocked(err error) error {
+	j.broken = true
 	if j.failed == nil {
 		j.tell(err)
 	}
@@ -213,8 +230,9 @@ func (s *Store) Notify(fn func(error)) {
 }
 
 // Sync is Flush, and waits for the disk.
-func (s *Store) Sync() error {
-	j := &s.journal
+func (s *Store) Sync() error { return s.journal.syncAll() }
+
+func (j *journal) syncAll() error {
 	j.mu.Lock()
 	want := j.seq
 	j.mu.Unlock()
@@ -228,36 +246,39 @@ func (j *journal) sync(want uint64) error {
 	defer j.syncMu.Unlock()
 	j.writeMu.Lock()
 	err := j.flushLocked(want)
-	file, synced := j.file, j.synced
+	files := append(slices.Clone(j.behind), j.file)
+	synced := j.synced
+	j.mu.Lock()
+	written := j.written
+	j.mu.Unlock()
 	j.writeMu.Unlock()
 	switch {
 	case err != nil:
 		return err
 	case synced >= want:
 		return nil
-	case file == nil:
+	case files[len(files)-1] == nil:
 		return ErrClosed
 	}
-	j.mu.Lock()
-	written := j.written
-	j.mu.Unlock()
-
-	err = datasync(file)
-
+	for _, f := range files {
+		err = errors.Join(err, j.store.datasync(f))
+	}
 	j.writeMu.Lock()
 	defer j.writeMu.Unlock()
-	switch {
-	case j.file != file:
-		return j.failed // the snapshot of the next generation has it
-	case err != nil:
+	if err != nil {
 		return j.failLocked(fmt.Errorf("syncing the journal: %w", err))
 	}
+	for _, f := range j.behind[:len(files)-1] {
+		f.Close()
+	}
+	j.behind = j.behind[len(files)-1:]
 	j.synced = max(j.synced, written)
 	return nil
 }
 
-// datasync is fdatasync(2), also of a file that is closed meanwhile.
-func datasync(f *os.File) (err error) {
+// datasync is fdatasync(2).
+func (s *Store) datasync(f *os.File) error {
+	s.step(opSync, f.Name(), false)
 	conn, err := f.SyscallConn()
 	if err != nil {
 		return err
@@ -265,6 +286,7 @@ func datasync(f *os.File) (err error) {
 	if bad := conn.Control(func(fd uintptr) { err = unix.Fdatasync(int(fd)) }); bad != nil {
 		return bad
 	}
+	s.step(opSync, f.Name(), true)
 	return err
 }
 
@@ -287,59 +309,23 @@ func (j *journal) tend() {
 			return
 		case <-tick.C:
 		}
-		j.mu.Lock()
-		seq, live := j.seq, j.bytes
-		j.mu.Unlock()
-
-		j.writeMu.Lock()
-		full := j.size > j.compactAt && j.size > 4*int64(live)
-		renewed := (j.failed != nil || j.stale || full) && j.renewLocked() == nil
-		j.writeMu.Unlock()
-		if !renewed {
-			_ = j.sync(seq) // who must know of it has asked for it
+		if !j.due() || j.renew(j.stop) != nil {
+			_ = j.syncAll() // who must know of it has asked for it
 		}
 	}
 }
 
-// renewLocked begins the next generation, with all that is live. Until it is
-// whole, the present one counts, and goes on if that cannot be done. The caller
-// holds writeMu: what is put meanwhile waits for the new journal.
-func (j *journal) renewLocked() error {
-	if j.store.dir == nil {
-		return ErrClosed
-	}
+// due reports whether a snapshot is to be made.
+func (j *journal) due() bool {
 	j.mu.Lock()
-	seq, lines := j.seq, j.pending
-	live := maps.Clone(j.live)
-	j.pending = nil
+	live := j.bytes
 	j.mu.Unlock()
-
-	gen := j.gen + 1
-	file, err := j.store.begin(gen, live)
-	if err != nil {
-		j.mu.Lock()
-		j.pending = append(lines, j.pending...)
-		j.mu.Unlock()
-		j.compactAt = max(j.compactAt, 2*j.size) // it costs much to try
-		if j.failed != nil || j.file == nil {
-			return j.failLocked(err)
-		}
-		return err
+	j.writeMu.Lock()
+	defer j.writeMu.Unlock()
+	if j.failed != nil || j.stale {
+		return true
 	}
-	if j.file != nil {
-		j.file.Close()
-	}
-	j.store.removeGenerations(gen)
-	j.file, j.gen, j.size, j.allocated, j.synced = file, gen, 0, 0, seq
-	j.stale, j.compactAt = false, compactAt
-	if j.failed != nil {
-		j.failed = nil
-		j.tell(nil)
-	}
-	j.mu.Lock()
-	j.written = max(j.written, seq)
-	j.mu.Unlock()
-	return nil
+	return time.Now().After(j.notBefore) && (j.gen > j.base || j.size > compactAt && j.size > 4*int64(live))
 }
 
 // extendLocked goes on with the journal of the present generation. The caller
@@ -354,7 +340,8 @@ func (j *journal) extendLocked() error {
 		file.Close()
 		return os.NewSyscallError("fstat", err)
 	}
-	j.file, j.size, j.allocated, j.failed = file, st.Size, max(st.Size, st.Blocks*512), nil
+	j.file, j.size, j.allocated = file, st.Size, max(st.Size, st.Blocks*512)
+	j.failed, j.broken = nil, false
 	// What was cut off ends here: it takes no line with it, nor becomes one.
 	last := []byte{'\n'}
 	if st.Size > 0 {
@@ -371,66 +358,22 @@ func (j *journal) extendLocked() error {
 	return nil
 }
 
-// begin writes the snapshot of a generation and makes its journal.
-func (s *Store) begin(gen uint64, live map[uint64][]byte) (*os.File, error) {
-	journal, snapshot := s.journalName(gen), s.snapshotName(gen)
-	file, err := s.dir.OpenFile(journal, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("beginning a journal: %w", err)
-	}
-	err = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, ahead)
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		err = nil
-	}
-	if err == nil {
-		err = s.writeSnapshot(snapshot+".tmp", live)
-	}
-	if err == nil {
-		err = s.dir.Rename(snapshot+".tmp", snapshot)
-	}
-	if err == nil {
-		err = s.syncDir()
-	}
-	if err != nil {
-		file.Close()
-		s.dir.Remove(snapshot + ".tmp")
-		s.dir.Remove(snapshot)
-		s.dir.Remove(journal)
-		return nil, fmt.Errorf("writing a snapshot: %w", err)
-	}
-	return file, nil
-}
-
-// writeSnapshot writes a snapshot to the disk.
-func (s *Store) writeSnapshot(name string, live map[uint64][]byte) error {
-	f, err := s.dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	w := bufio.NewWriterSize(f, 256<<10)
-	w.WriteString(snapshotHeader)
-	var line []byte
-	for _, token := range slices.Sorted(maps.Keys(live)) {
-		line = appendLine(line[:0], opPut, token, live[token])
-		w.Write(line)
-	}
-	w.Write(appendLine(line[:0], opEnd, uint64(len(live)), nil))
-	return errors.Join(w.Flush(), f.Sync(), f.Close())
-}
-
 // close writes what is left.
 func (j *journal) close() error {
 	close(j.stop)
 	<-j.done
-	j.mu.Lock()
-	seq := j.seq
-	j.mu.Unlock()
-	err := j.sync(seq)
+	err := j.syncAll()
+	if err != nil {
+		err = j.renew(nil) // perhaps there is room again
+	}
+	j.syncMu.Lock()
+	defer j.syncMu.Unlock()
 	j.writeMu.Lock()
 	defer j.writeMu.Unlock()
-	if err != nil {
-		err = j.renewLocked() // perhaps there is room again
+	for _, f := range j.behind {
+		f.Close()
 	}
+	j.behind = nil
 	if j.file != nil {
 		err = errors.Join(err, j.file.Close())
 		j.file = nil

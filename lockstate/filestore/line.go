@@ -20,6 +20,9 @@ const (
 	opEnd    = 'E' // of a snapshot, with the number of its records for a token
 )
 
+// lineOverhead is how much longer a line is than its record, at the most, in bytes.
+const lineOverhead = len("00000000 P 18446744073709551615 \n")
+
 const snapshotHeader = "stagefs-locks 1\n"
 
 // castagnoli is made when it is needed: it takes 0.3 ms, which most commands

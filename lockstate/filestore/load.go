@@ -29,21 +29,19 @@ func (s *Store) snapshotName(gen uint64) string {
 func (s *Store) loadJournal() error {
 	j := &s.journal
 	j.begin(s)
-	one, err := s.readJournal()
+	whole, err := s.readJournal()
 	if err != nil {
 		return err
 	}
-	j.writeMu.Lock()
-	defer j.writeMu.Unlock()
 	j.seq, j.written = 1, 1 // what was written last may not be on disk
-	// More room than the last daemon made: a full disk is told of before it matters.
-	if one && len(s.damaged) == 0 && j.extendLocked() == nil && j.makeRoomLocked(j.size+2*ahead) == nil {
-		s.removeGenerations(j.gen)
-	} else if err := j.renewLocked(); err != nil {
+	if whole && len(s.damaged) == 0 && j.goOnWithRoom() == nil {
+		s.removeGenerations(j.base)
+	} else if err := j.renew(nil); err != nil {
 		// It goes on trying; what is there now stays for the next daemon.
 		var goesOn error
+		j.writeMu.Lock()
 		if j.file == nil {
-			goesOn = j.extendLocked()
+			goesOn = j.goOnLocked()
 		}
 		if goesOn == nil {
 			j.stale = true
@@ -52,6 +50,7 @@ func (s *Store) loadJournal() error {
 			j.failLocked(err)
 			s.warn("%v; locks are not kept for a restart until there is room", err)
 		}
+		j.writeMu.Unlock()
 	}
 	go j.tend()
 	return nil
@@ -70,7 +69,7 @@ func (s *Store) resumeJournal(gen uint64) error {
 	j.writeMu.Lock()
 	defer j.writeMu.Unlock()
 	if err == nil {
-		err = j.extendLocked()
+		err = j.goOnLocked()
 		j.stale = len(s.damaged) > 0
 	}
 	if err != nil {
@@ -78,20 +77,51 @@ func (s *Store) resumeJournal(gen uint64) error {
 		j.failLocked(err)
 		s.warn("%v; locks are not kept for a restart until the state can be written again", err)
 	}
+	s.tidy()
 	go j.tend()
 	return nil
 }
 
+// goOnWithRoom is goOnLocked with more room than the last daemon made: a full disk
+// is told of before it matters.
+func (j *journal) goOnWithRoom() error {
+	j.writeMu.Lock()
+	defer j.writeMu.Unlock()
+	if err := j.goOnLocked(); err != nil {
+		return err
+	}
+	return j.makeRoomLocked(j.size + 2*ahead)
+}
+
+// goOnLocked extends the last of the journals that were read. The caller holds
+// writeMu.
+func (j *journal) goOnLocked() error {
+	for _, f := range j.behind {
+		f.Close() // of a try that failed
+	}
+	j.behind = nil
+	for gen := j.base; gen < j.gen; gen++ {
+		f, err := j.store.dir.Open(j.store.journalName(gen))
+		switch {
+		case err == nil:
+			j.behind = append(j.behind, f)
+		case !errors.Is(err, os.ErrNotExist):
+			return fmt.Errorf("going on with a journal: %w", err)
+		}
+	}
+	return j.extendLocked()
+}
+
 // begin makes j an empty journal, without a file.
 func (j *journal) begin(s *Store) {
-	j.store, j.live, j.compactAt = s, make(map[uint64][]byte), compactAt
+	j.store, j.live = s, make(map[uint64][]byte)
 	j.stop, j.done = make(chan struct{}), make(chan struct{})
 }
 
 // readJournal reads the records of the last generation, or of those that a
-// daemon has left that died while it began one. one: it is a snapshot with its
-// journal.
-func (s *Store) readJournal() (one bool, err error) {
+// daemon has left that died while it began one. whole: there is a snapshot and
+// each journal since.
+func (s *Store) readJournal() (whole bool, err error) {
 	j := &s.journal
 	if _, err := s.setAsideOdd(); err != nil {
 		return false, err
@@ -109,20 +139,30 @@ func (s *Store) readJournal() (one bool, err error) {
 			return false, err
 		}
 	}
-	j.gen = from
+	j.gen, j.base = from, from
+	whole = len(snapshots) > 0 && slices.Contains(journals, from)
 	for i, gen := range journals {
 		if gen >= from {
-			if err := s.read(s.journalName(gen), false, i == len(journals)-1); err != nil {
+			if err := s.read(s.journalName(gen), false, s.empty(journals[i+1:])); err != nil {
 				return false, err
 			}
-			j.gen = max(j.gen, gen)
+			whole = whole && gen <= j.gen+1
+			j.gen = gen
 		}
 	}
 	j.loaded = maps.Clone(j.live)
 	for _, r := range j.live {
 		j.bytes += len(r)
 	}
-	return len(snapshots) > 0 && len(journals) > 0 && journals[len(journals)-1] == from, nil
+	return whole, nil
+}
+
+// empty reports whether nothing was written into some journals.
+func (s *Store) empty(journals []uint64) bool {
+	return !slices.ContainsFunc(journals, func(gen uint64) bool {
+		info, err := s.dir.Stat(s.journalName(gen))
+		return err != nil || info.Size() > 0
+	})
 }
 
 // A lineReader reads lines of any length.
@@ -187,7 +227,7 @@ func (s *Store) removeGenerations(gen uint64) {
 	}
 	remove := func(name string) {
 		if aside, ok := s.damaged[name]; !ok || s.dir.Rename(name, aside) != nil {
-			s.dir.Remove(name)
+			s.remove(name)
 		}
 	}
 	for _, n := range snapshots {

@@ -48,7 +48,8 @@ type Store struct {
 	crashed  bool
 
 	incomplete bool
-	damaged    map[string]string // files to be set aside, and under which name
+	damaged    map[string]string                // files to be set aside, and under which name
+	steps      func(op, name string, done bool) // see step; nil: no test
 
 	mu sync.Mutex
 	// dir reaches the state directory also when a mount has come to cover its
@@ -72,6 +73,8 @@ type Options struct {
 	// refuse the state: then nothing is changed. nil: it never does.
 	Place   string
 	Confirm func(last string) error
+
+	steps func(op, name string, done bool)
 }
 
 // Open takes the state of the backing with the given key below stateDir, which
@@ -97,7 +100,7 @@ func OpenWith(stateDir string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.path = filepath.Join(stateDir, key)
+	s.path, s.steps = filepath.Join(stateDir, key), o.steps
 	if err := s.open(o); err != nil {
 		s.abandon()
 		return nil, err

@@ -137,8 +137,6 @@ func (s *Store) exchange(a, b string) error {
 	return err
 }
 
-func (s *Store) syncDir() error { return s.self.Sync() }
-
 const markHeader = "stagefs-tokens 1 "
 
 // encodeMark writes one line: the header, the mark, and a checksum of both.
