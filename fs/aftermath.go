@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"time"
@@ -36,12 +37,16 @@ func (fs *FS) clear(l lockstate.Lock, policy string, how lockstate.Ending, c cle
 	if c.all {
 		spoils.All()
 	}
+	if c.log == nil {
+		c.log = newBurst(fs.log)
+		defer c.log.done()
+	}
 	if spoils.InUse {
-		fs.log.Info("content is kept: somebody else holds the directory", "dir", l.Path, "token", l.Token, "policy", policy)
+		c.log.tell(slog.LevelInfo, "content is kept: somebody else holds the directory", "dir", l.Path, "token", l.Token, "policy", policy)
 		return false
 	}
 	if spoils.Unknown {
-		fs.log.Warn("content is kept: what was made under the lock is not known", "dir", l.Path, "token", l.Token, "policy", policy)
+		c.log.tell(slog.LevelWarn, "content is kept: what was made under the lock is not known", "dir", l.Path, "token", l.Token, "policy", policy)
 		return false
 	}
 	c.fs, c.spoils, c.policy, c.how = fs, spoils, policy, how
@@ -51,7 +56,9 @@ func (fs *FS) clear(l lockstate.Lock, policy string, how lockstate.Ending, c cle
 	if c.wait {
 		return c.finish(c.sweep())
 	}
+	c.log.use()
 	fs.clearings.Go(func() {
+		defer c.log.done()
 		if !c.finish(c.sweep()) {
 			fs.table.EndAs(l.Token, how)
 		}
@@ -65,8 +72,9 @@ type clearing struct {
 	spoils lockstate.Spoils
 	policy string
 	how    lockstate.Ending
-	wait   bool // somebody waits for it
-	all    bool // the holder says: the whole directory
+	log    *burst // nil: of this one alone
+	wait   bool   // somebody waits for it
+	all    bool   // the holder says: the whole directory
 
 	gone []*node // directories that were moved aside
 
@@ -81,11 +89,11 @@ type clearing struct {
 func (c *clearing) finish(err error) bool {
 	l := c.spoils.Lock
 	if err != nil {
-		c.fs.log.Error("content is kept, all or in part", "dir", l.Path, "token", l.Token, "policy", c.policy, "err", err)
+		c.log.tell(slog.LevelError, "content is kept, all or in part", "dir", l.Path, "token", l.Token, "policy", c.policy, "err", err)
 	}
 	if err == nil || c.moved > 0 {
 		c.fs.table.Cleared(l, c.policy)
-		c.fs.log.Info("content cleared", "dir", l.Path, "token", l.Token, "policy", c.policy, "reason", c.how.Reason, "moved", c.moved)
+		c.log.tell(slog.LevelInfo, "content cleared", "dir", l.Path, "token", l.Token, "policy", c.policy, "reason", c.how.Reason, "moved", c.moved)
 	}
 	c.tellKernel()
 	if c.policy == lockstate.Destroy && c.moved > 0 {

@@ -3,6 +3,7 @@ package fs
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"sync"
@@ -154,6 +155,8 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 	if len(heirs) > 0 {
 		fs.callHolders()
 	}
+	log := newBurst(fs.log)
+	defer log.done()
 	members := make(map[lockstate.Scope]member)
 	var later []uint64
 	for _, l := range dead {
@@ -177,9 +180,9 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		fs.endKeys(l)
 		fs.reapWithin(l, fs.carryOutOf)
 		if err := fs.cleanUp(l); err != nil {
-			fs.log.Warn("cannot clean up after a dead process", "dir", l.Path, "err", err)
+			log.tell(slog.LevelWarn, "cannot clean up after a dead process", "dir", l.Path, "err", err)
 		}
-		if (l.Crashed || crashed(how)) && fs.clear(l, fs.table.Policy(l), lockstate.Ending{Reason: lockstate.Exited}, clearing{}) {
+		if (l.Crashed || crashed(how)) && fs.clear(l, fs.table.Policy(l), lockstate.Ending{Reason: lockstate.Exited}, clearing{log: log}) {
 			continue
 		}
 		fs.table.End(l.Token, lockstate.Exited)

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"encoding/binary"
+	"log/slog"
 	"os"
 	"sync"
 
@@ -41,9 +42,11 @@ func (e *expiry) run() {
 		if _, err := e.timer.Read(b[:]); err != nil || binary.NativeEndian.Uint64(b[:]) == 0 {
 			return
 		}
+		log := newBurst(e.fs.log)
 		for _, l := range e.fs.table.Expired() {
-			e.fs.reapLock(l)
+			e.fs.reapLease(l, log)
 		}
+		log.done()
 		e.set()
 	}
 }
@@ -95,6 +98,12 @@ func (fs *FS) reapLock(l lockstate.Lock) {
 		fs.reap(l.Owner)
 		return
 	}
+	log := newBurst(fs.log)
+	defer log.done()
+	fs.reapLease(l, log)
+}
+
+func (fs *FS) reapLease(l lockstate.Lock, log *burst) {
 	fs.reapMu.Lock()
 	defer fs.reapMu.Unlock()
 	l, ok := fs.table.Lock(l.Token)
@@ -104,14 +113,14 @@ func (fs *FS) reapLock(l lockstate.Lock) {
 	fs.endKeys(l)
 	fs.reapWithin(l, fs.carryOutOf)
 	if err := fs.cleanUp(l); err != nil {
-		fs.log.Warn("cannot clean up after a lease", "dir", l.Path, "err", err)
+		log.tell(slog.LevelWarn, "cannot clean up after a lease", "dir", l.Path, "err", err)
 	}
 	how := lockstate.Ending{Reason: lockstate.Expired}
-	if fs.clear(l, fs.table.Policy(l), how, clearing{}) {
+	if fs.clear(l, fs.table.Policy(l), how, clearing{log: log}) {
 		return
 	}
 	if _, err := fs.table.EndAs(l.Token, how); err == nil {
-		fs.log.Info("lease expired", "dir", l.Path, "client", l.Client, "token", l.Token)
+		log.tell(slog.LevelInfo, "lease expired", "dir", l.Path, "client", l.Client, "token", l.Token)
 	}
 }
 

@@ -3,6 +3,7 @@ package fs
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"slices"
@@ -50,8 +51,7 @@ type restoring struct {
 	dead    map[procid.ID]procid.Exit // owners that died meanwhile
 	reader  lockstate.RecordReader
 	near    neighbours
-	put     counted // locks that were put back,
-	gone    counted // and that were not
+	log     *burst
 }
 
 // A recordedOwner is who has a lock in the records. That it lives is looked at
@@ -62,21 +62,6 @@ type recordedOwner struct {
 	watched bool
 }
 
-// A counted is of what the log need not tell each one.
-type counted int
-
-// eachLogged is how many have a line of their own.
-const eachLogged = 100
-
-// tells reports whether one more has.
-func (n *counted) tells() bool {
-	*n++
-	return *n <= eachLogged
-}
-
-// rest returns how many have none.
-func (n counted) rest() int { return max(0, int(n)-eachLogged) }
-
 // restore puts back locks of owners that live, with their tokens. The owners that
 // died meanwhile are carried out as by R4 and R5. over are the records that the
 // caller deletes when the mount answers: of locks that have ended otherwise, and
@@ -85,7 +70,9 @@ func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over [
 	x := &restoring{
 		fs: fs, world: world, covered: covered,
 		owners: make(map[procid.ID]*recordedOwner), dead: make(map[procid.ID]procid.Exit), near: neighbours{root: fs.back.root},
+		log: newBurst(fs.log),
 	}
+	defer x.log.done()
 	defer x.near.close()
 	// The news of a death waits until all locks of the dead are there.
 	fs.reapMu.Lock()
@@ -105,24 +92,14 @@ func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over [
 		case err != nil:
 			return nil, fmt.Errorf("%w: the lock of %s, token %d: %w", ErrState, plain(string(rec.Path)), token, err)
 		case !ok:
-			if x.gone.tells() {
-				fs.log.Info("lock is over", "dir", string(rec.Path), "token", token)
-			}
+			x.log.tell(slog.LevelInfo, "lock is over", "dir", string(rec.Path), "token", token)
 			over = append(over, token)
 		default:
-			if x.put.tells() {
-				fs.log.Info("restored", "dir", l.Path, "protocol", l.Protocol, "pid", l.Owner.Pid, "token", l.Token)
-			}
+			x.log.tell(slog.LevelInfo, "restored", "dir", l.Path, "protocol", l.Protocol, "pid", l.Owner.Pid, "token", l.Token)
 			if rec.World == world {
 				here[token] = true
 			}
 		}
-	}
-	if n := x.gone.rest(); n > 0 {
-		fs.log.Info("more locks are over", "locks", n)
-	}
-	if n := x.put.rest(); n > 0 {
-		fs.log.Info("restored more locks", "locks", n)
 	}
 	fs.nodes.locksThere()
 	for number, data := range records {
@@ -235,11 +212,11 @@ func (x *restoring) place(rec *lockstate.Record) (path string, err error) {
 	if isGone(err) && !x.covered && rec.Inode != (lockstate.Inode{}) {
 		was := path
 		if path, err = x.renamed(was, rec.Inode); err == nil {
-			fs.log.Warn("the directory of a lock was renamed while it was not mounted", "dir", was, "now", path, "token", rec.Token)
+			x.log.tell(slog.LevelWarn, "the directory of a lock was renamed while it was not mounted", "dir", was, "now", path, "token", rec.Token)
 			return path, nil
 		}
 		if isGone(err) {
-			fs.log.Warn("the directory of a lock was removed or replaced while it was not mounted", "dir", was, "token", rec.Token, "pid", rec.Owner.Pid)
+			x.log.tell(slog.LevelWarn, "the directory of a lock was removed or replaced while it was not mounted", "dir", was, "token", rec.Token, "pid", rec.Owner.Pid)
 		}
 		return "", err
 	}
@@ -247,7 +224,7 @@ func (x *restoring) place(rec *lockstate.Record) (path string, err error) {
 	case isGone(err) || isShort(err):
 		return "", err
 	case err != nil:
-		fs.log.Warn("a lock is restored as it was recorded: its directory cannot be looked at", "dir", path, "token", rec.Token, "err", err)
+		x.log.tell(slog.LevelWarn, "a lock is restored as it was recorded: its directory cannot be looked at", "dir", path, "token", rec.Token, "err", err)
 	default:
 		rec.Inode = inodeOf(&st)
 	}
@@ -297,7 +274,6 @@ func (x *restoring) files(rec *lockstate.Record, path string, lives bool) (files
 	if len(rec.Files) == 0 {
 		return nil, nil
 	}
-	fs := x.fs
 	inodes := make([]lockstate.Inode, len(rec.Files))
 	fd, err := x.near.open(path)
 	if isGone(err) || isShort(err) {
@@ -318,9 +294,9 @@ func (x *restoring) files(rec *lockstate.Record, path string, lives bool) (files
 			case isShort(bad):
 				return nil, bad
 			case bad != nil:
-				fs.log.Warn("a lock file counts as there: it cannot be looked at", "dir", path, "file", string(f), "token", rec.Token, "err", bad)
+				x.log.tell(slog.LevelWarn, "a lock file counts as there: it cannot be looked at", "dir", path, "file", string(f), "token", rec.Token, "err", bad)
 			case !x.covered && (was == lockstate.Inode{} && !lives || was != lockstate.Inode{} && !was.Is(inodeOf(&st))):
-				fs.log.Warn("a lock file is left alone: it may have been made by somebody else while it was not mounted", "dir", path, "file", string(f), "token", rec.Token, "pid", rec.Owner.Pid)
+				x.log.tell(slog.LevelWarn, "a lock file is left alone: it may have been made by somebody else while it was not mounted", "dir", path, "file", string(f), "token", rec.Token, "pid", rec.Owner.Pid)
 				continue
 			default:
 				inodes[i] = inodeOf(&st)

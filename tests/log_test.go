@@ -119,3 +119,24 @@ func TestLogDebug(t *testing.T) {
 		}
 	}
 }
+
+// TestLogBurst: the end of an owner with many locks is told of in a bounded number
+// of lines.
+func TestLogBurst(t *testing.T) {
+	const locks, alone = 250, 100
+	file := filepath.Join(tempDir(t), "log")
+	m, _ := background(t, "--log", file, "--on-crash", "destroy")
+	m.log = file
+	a := agent(t)
+	for i := range locks {
+		a.must("mkdir", m.At("D"+itoa(i)))
+	}
+	a.Kill()
+	m.wantLog("content cleared", "more="+itoa(locks-alone))
+	if n := strings.Count(m.Log(), "content cleared"); n != alone+1 {
+		t.Errorf("%d lines tell what became of %d directories, want %d", n, locks, alone+1)
+	}
+	if left, _ := os.ReadDir(m.Dir); len(left) > 0 {
+		t.Errorf("%d directories are left", len(left))
+	}
+}
