@@ -42,7 +42,7 @@ type workerSpec struct {
 //	d  it is about to remove a file          D  the removal was acknowledged
 //	R  it has given the directory up         V  a violation
 //	N  a rival's operations and refusals so far
-//	E  a call failed with EIO
+//	E  a call failed with EIO or EINTR
 //	X  an attack of a rival's that went through
 type worker struct {
 	workerSpec
@@ -55,22 +55,23 @@ type worker struct {
 }
 
 // outage: a daemon died under the request, which may have been carried out. The
-// kernel says EIO of one that was being handed over when its reader was killed.
+// kernel says EIO, or EINTR over io_uring, of one that was being handed over when
+// its reader was killed.
 func outage(err error) bool {
 	for _, e := range []error{unix.ENOTCONN, unix.ECONNABORTED, unix.ECANCELED, unix.ESHUTDOWN} {
 		if errors.Is(err, e) {
 			return true
 		}
 	}
-	if errors.Is(err, unix.EIO) && heardEIO != nil {
-		heardEIO()
+	if (errors.Is(err, unix.EIO) || errors.Is(err, unix.EINTR)) && heardKilled != nil {
+		heardKilled()
 		return true
 	}
 	return false
 }
 
-// heardEIO tells the harness, which knows how many of them there may be.
-var heardEIO func()
+// heardKilled tells the harness, which knows how many of them there may be.
+var heardKilled func()
 
 func workerMain(spec string) int {
 	os.Unsetenv(envWorker)
@@ -84,7 +85,7 @@ func workerMain(spec string) int {
 		fmt.Fprintln(os.Stderr, "worker:", err)
 		return 2
 	}
-	heardEIO = func() { w.say("E") }
+	heardKilled = func() { w.say("E") }
 	unix.Umask(0)
 	if w.Kind == "rival" {
 		w.rival()
@@ -95,10 +96,10 @@ func workerMain(spec string) int {
 		release, err := w.take()
 		w.taken = time.Now()
 		switch {
-		case outage(err):
-			return 3 // its end gives up what it may have got (R4)
 		case errors.Is(err, unix.EINTR):
 			continue // a signal of Go's own came during a short wait; os.OpenFile would try again, too
+		case outage(err):
+			return 3 // its end gives up what it may have got (R4)
 		case err != nil:
 			w.say("V %s: to take %s: %v", w.Kind, w.slot, err)
 			return 3
