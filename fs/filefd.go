@@ -92,7 +92,7 @@ func (fs *FS) readFD(h *handle) (fd int, temporary bool, err error) {
 	if fd, err = fs.openNode(h.node, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
 		return -1, false, err
 	}
-	if !fs.spare.take() {
+	if !fs.spare.keep() {
 		return fd, true, nil
 	}
 	f.fd = fd

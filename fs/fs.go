@@ -126,7 +126,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	fs.advisory = advisory.New()
 	fs.handles.init()
 	fs.leftovers.init()
-	fs.spare.left.Store(fileBudget())
+	fs.spare.init(fileBudget())
 	fs.cands.init()
 	fs.control.init(fs)
 	return fs, nil

@@ -364,7 +364,7 @@ func (fs *FS) keepLocked(f *file, fd int) {
 	if fd < 0 {
 		return
 	}
-	if f.fd >= 0 || !fs.spare.take() {
+	if f.fd >= 0 || !fs.spare.keep() {
 		unix.Close(fd)
 		return
 	}
@@ -406,9 +406,16 @@ const fmodeExec = 0x20
 // A budget is how many descriptors may be open for files. The rest is for
 // directories and what an operation opens for itself.
 type budget struct {
+	most int64
 	left atomic.Int64
 }
 
+func (b *budget) init(most int64) {
+	b.most = most
+	b.left.Store(most)
+}
+
+// take is for a handle that cannot do without a descriptor.
 func (b *budget) take() bool {
 	if b.left.Add(-1) >= 0 {
 		return true
@@ -416,6 +423,10 @@ func (b *budget) take() bool {
 	b.left.Add(1)
 	return false
 }
+
+// keep is for a descriptor that is only kept so that the file need not be opened
+// again. Half of all are left to who cannot do without.
+func (b *budget) keep() bool { return b.left.Load() > b.most/2 && b.take() }
 
 func (b *budget) give() { b.left.Add(1) }
 

@@ -110,6 +110,35 @@ func TestFaultDescriptorsLine(t *testing.T) {
 	use("t") // a file that has no name any more
 }
 
+// TestFaultDescriptorsKept: what the daemon keeps open to save time, as somebody has
+// very many files open, is not what others need.
+func TestFaultDescriptorsKept(t *testing.T) {
+	need(t, "root", "fuse", "setpriv")
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	m.startedBy("ulimit -n 1000; exec setpriv --bounding-set -sys_resource " + stagefsBin() + ` "$@"`)
+	eventually(t, "the daemon serves", func() bool { return strings.Contains(m.Log(), "serving") })
+	many, other := agent(t), agent(t)
+	many.must("mkdir", m.At("D"))
+	for i := range 700 {
+		many.must("open", itoa(i), m.At("D", itoa(i)), "wronly,creat")
+	}
+	other.must("mkdir", m.At("E"))
+	for i := range 20 {
+		file, reader, writer := m.At("E", itoa(i)), "r"+itoa(i), "w"+itoa(i)
+		other.must("put", file, "before", "creat")
+		other.must("open", reader, file, "rdonly")
+		other.must("open", writer, file, "rdwr")
+		other.must("pwrite", writer, "x", "6", "0")
+		if got := other.Get("pread", reader, "6", "0"); got != "xxxxxx" {
+			t.Errorf("reads %q", got)
+		}
+	}
+	for i := range 700 {
+		many.must("pwrite", itoa(i), "y", "6", "0")
+	}
+}
+
 // TestFaultDescriptorsRemoval: the lock file of an owner who dies while the daemon
 // has no descriptor left is removed when it has some again, and a file of its name
 // that is made meanwhile is not. The lock ends at once.
