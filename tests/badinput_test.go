@@ -86,6 +86,9 @@ func TestBadDirectory(t *testing.T) {
 	wantRefusal(t, "66", []string{m.At("sub")}, "mount", state, m.At("sub"))
 	wantRefusal(t, "66", []string{m.At("sub")}, "mount", state, m.At("sub"), at("mnt"))
 	wantRefusal(t, "66", nil, "mount", state, at("new\nline\x1b[2J"))
+	for _, bad := range []string{at("file"), "/proc/none", "/dev/null"} {
+		wantRefusal(t, "66|73|77", []string{"state directory", bad, "name another with --state-dir"}, "mount", "--state-dir="+bad, at("dir"))
+	}
 	if after := digest(t, at("dir")); after != before {
 		t.Errorf("changed by what was refused:\n%s", diff(before, after))
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	stagefs "github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate/filestore"
 )
 
 // Exit statuses, after sysexits.h. They are promised in the manual page.
@@ -84,6 +85,9 @@ func explain(err error) (status int, text string) {
 	var twin *stagefs.CopyError
 	if errors.As(err, &twin) {
 		return exitHeld, oneLine(err) + "; name a state directory of its own with --state-dir, give it another UUID (such as with tune2fs -U random), or unmount that one"
+	}
+	if errors.Is(err, filestore.ErrDir) {
+		return errnoStatus(err), oneLine(err) + "; name another with --state-dir"
 	}
 	for _, known := range []struct {
 		is     error

@@ -20,6 +20,10 @@ import (
 // ErrClosed is returned by methods of a closed [Store].
 var ErrClosed = errors.New("state store is closed")
 
+// ErrDir: the state directory cannot be made, or not be opened. What it wraps says
+// why.
+var ErrDir = errors.New("state directory")
+
 // ErrNewer is returned for a state that this version does not understand.
 var ErrNewer = errors.New("the state was written by a newer version")
 
@@ -90,11 +94,11 @@ func OpenWith(stateDir string, o Options) (*Store, error) {
 		return nil, fmt.Errorf("bad key %q for a backing", key)
 	}
 	if err := makeDir(stateDir); err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrDir, err)
 	}
 	self, err := os.Open(stateDir)
 	if err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrDir, err)
 	}
 	s, err := inDir(self, key)
 	if err != nil {
