@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/stagefs/stagefs/fs"
@@ -17,6 +18,20 @@ import (
 func readControl(mountpoint, name string) ([]byte, error) {
 	data, err := os.ReadFile(filepath.Join(mountpoint, fs.ControlDir, name))
 	return data, controlError(mountpoint, err)
+}
+
+// servedBy returns the process that serves a mount, as that tells.
+func servedBy(mountpoint string) (pid int, err error) {
+	version, err := readControl(mountpoint, "version")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(version)) {
+		if text, ok := strings.CutPrefix(line, "pid "); ok {
+			return strconv.Atoi(strings.TrimSpace(text))
+		}
+	}
+	return 0, exitf(exitSoftware, "%s: its version tells no pid", quote(mountpoint))
 }
 
 func readListing(mountpoint string) (lockstate.Listing, error) {

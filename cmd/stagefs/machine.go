@@ -445,12 +445,8 @@ func checkServed(name, dir string, mount *fs.MountEntry) finding {
 	}
 	by := ""
 	transport, unwritable := daemonSays(mount.Path)
-	if version, err := readControl(mount.Path, "version"); err == nil {
-		for line := range strings.Lines(string(version)) {
-			if pid, ok := strings.CutPrefix(line, "pid "); ok {
-				by = " by process " + strings.TrimSpace(pid)
-			}
-		}
+	if pid, err := servedBy(mount.Path); err == nil {
+		by = " by process " + strconv.Itoa(pid)
 	}
 	if unwritable != "" {
 		return finding{name, statusWarn, quote(dir) + " is served" + by + transport + ", which cannot write its state: " + unwritable, "make room for it, or make it writable"}

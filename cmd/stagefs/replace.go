@@ -10,14 +10,18 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs"
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // envHandover tells a program that it goes on in place of the daemon that this
@@ -45,12 +49,27 @@ func (c *command) replaceMount(given string) error {
 	if err != nil {
 		return err
 	}
+	pid, err := servedBy(path)
+	if err != nil {
+		return err
+	}
 	ctl, err := os.OpenFile(filepath.Join(path, fs.ControlDir, "ctl"), os.O_RDWR, 0)
 	if err != nil {
 		return controlError(path, err)
 	}
 	defer ctl.Close()
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		pidfd = -1 // of another PID namespace
+	}
+	defer unix.Close(pidfd)
+	defer endLate()()
 	if _, err := ctl.WriteString("replace\n"); err != nil {
+		if isDead(err) && pidfd >= 0 {
+			if err := endedMidway(path, pid, pidfd); err != nil {
+				return err
+			}
+		}
 		return replaceError(path, ctl, err)
 	}
 	version, err := readControl(path, "version")
@@ -60,6 +79,53 @@ func (c *command) replaceMount(given string) error {
 	line, _, _ := strings.Cut(string(version), "\n")
 	c.say("%s is served by %s now", quote(path), line)
 	return nil
+}
+
+// endLate has the stop signals end this process only some time after they come: who
+// stops a daemon and all that has to do with it needs this one still. over ends that.
+func endLate() (over func()) {
+	signals := make(chan os.Signal, 1)
+	notifyStop(signals, ignoredStops())
+	done := make(chan struct{})
+	go func() {
+		select {
+		case sig := <-signals:
+			select {
+			case <-time.After(lateTime):
+			case <-done:
+			}
+			dieBy(sig.(syscall.Signal))
+		case <-done:
+		}
+	}()
+	return func() {
+		signal.Stop(signals)
+		close(done)
+	}
+}
+
+// lateTime is more than most replacements take.
+const lateTime = 3 * time.Second
+
+// endedMidway unmounts what a daemon has left that a stop signal has ended in the
+// middle of its replacement (M4). It returns nil if that is not so: it goes on in
+// another way, or another one takes the place of what it left.
+func endedMidway(path string, pid, pidfd int) error {
+	for end := time.Now().Add(endTime); !ended(pidfd, 10*time.Millisecond); {
+		if dead, err := fs.FindDead(path); err == nil && !dead || time.Now().After(end) {
+			return nil // mounted anew
+		}
+	}
+	sig := syscall.Signal(procid.EndOf(pid, pidfd).Signal)
+	if !slices.Contains(stopSignals(), sig) {
+		return nil
+	}
+	if dead, err := fs.FindDead(path); err != nil || dead {
+		if err := fs.Unmount(path, true); err != nil && !errors.Is(err, fs.ErrNoMount) {
+			return exitf(exitOS, "the daemon was told to end (%v) meanwhile, and its mount cannot be removed: %v; clear it with: stagefs umount %s", sig, err, quote(path))
+		}
+	}
+	return exitf(exitUnavailable, "the daemon was told to end (%v) meanwhile; %s is unmounted", sig, quote(path))
 }
 
 // replaceError says why the daemon goes on.
@@ -129,7 +195,6 @@ func takenOver() (h handover, ok bool) {
 // takeOver serves on in place of the daemon that this process was before. If
 // that cannot be done, it mounts anew, as after a crash (S1).
 func (c *command) takeOver(ctx context.Context, h handover) error {
-	c.ignored = h.Ignored
 	os.WriteFile("/proc/self/comm", []byte("stagefs"), 0) // it is named after a descriptor
 	log, logFile := c.err, (*os.File)(nil)
 	if h.Log != 0 {
@@ -146,7 +211,7 @@ func (c *command) takeOver(ctx context.Context, h handover) error {
 	c.mount = func(o fs.Options) (server, error) {
 		s, err := fs.Continue(os.NewFile(uintptr(h.State), "state"), o)
 		if err != nil {
-			return nil, h.startAnew(o.Log, err)
+			return nil, c.startAnew(h, o.Log, err)
 		}
 		return s, nil
 	}
@@ -159,17 +224,23 @@ func (c *command) takeOver(ctx context.Context, h handover) error {
 }
 
 // startAnew runs this program with its command line, without what it was to go
-// on from: that ends the old mount, and a new one takes its place.
-func (h handover) startAnew(log *slog.Logger, why error) error {
+// on from: that ends the old mount, and a new one takes its place. If it was told to
+// end, the mount is removed instead (M4).
+func (c *command) startAnew(h handover, log *slog.Logger, why error) error {
 	log.Error("cannot go on where the daemon before was; mounting anew", "err", why)
-	if err := unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return errors.Join(why, os.NewSyscallError("close_range", err))
+	err := c.paused(func() error {
+		if err := unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+			return os.NewSyscallError("close_range", err)
+		}
+		if err := os.Chdir(h.Cwd); err != nil {
+			log.Error("cannot go back to where the command line was typed", "err", err)
+		}
+		return fmt.Errorf("exec: %w", syscall.Exec("/proc/self/exe", os.Args, append(os.Environ(), envSupervised+"=0"+again)))
+	})
+	if errors.Is(err, fs.ErrReplacing) {
+		err = fs.Unmount(h.Mountpoint, true)
 	}
-	if err := os.Chdir(h.Cwd); err != nil {
-		log.Error("cannot go back to where the command line was typed", "err", err)
-	}
-	err := syscall.Exec("/proc/self/exe", os.Args, append(os.Environ(), envSupervised+"=0"+again))
-	return errors.Join(why, fmt.Errorf("exec: %w", err))
+	return errors.Join(why, err)
 }
 
 func logLevel(debug bool) slog.Level {

@@ -30,6 +30,7 @@ type command struct {
 
 	// Of a daemon that serves: made before it mounts.
 	ignored []syscall.Signal // stop signals that do not stop it
+	signals chan os.Signal   // the others come here; nil: nobody listens yet
 	pauses  chan pause
 	served  chan struct{} // closed when it does not any more
 	log     *slog.Logger  // with --log
@@ -79,6 +80,11 @@ func run(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) 
 }
 
 func (c *command) run(ctx context.Context) int {
+	h, inPlace := takenOver()
+	if inPlace { // until then, a stop signal ends it at once
+		c.ignored, c.signals = h.Ignored, make(chan os.Signal, 4)
+		notifyStop(c.signals, c.ignored)
+	}
 	if path := os.Getenv(envAsk); path != "" && len(c.args) == 0 {
 		return c.answerAsked(path)
 	}
@@ -94,7 +100,7 @@ func (c *command) run(ctx context.Context) int {
 	}
 	var args []string
 	var err error
-	if h, ok := takenOver(); ok {
+	if inPlace {
 		err = c.takeOver(ctx, h)
 	} else if args, err = normalize(app, c.args); err == nil {
 		err = app.RunContext(ctx, append([]string{app.Name}, args...))

@@ -18,8 +18,11 @@ import (
 // detaches the mount and ends at once (M4), with the status that a shell shows
 // for it.
 func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) error) error {
-	signals := make(chan os.Signal, 4)
-	notifyStop(signals, c.ignored)
+	signals := c.signals
+	if signals == nil {
+		signals = make(chan os.Signal, 4)
+		notifyStop(signals, c.ignored)
+	}
 	defer signal.Stop(signals)
 	c.pauses, c.served = make(chan pause), make(chan struct{})
 	defer close(c.served)
@@ -94,7 +97,7 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 			}
 
 		case p := <-c.pauses:
-			p.wait(signals, stopped)
+			p.wait(signals, c.ignored, stopped)
 
 		case err := <-stopping:
 			switch {

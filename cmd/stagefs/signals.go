@@ -9,7 +9,6 @@ import (
 	"os/signal"
 	"slices"
 	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -41,28 +40,6 @@ func notifyStop(ch chan<- os.Signal, ignored []syscall.Signal) {
 	}
 }
 
-// ignoreStops makes the kernel ignore the stop signals, and whoever this process
-// becomes by exec(2): a Go program that is about to start would end, and leave a
-// dead mount. What comes in the few milliseconds until that one listens is lost,
-// since Go unblocks these signals when a program starts.
-func ignoreStops() (undo func()) {
-	type sigaction [4]uint64 // of the kernel: the handler comes first
-	const ignore = 1         // SIG_IGN
-	old := make(map[syscall.Signal]*sigaction)
-	set := func(s syscall.Signal, to, from *sigaction) {
-		unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(s), uintptr(unsafe.Pointer(to)), uintptr(unsafe.Pointer(from)), 8, 0, 0)
-	}
-	for _, s := range stopSignals() {
-		old[s] = new(sigaction)
-		set(s, &sigaction{ignore}, old[s])
-	}
-	return func() {
-		for s, action := range old {
-			set(s, action, nil)
-		}
-	}
-}
-
 // A pause is asked of serve by who is about to replace the program: whether no
 // stop signal has come. If none has, serve begins no end until resume is closed.
 type pause struct {
@@ -83,12 +60,18 @@ func (c *command) paused(f func() error) error {
 		return fmt.Errorf("%w: it is about to end: %w", fs.ErrReplacing, unix.ESHUTDOWN)
 	}
 	defer close(p.resume)
-	defer ignoreStops()()
 	return f()
 }
 
 // wait carries out a pause for serve, which has or has not been told to end.
-func (p *pause) wait(signals chan os.Signal, stopped bool) {
+//
+// A stop signal that comes after it has looked ends the process at once, in this
+// program or the next one, until that listens: Go lets no program block it, and one
+// that was ignored would be lost. Who asked for the replacement, or the supervisor,
+// then unmounts.
+func (p *pause) wait(signals chan os.Signal, ignored []syscall.Signal, stopped bool) {
+	signal.Stop(signals)
+	defer notifyStop(signals, ignored)
 	if stopped || len(signals) > 0 {
 		p.granted <- false
 		return

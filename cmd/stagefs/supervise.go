@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -146,7 +147,7 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 		// everybody waits for the mount.
 		first = first && !hasServed
 		switch {
-		case stopped:
+		case stopped, byStop(err):
 			return c.stoppedEnd(o, err, !first)
 		case crashed(err):
 			first = false
@@ -201,7 +202,11 @@ func leftDead(o fs.Options) bool {
 // ended as err says. That one may not have been there to unmount, or have heard
 // the signal before it could: ours tells that a dead mount is of such a daemon.
 func (c *command) stoppedEnd(o fs.Options, err error, ours bool) error {
-	if !ours || !leftDead(o) {
+	switch {
+	case ours && leftDead(o):
+	case ours && byStop(err):
+		return nil // somebody else was faster
+	default:
 		return supervisedEnd(err)
 	}
 	if err := fs.Unmount(target(o), true); err != nil && !errors.Is(err, fs.ErrNoMount) {
@@ -291,6 +296,17 @@ const statusPanic = 2
 func crashed(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && (exit.ExitCode() < 0 || exit.ExitCode() == statusPanic)
+}
+
+// byStop reports whether a stop signal ended a daemon that could not listen to it
+// just then.
+func byStop(err error) bool {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return false
+	}
+	ws, ok := exit.Sys().(syscall.WaitStatus)
+	return ok && ws.Signaled() && slices.Contains(stopSignals(), ws.Signal())
 }
 
 // statusUnmounted is what a supervised daemon exits with that was unmounted

@@ -117,6 +117,23 @@ func (k kernel) tryExitStatus(id ID, fd int) (e Exit, patience time.Duration) {
 // errNoZombie: the process is not quite dead, or the pid is another's by now.
 var errNoZombie = errors.New("no zombie")
 
+// EndOf returns how a process ended, of which fd is a pidfd that is readable. It
+// waits up to a second for that to be known.
+func EndOf(pid, fd int) Exit {
+	for began := time.Now(); ; time.Sleep(exitPatience) {
+		waited := time.Since(began)
+		if in, err := info(fd, pidfdInfoExit); err == nil && in.mask&pidfdInfoExit != 0 {
+			return fromWait(int(in.exitCode))
+		}
+		if st, err := zombieStat(pid); err == nil && (st.code != 0 || mayKnow(pid)) {
+			return fromWait(st.code)
+		}
+		if waited >= surePatience {
+			return Exit{}
+		}
+	}
+}
+
 // zombieStat is readStat for what is dead. Whoever has the pid by now may be in
 // execve(2), and its stat file wait for that; its status file does not.
 func zombieStat(pid int) (stat, error) {
