@@ -296,8 +296,9 @@ func (b *backing) dir(n *node) (*dirFD, error) {
 }
 
 // place returns where n is. The caller holds FS.ns and calls done.
-func (b *backing) place(n *node) (place, error) {
-	parent, name, fd := n.location()
+func (b *backing) place(n *node) (place, error) { return b.placeAt(n.location()) }
+
+func (b *backing) placeAt(parent *node, name string, fd int) (place, error) {
 	switch {
 	case fd >= 0:
 		return place{fd: fd}, nil

@@ -162,18 +162,15 @@ func (fs *FS) statNode(n *node, st *unix.Statx_t) error {
 			return statAt(d.fd, "", st)
 		}
 	}
-	p, err := fs.back.place(n)
-	if err != nil {
-		return err
-	}
-	defer p.done()
-	if err := p.stat(st); err != nil {
-		return err
-	}
-	if id := identityOf(st); id != n.key() && n != fs.root {
-		return unix.ESTALE
-	}
-	return nil
+	return fs.at(n, func(p place) error {
+		if err := p.stat(st); err != nil {
+			return err
+		}
+		if id := identityOf(st); id != n.key() && n != fs.root {
+			return unix.ESTALE
+		}
+		return nil
+	})
 }
 
 // GetAttr is stat(2).
@@ -249,13 +246,11 @@ func (fs *FS) Readlink(cancel <-chan struct{}, h *fuse.InHeader) ([]byte, fuse.S
 	}
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
-	p, err := fs.back.place(n)
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	defer p.done()
-	buf := make([]byte, unix.PathMax)
-	size, err := unix.Readlinkat(p.fd, p.name, buf)
+	buf, size := make([]byte, unix.PathMax), 0
+	err := fs.look(n, func(p place) (err error) {
+		size, err = unix.Readlinkat(p.fd, p.name, buf)
+		return err
+	})
 	if err != nil {
 		return nil, statusOf(err)
 	}

@@ -77,9 +77,11 @@ func (fs *FS) carryOutMaking(m *making, dir int, finish func(made bool) bool) er
 // takeBack removes the entry. Others may have looked it up already.
 func (m *making) takeBack(fs *FS, dir int) {
 	v, err := fs.take(dir, m.name, false)
-	if gone := unix.Unlinkat(dir, m.name, m.undo); gone == nil && err == nil {
-		fs.lost(v, link{m.parent, m.name})
+	if err != nil {
+		unix.Unlinkat(dir, m.name, m.undo)
+		return
 	}
+	_ = fs.unlink(dir, link{m.parent, m.name}, v, m.undo)
 }
 
 func (m *making) makeAt(dir int) error {

@@ -12,28 +12,19 @@ import (
 // kept by handles whose writes come to the daemon, and is otherwise opened for
 // the operation.
 
-// openNode opens n in the backing. The name may be taken from it at the same
-// time, and may even be another file's a moment later. The caller holds FS.ns.
-func (fs *FS) openNode(n *node, flags int) (int, error) {
-	for try := 0; ; try++ {
-		fd, err := fs.openNamed(n, flags)
-		if err != unix.ENOENT && err != unix.ESTALE || try == openTries {
-			return fd, err
-		}
-		time.Sleep(20 * time.Microsecond)
-	}
-}
-
-// openTries is how often openNode looks whether the node has another place: a
-// removal is two system calls.
-const openTries = 20
-
-func (fs *FS) openNamed(n *node, flags int) (int, error) {
-	p, err := fs.back.place(n)
+// openNode opens n in the backing. The caller holds FS.ns.
+func (fs *FS) openNode(n *node, flags int) (fd int, err error) {
+	err = fs.at(n, func(p place) error {
+		fd, err = fs.openPlace(n, p, flags)
+		return err
+	})
 	if err != nil {
 		return -1, err
 	}
-	defer p.done()
+	return fd, nil
+}
+
+func (fs *FS) openPlace(n *node, p place, flags int) (int, error) {
 	fd, err := fs.back.open(p, flags)
 	if err != nil || p.name == "" {
 		return fd, err
@@ -47,18 +38,6 @@ func (fs *FS) openNamed(n *node, flags int) (int, error) {
 		return -1, err
 	}
 	return fd, nil
-}
-
-// statOpening returns the attributes of a file that is about to be opened. The
-// caller holds FS.ns.
-func (fs *FS) statOpening(n *node, st *unix.Statx_t) error {
-	for try := 0; ; try++ {
-		err := fs.statNode(n, st)
-		if err != unix.ENOENT && err != unix.ESTALE || try == openTries {
-			return err
-		}
-		time.Sleep(20 * time.Microsecond)
-	}
 }
 
 // readFD returns a descriptor by which h can be read, and whether it is the

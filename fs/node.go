@@ -49,6 +49,7 @@ type nodeMore struct {
 	pins    int      // uses by the daemon itself
 	writers map[*lockstate.Handle]struct{}
 
+	leaving  atomic.Int32  // how many names in this directory are about to go, see FS.unlink
 	removals atomic.Uint64 // how many names in this directory have gone; changed with nodeTable.mu held
 
 	cand *candidate // a private file (A9); set before the node is shared

@@ -30,17 +30,32 @@ func (r *request) openForWrite(c lockstate.Change, name string) (*lockstate.Hand
 	return r.fs.table.OpenHandle(c, name)
 }
 
+// createTries bounds how often Create begins again.
+const createTries = 1000
+
 // Create is open(2) of a file that is not there.
 func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	for tries := 1; ; tries++ {
+		status, gone := fs.createOnce(cancel, in, name, out)
+		if !gone || tries == createTries {
+			return status
+		}
+		*out = fuse.CreateOut{}
+	}
+}
+
+// createOnce is Create. gone says that somebody else had made the file, and that it
+// is there no more: it is to be made after all.
+func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) (status fuse.Status, gone bool) {
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "create", name: name}
 	if r.parent = fs.nodes.get(in.NodeId); r.parent == nil {
-		return frozen
+		return frozen, false
 	}
 	if fs.reserved(r.parent, name) {
-		return fuse.Status(unix.EEXIST)
+		return fuse.Status(unix.EEXIST), false
 	}
 	if done, status := fs.createCandidate(r, in, out); done {
-		return status
+		return status, false
 	}
 	m := &making{r: r, parent: r.parent, name: name, protocol: "create"}
 	if in.Flags&unix.O_EXCL == 0 {
@@ -48,13 +63,13 @@ func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 		r.quiet = fs.isLockName(r.parent, name) // a waiter is not refused (A10)
 	}
 	exists := false
-	status := fs.attempt(r, false, func() error {
+	status = fs.attempt(r, false, func() error {
 		err := fs.create(m, in, out)
 		exists = err == unix.EEXIST && in.Flags&unix.O_EXCL == 0
 		return err
 	})
 	if status == fuse.Status(unix.EEXIST) && !exists && m.protocol == "open" && r.errno == status {
-		return fs.createPrivateLockFile(r, in, out)
+		return fs.createPrivateLockFile(r, in, out), false
 	}
 	if exists {
 		// It is in the backing and the kernel did not know: an open.
@@ -64,7 +79,7 @@ func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 		uncached := fs.isLockName(r.parent, name) || fs.isCandidateName(name)
 		fs.fillEntry(&in.InHeader, &out.EntryOut, m.node, &m.st, uncached)
 	}
-	return status
+	return status, false
 }
 
 func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
@@ -131,14 +146,14 @@ func (fs *FS) abandon(h *handle) {
 	h.lock = nil
 }
 
-// createExisting opens a file that Create met in the backing.
-func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut) fuse.Status {
-	status := fs.Lookup(r.cancel, r.header, r.name, &out.EntryOut)
-	if status != fuse.OK {
-		return status
+// createExisting opens a file that Create met in the backing, unless it is gone.
+func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut) (status fuse.Status, gone bool) {
+	status = fs.Lookup(r.cancel, r.header, r.name, &out.EntryOut)
+	if status == fuse.OK && out.EntryOut.NodeId == 0 {
+		status = fuse.ENOENT
 	}
-	if out.EntryOut.NodeId == 0 {
-		return fuse.ENOENT
+	if status != fuse.OK {
+		return status, status == fuse.ENOENT
 	}
 	open := &fuse.OpenIn{InHeader: *r.header, Flags: in.Flags}
 	open.NodeId = out.EntryOut.NodeId
@@ -147,7 +162,7 @@ func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut)
 	} else if n := fs.nodes.get(open.NodeId); n != nil && n.attrsValidFor() == 0 {
 		out.SetAttrTimeout(0) // they were read before the open
 	}
-	return status
+	return status, false
 }
 
 // opened hands a handle to the kernel. fd is a read-only descriptor that it
@@ -215,7 +230,7 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 		}
 		h.flags = flags
 		var st unix.Statx_t
-		err := fs.statOpening(n, &st)
+		err := fs.statNode(n, &st)
 		if err == nil {
 			err = checkFlags(&st, flags)
 		}

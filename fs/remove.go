@@ -23,10 +23,8 @@ func (fs *FS) take(dir int, name string, lose bool) (*victim, error) {
 	if err := statAt(dir, name, &v.st); err != nil {
 		return nil, err
 	}
-	if v.node = fs.nodes.find(identityOf(&v.st)); v.node == nil {
-		return v, nil
-	}
-	if lose && (v.st.Nlink <= 1 || v.node.isDir() || v.node.known() <= 1) {
+	v.node = fs.nodes.find(identityOf(&v.st))
+	if lose && (v.node == nil || v.st.Nlink <= 1 || v.node.isDir() || v.node.known() <= 1) {
 		// Somebody may have it open, or be in it: the kernel goes on
 		// asking for it.
 		fd, err := openAt(dir, name, unix.O_PATH, 0)
@@ -65,6 +63,7 @@ func (fs *FS) lost(v *victim, l link) {
 		n = fs.nodes.find(identityOf(&v.st))
 	}
 	if n == nil {
+		v.spared()
 		fs.nodes.removed(l.parent)
 		return
 	}
@@ -123,11 +122,9 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 			return err
 		}
 		defer fs.heatElsewhere(v, link{parent, name}).leave()
-		if err := unix.Unlinkat(d.fd, name, flags); err != nil {
-			v.spared()
+		if err := fs.unlink(d.fd, link{parent, name}, v, flags); err != nil {
 			return err
 		}
-		fs.lost(v, link{parent, name})
 		if child != nil {
 			fs.table.Remove(child)
 		}

@@ -37,17 +37,16 @@ func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, de
 	if tellsPlain(attr) && fs.plain(n.plain.load()) {
 		return 0, statusOf(fs.labels.missing(attr))
 	}
+	size := 0
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
-	p, err := fs.back.place(n)
-	if err != nil {
-		return 0, statusOf(err)
-	}
-	defer p.done()
-	if tellsPlain(attr) && !fs.hasXattrs(n, p) {
-		return 0, statusOf(fs.labels.missing(attr))
-	}
-	size, err := fs.back.getxattr(p, attr, dest)
+	err := fs.look(n, func(p place) (err error) {
+		if tellsPlain(attr) && !fs.hasXattrs(n, p) {
+			return unix.ENODATA
+		}
+		size, err = fs.back.getxattr(p, attr, dest)
+		return err
+	})
 	switch err {
 	case nil:
 		fs.labels.seen(attr)
@@ -95,12 +94,11 @@ func (fs *FS) ListXAttr(cancel <-chan struct{}, h *fuse.InHeader, dest []byte) (
 	}
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
-	p, err := fs.back.place(n)
-	if err != nil {
-		return 0, statusOf(err)
-	}
-	defer p.done()
-	list, err := fs.back.listXattrs(p)
+	var list []byte
+	err := fs.look(n, func(p place) (err error) {
+		list, err = fs.back.listXattrs(p)
+		return err
+	})
 	if err == nil && len(list) == 0 {
 		fs.setPlain(&n.plain, mark)
 	}

@@ -93,6 +93,10 @@ func describe(path string) (string, error) {
 	if err := unix.Lstat(path, &st); err != nil {
 		return "", err
 	}
+	return attributes(&st), nil
+}
+
+func attributes(st *unix.Stat_t) string {
 	return fmt.Sprintf("mode=%o uid=%d gid=%d size=%d nlink=%d ino=%d mtime=%s",
-		st.Mode, st.Uid, st.Gid, st.Size, st.Nlink, st.Ino, time.Unix(st.Mtim.Unix()).UTC().Format(time.RFC3339Nano)), nil
+		st.Mode, st.Uid, st.Gid, st.Size, st.Nlink, st.Ino, time.Unix(st.Mtim.Unix()).UTC().Format(time.RFC3339Nano))
 }

@@ -153,6 +153,13 @@ func (h *hands) do(w []string) (out string, err error) {
 		return "", err
 	case "ftruncate":
 		return "", unix.Ftruncate(fd(w[1]), int64(number(w[2], 0)))
+	case "fgetxattr":
+		_, err := unix.Fgetxattr(fd(w[1]), w[2], make([]byte, 1024))
+		return "", err
+	case "fstat":
+		var st unix.Stat_t
+		err := unix.Fstat(fd(w[1]), &st)
+		return attributes(&st), err
 	case "fchmod":
 		return "", unix.Fchmod(fd(w[1]), number(w[2], 0))
 	case "fallocate": // fallocate NAME MODE OFFSET LENGTH
@@ -242,6 +249,12 @@ func (h *hands) do(w []string) (out string, err error) {
 		return errnoName(<-done), nil
 	case "line": // line flock|flockone|fcntl|mkdir|mkdirs PATH N: so many threads want it; tells how they fared
 		return line(w[1], w[2], int(number(w[3], 0)))
+	case "names": // names PATH DURATION: makes, opens and removes it all the time; tells what it heard
+		d, err := time.ParseDuration(w[2])
+		if err != nil {
+			return "", err
+		}
+		return names(w[1], d)
 	case "killafter": // killafter PID SYSCALL
 		return "", h.killAfter(int(number(w[1], 0)), uint64(number(w[2], 0)))
 	case "killed": // waits for that

@@ -1,0 +1,203 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestM2Leaving: who has found a file opens it and looks at it although it loses its
+// name at that moment. The daemon stops in the middle of the removal: the backing has
+// the name no more, and it does not know yet.
+func TestM2Leaving(t *testing.T) {
+	needInject(t)
+	byTransport(t, func(t *testing.T, opts ...string) {
+		m := newMount(t, staticDir(t), filepath.Join(tempDir(t), "mnt"))
+		var removal struct {
+			sync.Mutex
+			name         string
+			gone, goesOn chan struct{}
+		}
+		m.inject(&fault{call: unix.SYS_UNLINKAT, times: 1000, is: func(a asked) bool {
+			removal.Lock()
+			defer removal.Unlock()
+			if removal.name == "" || a.path(1) != removal.name {
+				return false
+			}
+			os.Remove(m.Back("D", removal.name)) // and the call says that it has
+			removal.name = ""
+			close(removal.gone)
+			<-removal.goesOn
+			return true
+		}})
+		m.start(opts)
+		t.Cleanup(m.stop)
+		m.awaitReady()
+		openDir(t, m.Back("D"))
+		for i, tt := range []struct {
+			name string
+			call []string // {} is the path
+		}{
+			{"file", []string{"open", "y", "{}", "rdwr"}},
+			{"file", []string{"open", "y", "{}", "rdonly"}},
+			{"file", []string{"open", "y", "{}", "rdwr,creat"}},
+			{"file", []string{"open", "y", "{fd}", "rdwr,trunc"}},
+			{"file", []string{"read", "{fd}"}},
+			{"devserver", []string{"open", "y", "{fd}", "rdwr"}},
+			{"devserver", []string{"fstat", "x"}},
+			{"devserver", []string{"fgetxattr", "x", "user.test"}},
+		} {
+			t.Run(tt.name+"/"+strings.Join(tt.call, " "), func(t *testing.T) {
+				name := tt.name
+				if name == "file" {
+					name += itoa(i)
+				}
+				openFile(t, m.Back("D", name), "content")
+				if unix.Setxattr(m.Back("D", name), "user.test", []byte("v"), 0) != nil {
+					t.Skip("no attributes in the backing")
+				}
+				a, b := agent(t), agent(t)
+				b.must("open", "x", m.At("D", name), "rdonly")
+				call := slices.Clone(tt.call)
+				for i, w := range call {
+					call[i] = strings.NewReplacer("{}", m.At("D", name), "{fd}", "/proc/self/fd/"+b.Get("fd", "x")).Replace(w)
+				}
+				gone, goesOn := make(chan struct{}), make(chan struct{})
+				removal.Lock()
+				removal.name, removal.gone, removal.goesOn = name, gone, goesOn
+				removal.Unlock()
+				unlinked := a.Start("unlink", m.At("D", name))
+				<-gone
+				got := b.Start(call...)
+				time.Sleep(50 * time.Millisecond) // for it to be refused
+				close(goesOn)
+				if status := got(); status != "ok" {
+					t.Errorf("= %s, want ok", status)
+				}
+				if status := unlinked(); status != "ok" {
+					t.Errorf("unlink = %s", status)
+				}
+				if st := b.Get("fstat", "x"); !strings.Contains(st, "nlink=0 ") {
+					t.Errorf("the file has %s, want nlink=0", st)
+				}
+				b.want("ENOENT", "stat", m.At("D", name))
+			})
+		}
+	})
+}
+
+// plainAnswers are those that a local file system gives to calls on one name that
+// others make and remove meanwhile.
+var plainAnswers = map[string]string{
+	"open to create": "ok", "open": "ok|ENOENT", "fstat": "ok", "read": "ok", "reopen": "ok", "close": "ok",
+	"unlink": "ok|ENOENT", "stat": "ok|ENOENT", "excl": "ok|EEXIST", "chmod": "ok|ENOENT", "truncate": "ok|ENOENT",
+	"link": "ok|EEXIST", "rename over": "ok", "access": "ok|ENOENT", "getxattr": "ENODATA|ENOENT",
+}
+
+// TestAttackNames attacks M2: processes make, open, replace and remove one name as
+// fast as they can. They hear what they hear in a bare directory, and of a lock
+// file's name what the lock has to say besides.
+func TestAttackNames(t *testing.T) {
+	const crowd, duration = 4, 2 * time.Second
+	for name, besides := range map[string]string{
+		"file":      "",
+		"devserver": "unlink EBUSY|truncate EBUSY|chmod EBUSY|rename over EEXIST|rename over EBUSY",
+	} {
+		t.Run(name, func(t *testing.T) {
+			byTransport(t, func(t *testing.T, opts ...string) {
+				m := mount(t, opts...)
+				openDir(t, m.Back("D"))
+				openDir(t, m.Back("bare"))
+				for _, where := range []string{m.Back("bare", name), m.At("D", name)} {
+					var answers []func() string
+					for range crowd {
+						answers = append(answers, agent(t).StartGet("names", where, duration.String()))
+					}
+					all := map[string]bool{}
+					for _, a := range answers {
+						for _, one := range strings.Split(a(), ", ") {
+							all[one] = true
+						}
+					}
+					for _, one := range slices.Sorted(maps.Keys(all)) {
+						i := strings.LastIndexByte(one, ' ')
+						call, status := one[:i], one[i+1:]
+						if !oneOf(status, plainAnswers[call]) && (where == m.Back("bare", name) || !oneOf(one, besides)) {
+							t.Errorf("%s: %s = %s, want %s", where, call, status, plainAnswers[call])
+						}
+					}
+					t.Logf("%s: %s", where, slices.Sorted(maps.Keys(all)))
+				}
+			})
+		})
+	}
+}
+
+// names is one of those processes. It returns which calls heard what.
+func names(path string, d time.Duration) (string, error) {
+	heard := map[string]bool{}
+	own := path + "." + itoa(os.Getpid())
+	note := func(call string, err error) bool {
+		heard[call+" "+errnoName(err)] = true
+		return err == nil
+	}
+	use := func(fd int) {
+		var st unix.Stat_t
+		note("fstat", unix.Fstat(fd, &st))
+		_, err := unix.Pread(fd, make([]byte, 8), 0)
+		note("read", err)
+		again, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDWR, 0)
+		if note("reopen", err) {
+			unix.Close(again)
+		}
+		note("close", unix.Close(fd))
+	}
+	for end, turn := time.Now().Add(d), os.Getpid(); time.Now().Before(end); turn++ {
+		fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT, 0o666)
+		if note("open to create", err) {
+			use(fd)
+		}
+		switch turn % 8 {
+		case 0, 1, 2:
+			note("unlink", unix.Unlink(path))
+		case 3:
+			if fd, err = unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, 0o666); note("excl", err) {
+				use(fd)
+			}
+		case 4:
+			note("chmod", unix.Chmod(path, 0o666))
+			note("truncate", unix.Truncate(path, 3))
+		case 5:
+			var st unix.Stat_t
+			note("stat", unix.Stat(path, &st))
+			note("access", unix.Access(path, unix.R_OK))
+			_, err = unix.Getxattr(path, "user.none", make([]byte, 8))
+			note("getxattr", err)
+		default:
+			if fd, err = unix.Open(own, unix.O_RDWR|unix.O_CREAT, 0o666); err != nil {
+				continue // somebody has the lock
+			}
+			unix.Close(fd)
+			if turn%8 == 6 {
+				note("link", unix.Link(own, path))
+			} else {
+				note("rename over", unix.Rename(own, path))
+			}
+			unix.Unlink(own)
+		}
+		if fd, err = unix.Open(path, unix.O_RDWR, 0); note("open", err) {
+			use(fd)
+		}
+	}
+	return strings.Join(slices.Sorted(maps.Keys(heard)), ", "), nil
+}
