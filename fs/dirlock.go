@@ -56,7 +56,7 @@ func (d *dirLock) wait() fuse.Status {
 	case r.proc == nil:
 		return fuse.Status(syscall.ENOLCK) // H4: and nobody would ever be woken
 	}
-	r.quiet = true
+	r.quiet, r.endless = true, true
 	x := &waiting{
 		dir: d.at.parent.dir, node: d.h.node.id, proc: r.proc, since: time.Now(), write: d.want.Write, turn: make(chan struct{}),
 	}

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"sync"
 	"syscall"
 	"time"
 
@@ -36,6 +37,8 @@ type request struct {
 	forced bool
 	// quiet refusals are not noted: the request waits.
 	quiet bool
+	// endless requests may wait without end, which any signal ends.
+	endless bool
 	// waitable says that a refusal by a lock that may yet be narrowed is
 	// worth a short wait (A12).
 	waitable func(*lockstate.HeldError) bool
@@ -191,13 +194,18 @@ func sleep(cancel <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// rest is sleep that a signal does not end, unless it kills: see
-// [transport.Patient].
+// goesOn reports whether a request that was cancelled is to wait all the same: a
+// signal ends no call of a local file system, unless it kills.
+func (r *request) goesOn() bool {
+	return !r.endless && !r.fs.kernel.Stopping() && !transport.Killed(r.header.Pid)
+}
+
+// rest is sleep that only ends early if the request is not to go on.
 func (r *request) rest(d time.Duration) bool {
 	if sleep(r.cancel, d) {
 		return true
 	}
-	if !transport.Patient(r.header.Pid) {
+	if !r.goesOn() {
 		return false
 	}
 	time.Sleep(d)
@@ -208,22 +216,46 @@ func (r *request) rest(d time.Duration) bool {
 // changed (then it will not be narrowed), or until d is over.
 func (fs *FS) awaitSettled(r *request, token uint64, d time.Duration) bool {
 	ended, changed := fs.table.Watch(token)
-	t := time.NewTimer(d)
+	t, kill := time.NewTimer(d), time.NewTicker(killTime)
 	defer t.Stop()
+	defer kill.Stop()
 	for cancel := r.cancel; ; {
 		select {
 		case <-ended:
+			return true
 		case <-changed:
+			return true
 		case <-t.C:
+			return true
 		case <-cancel:
-			if !transport.Patient(r.header.Pid) {
-				return false
-			}
 			cancel = nil
-			continue
+		case <-kill.C:
 		}
-		return true
+		if !r.goesOn() {
+			return false
+		}
 	}
+}
+
+// untilKilled returns what is closed when the request is not to go on. Of a request
+// the kernel tells one signal, so that it takes a look to hear of one that kills
+// after one that does not. The caller calls stop.
+func (r *request) untilKilled() (over <-chan struct{}, stop func()) {
+	cancel, done := make(chan struct{}), make(chan struct{})
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		kill := time.NewTicker(killTime)
+		defer kill.Stop()
+		for r.goesOn() {
+			select {
+			case <-kill.C:
+			case <-done:
+				return
+			}
+		}
+		close(cancel)
+	})
+	return cancel, func() { close(done); looking.Wait() }
 }
 
 // admit asks the table for a change. The caller ends the operation.
@@ -259,11 +291,10 @@ func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 		q.Scope = r.scoped.scope // or the process alone: it did not ask for more
 	}
 	g, err := r.fs.table.Acquire(r.cancel, q)
-	if err == lockstate.ErrCancelled && transport.Patient(r.header.Pid) {
-		cancel := make(chan struct{})
-		t := time.AfterFunc(seeTime, func() { close(cancel) })
-		g, err = r.fs.table.Acquire(cancel, q)
-		t.Stop()
+	if err == lockstate.ErrCancelled && r.goesOn() {
+		over, stop := r.untilKilled()
+		g, err = r.fs.table.Acquire(over, q)
+		stop()
 	}
 	if err != nil {
 		return nil, err

@@ -151,7 +151,7 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 	if err != nil {
 		return c.fail(err)
 	}
-	r.quiet = true
+	r.quiet, r.endless = true, true
 	if first || !fs.waits.waited(d) {
 		if status, done := t.try(); done {
 			return t.over(status)

@@ -18,14 +18,14 @@ import (
 //	flock NAME sh|ex|un [nb]
 //	setlk, setlkw, getlk, ofdsetlk, ofdsetlkw, ofdgetlk NAME rd|wr|un [START LENGTH]
 //	turn NAME CALL…: locks, notes the time, unlocks; crowd N PATH: N children that take turns
-//	fork SOCKET: a child by fork(2) alone
+//	fork SOCKET: a child by fork(2) alone · threads N: so many more, which do nothing
 //	put PATH DATA FLAGS · write NAME DATA · mkdir, unlink, touch, stat, read PATH · rename OLD NEW · exit STATUS
 //	ftruncate NAME LENGTH · fchmod NAME MODE · fchown NAME UID · futimens NAME
 //
 // SIGUSR1 has a handler that interrupts system calls, SIGUSR2 one after which
 // they are restarted.
 const lockerPy = `
-import ast, ctypes, errno, json, os, re, signal, socket, struct, sys, time
+import ast, ctypes, errno, json, os, re, signal, socket, struct, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
 fds = {}
 FLOCK = {"sh": 1, "ex": 2, "un": 8}
@@ -102,6 +102,9 @@ def do(op, *w):
             serve()
     elif op == "crowd":
         crowd(*w)
+    elif op == "threads":
+        for _ in range(int(w[0])):
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
     elif op == "put":
         put(*w)
     elif op == "write":

@@ -108,7 +108,7 @@ func (u *uring) carryOut(at *slot, q *queue, p *place) (n int) {
 	h := *p.request()
 	in, out := p.split()
 	n = u.conn.wait(at, &h, in, out)
-	if n > 0 && u.conn.undone(at, p.header.inOut[:]) {
+	if n > 0 && u.conn.undone(at, &h, p.header.inOut[:]) {
 		p.restore(&h)
 		u.conn.parkPlace(at.order.Load(), q, p)
 		return parked

@@ -208,6 +208,8 @@ func (c *conn) ForgetNames() fuse.Status {
 	return fuse.ToStatus(err)
 }
 
+func (c *conn) Stopping() bool { return c.stopping.Load() || c.ended.Load() }
+
 const (
 	devBackingOpen  = 0x4010e501
 	devBackingClose = 0x4004e502

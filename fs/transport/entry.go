@@ -233,7 +233,7 @@ func (e *entry) run() {
 			}
 			before := *h
 			n = c.handle(e.at, unique, in, out)
-			if n > 0 && c.undone(e.at, e.place.header.inOut[:]) {
+			if n > 0 && c.undone(e.at, &before, e.place.header.inOut[:]) {
 				e.place.restore(&before)
 				c.parkPlace(e.at.order.Load(), q, e.place)
 				e.place = nil

@@ -168,7 +168,7 @@ func (l *loops) answer(at *slot, unique uint64, in, out [][]byte) {
 	n := l.conn.handle(at, unique, in, out)
 	switch {
 	case n == 0:
-	case l.conn.undone(at, out[0]):
+	case l.conn.undone(at, headerOf(in), out[0]):
 		l.conn.parkRaw(at.order.Load(), in[0])
 	default:
 		l.conn.write(out[0][:n])

@@ -73,10 +73,17 @@ func (r *Parked) header() *fuse.InHeader {
 
 // undone reports whether a request that was carried out waited, and was only
 // cancelled because the transport stops. out is its answer.
-func (c *conn) undone(at *slot, out []byte) bool {
-	h := (*fuse.OutHeader)(unsafe.Pointer(&out[0]))
-	return c.stopping.Load() && h.Status == -int32(unix.EINTR) && at.told.Load() != h.Unique
+func (c *conn) undone(at *slot, h *fuse.InHeader, out []byte) bool {
+	answer := (*fuse.OutHeader)(unsafe.Pointer(&out[0]))
+	if !c.stopping.Load() || answer.Status != -int32(unix.EINTR) {
+		return false
+	}
+	return at.told.Load() != answer.Unique || !signalEnds(h.Opcode) && !Killed(h.Pid)
 }
+
+// signalEnds reports whether a signal that does not kill ends the wait of a request:
+// of one that may wait without end.
+func signalEnds(op uint32) bool { return op == opSetlkw || op == opRead || op == opWrite }
 
 // parkRaw keeps a request that was read from /dev/fuse.
 func (c *conn) parkRaw(order uint64, req []byte) {
@@ -141,7 +148,7 @@ func (o *own) again(at *slot, r *Parked) {
 		n := c.wait(at, &h, [][]byte{r.Raw}, [][]byte{out})
 		switch {
 		case n == 0:
-		case c.undone(at, out):
+		case c.undone(at, &h, out):
 			c.parkRaw(r.Order, r.Raw)
 		default:
 			c.write(out[:n])

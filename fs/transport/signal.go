@@ -43,14 +43,6 @@ func (c *conn) wait(at *slot, h *fuse.InHeader, in, out [][]byte) int {
 // thread may take it.
 func signalled(tid uint32) bool { return pending(statusOf(tid)) }
 
-// Patient reports whether a request that was cancelled may go on waiting for a
-// moment: its caller has a signal, which would not end a call of a local file
-// system. Nobody kills him, nor is the transport about to stop.
-func Patient(tid uint32) bool {
-	s := statusOf(tid)
-	return pending(s) && !killed(s)
-}
-
 // Killed reports whether a thread is about to end by a signal.
 func Killed(tid uint32) bool { return killed(statusOf(tid)) }
 

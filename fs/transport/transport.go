@@ -38,6 +38,9 @@ type Kernel interface {
 	// RegisterBackingFd gives the kernel a file for passthrough.
 	RegisterBackingFd(*fuse.BackingMap) (int32, syscall.Errno)
 	UnregisterBackingFd(id int32) syscall.Errno
+	// Stopping reports whether what waits is cancelled because the transport
+	// stops, or as the kernel has let go: not by a signal to who waits.
+	Stopping() bool
 	// Requests tells how many requests have begun to be carried out, by name;
 	// nil: they are not counted.
 	Requests() map[string]uint64
@@ -115,6 +118,8 @@ func (goFuse) Stop(uint64, func()) (*State, error) {
 func (goFuse) Resume(*State) {}
 
 func (goFuse) ForgetNames() fuse.Status { return fuse.ENOSYS }
+
+func (goFuse) Stopping() bool { return false }
 
 func (goFuse) Requests() map[string]uint64 { return nil }
 

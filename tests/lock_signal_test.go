@@ -1,0 +1,161 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// awaitCalled waits until a locker has long been in a call other than those by
+// which it waits for its commands.
+func awaitCalled(t *testing.T, a *Agent) {
+	t.Helper()
+	in := 0
+	eventually(t, "it is in a call", func() bool {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", a.Pid))
+		number, _, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
+		if slices.Contains([]string{"", "running", "-1", strconv.Itoa(unix.SYS_RECVFROM), strconv.Itoa(unix.SYS_READ), strconv.Itoa(unix.SYS_FUTEX)}, number) {
+			in = 0
+			return false
+		}
+		in++
+		return in > 3
+	})
+}
+
+// TestA12Signal: a stager of several threads that is held back hears nothing of a
+// signal that does not kill, as mkdir(2) does not in any directory.
+func TestA12Signal(t *testing.T) {
+	byTransport(t, func(t *testing.T, opts ...string) {
+		m := mount(t, opts...)
+		for i, sig := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGCHLD} {
+			t.Run(sig.String(), func(t *testing.T) {
+				m := m.on(t)
+				top := "a" + itoa(i)
+				owner, w := agent(t), locker(t)
+				w.must("threads", "3")
+				owner.must("mkdir", m.At(top))
+				owner.must("mkdir", m.At(top, "b"))
+				got := w.Start("mkdir", m.At(top, "new"))
+				awaitCalled(t, w)
+				for range 5 {
+					mustDo(t, syscall.Kill(w.Pid, sig))
+					time.Sleep(10 * time.Millisecond) // for the next one to be another
+				}
+				owner.must("creat", m.At(top, "b/devserver"), "wronly,creat,excl")
+				if status := got(); status != "ok" && status != "EBUSY" { // a second may be over
+					t.Errorf("mkdir = %s, want ok", status)
+				}
+			})
+		}
+	})
+}
+
+// stuck has the daemon stop in the midst of a chmod of a file, which is what an
+// acquisition of its directory waits for, until goOn is called.
+func stuck(t *testing.T, opts []string) (m *Mount, goOn func()) {
+	t.Helper()
+	needInject(t)
+	m = newMount(t, staticDir(t), tempDir(t)+"/mnt")
+	under, goesOn := make(chan struct{}), make(chan struct{})
+	seen := sync.OnceFunc(func() { close(under); <-goesOn })
+	m.inject(&fault{call: unix.SYS_FCHMODAT2, times: 1, is: func(a asked) bool {
+		if a.path(1) == "slow" {
+			seen()
+		}
+		return false
+	}})
+	m.start(opts)
+	t.Cleanup(m.stop)
+	goOn = sync.OnceFunc(func() { close(goesOn) })
+	m.awaitReady()
+	openDir(t, m.Back("D"))
+	openFile(t, m.Back("D/slow"), "")
+	changes := agent(t)
+	t.Cleanup(goOn) // before the agent is to end
+	changes.Start("chmod", m.At("D/slow"), "0600")
+	select {
+	case <-under:
+	case <-time.After(patience):
+		t.Skip("the kernel has no fchmodat2(2)")
+	}
+	return m, goOn
+}
+
+// TestW3Signal: nor does who waits for what is under way beneath the directory that
+// it is about to get, however long that takes.
+func TestW3Signal(t *testing.T) {
+	byTransport(t, func(t *testing.T, opts ...string) {
+		m, goOn := stuck(t, opts)
+		w := locker(t)
+		w.must("threads", "3")
+		got := w.Start("mkdir", m.At("D/devserver"))
+		awaitCalled(t, w)
+		for range 15 {
+			mustDo(t, syscall.Kill(w.Pid, syscall.SIGUSR1))
+			time.Sleep(100 * time.Millisecond)
+		}
+		goOn()
+		if status := got(); status != "ok" {
+			t.Errorf("mkdir = %s, want ok", status)
+		}
+		m.wantOwner("D", w.Pid)
+	})
+}
+
+// TestW3SignalKilled: a signal that kills ends that wait, though another one came
+// before.
+func TestW3SignalKilled(t *testing.T) {
+	byTransport(t, func(t *testing.T, opts ...string) {
+		m, _ := stuck(t, opts)
+		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
+			w := locker(t)
+			w.must("threads", "3")
+			w.Start("mkdir", m.At("D/devserver"))
+			awaitCalled(t, w)
+			mustDo(t, syscall.Kill(w.Pid, syscall.SIGUSR1))
+			time.Sleep(50 * time.Millisecond)
+			killed := time.Now()
+			mustDo(t, syscall.Kill(w.Pid, sig))
+			eventually(t, "it is gone", func() bool { return !running(w.Pid) })
+			t.Logf("%v: gone after %v", sig, time.Since(killed).Round(time.Millisecond))
+		}
+		m.wantFree("D")
+	})
+}
+
+// TestA8WaitSignalThreads: a lock call that waits hears of each signal that has a
+// handler, though other threads of its process could take it.
+func TestA8WaitSignalThreads(t *testing.T) {
+	byTransport(t, func(t *testing.T, opts ...string) {
+		m := mount(t, opts...)
+		for _, call := range lockCalls() {
+			t.Run(call.name, func(t *testing.T) {
+				m := m.on(t)
+				holder, w := locker(t), locker(t)
+				w.must("threads", "3")
+				holder.must("open", "x", m.lockFile(call.name), "rdwr")
+				holder.must(call.tryExclusive("x")...)
+				w.must("open", "x", m.At(call.name, "devserver"), "rdwr")
+				for range 3 {
+					got := w.Start(call.waitExclusive("x")...)
+					m.awaitWaiters(call.name, 1)
+					mustDo(t, syscall.Kill(w.Pid, syscall.SIGUSR1))
+					if status := got(); status != "EINTR" {
+						t.Errorf("the interrupted lock = %s, want EINTR", status)
+					}
+				}
+			})
+		}
+	})
+}
