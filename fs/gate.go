@@ -93,13 +93,16 @@ const (
 	// closeTime bounds the wait for a RELEASE that the kernel sends after
 	// close(2) or exit has returned already.
 	closeTime = 100 * time.Millisecond
+	// passTime bounds it where the way to a lock file's data is to become free: that
+	// keeps nobody else waiting, and who opens one to lock it is never refused (A10).
+	passTime = time.Second
 )
 
 // attempt runs try until it is neither refused by a lock whose owner is dead
 // nor by what a short wait may clear away. Names in the backing stand still
 // during a try; exclusive excludes all other tries.
 func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status {
-	var settle, closing time.Time
+	var settle, closing, passing time.Time
 	for reaps := 0; ; {
 		err := fs.locked(exclusive, func() error {
 			r.trying = true
@@ -118,6 +121,12 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 		}
 		var held *lockstate.HeldError
 		if !errors.As(err, &held) {
+			if errors.Is(err, errMayMap) && fs.passesNoLonger(r.node) && more(&passing, passTime) {
+				if !r.rest(500 * time.Microsecond) {
+					return fuse.EINTR
+				}
+				continue
+			}
 			if !refused(err) {
 				return statusOf(err)
 			}
@@ -346,6 +355,12 @@ func (fs *FS) closingSoon(held *lockstate.HeldError) bool {
 		}
 	}
 	return true
+}
+
+// passesNoLonger reports whether all handles of n that pass the daemon have been
+// closed once: they are about to be released.
+func (fs *FS) passesNoLonger(n *node) bool {
+	return !fs.handles.any(func(h *handle) bool { return h.node == n && h.mode.passes() && !h.flushed.Load() })
 }
 
 // frozen is the answer to changes of the control directory's own names.

@@ -45,6 +45,19 @@ func (fs *FS) lookedUpByName(n *node) {
 	}
 }
 
+// lost reports whether a thread has just found n by the name of a lock file that it has
+// no longer: what it has still is not what the thread opens. That is said once.
+func (t *lockLooks) lost(tid uint32, n *node) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l, ok := t.byTid[tid]
+	if !ok || l.node != n.id {
+		return false
+	}
+	delete(t.byTid, tid)
+	return !n.has(l.at)
+}
+
 // by returns the name by which a thread opens a lock file: none if that is not known,
 // or one that the file has no longer.
 func (t *lockLooks) by(tid uint32, n *node) link {

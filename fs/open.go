@@ -224,7 +224,11 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 				return err
 			}
 			_, name := n.covering()
-			if h.lock, err = r.openForWrite(c, name); err != nil {
+			h.lock, err = r.openForWrite(c, name)
+			if refused(err) && fs.lockLooks.lost(in.Pid, n) {
+				return unix.ESTALE // the kernel looks the name up again (A10)
+			}
+			if err != nil {
 				return err
 			}
 		}
