@@ -79,7 +79,11 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 			return errorOf(status)
 		}))
 	}))
-	fs.wroteDirectly(h)
+	if h.flags&unix.O_APPEND != 0 { // where that is, only the backing knows
+		fs.wroteDirectly(h, 0, 0)
+	} else {
+		fs.wroteDirectly(h, int64(in.Offset), int64(len(data)))
+	}
 	return n, status
 }
 
@@ -113,8 +117,8 @@ func (fs *FS) changing(cancel <-chan struct{}, header *fuse.InHeader, h *handle,
 }
 
 // wroteDirectly has the kernel drop the pages that it may have read before what
-// was written past its page cache.
-func (fs *FS) wroteDirectly(h *handle) {
+// was written past its page cache: so many bytes from off on; 0: all that follow.
+func (fs *FS) wroteDirectly(h *handle, off, length int64) {
 	if h.mode != ioDirect {
 		return
 	}
@@ -126,7 +130,7 @@ func (fs *FS) wroteDirectly(h *handle) {
 	cached := f.cached > 0
 	h.node.unlockFile(f)
 	if cached {
-		fs.kernel.DropPages(h.node.id)
+		fs.kernel.DropPages(h.node.id, off, length)
 	}
 }
 
@@ -197,7 +201,7 @@ func (fs *FS) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Statu
 	if !h.isFile() || h.lock == nil && h.opener == nil {
 		return fuse.EBADF
 	}
-	defer fs.wroteDirectly(h)
+	defer fs.wroteDirectly(h, 0, 0)
 	return statusOf(fs.writeFD(h, func(fd int) error {
 		return errorOf(fs.changing(cancel, &in.InHeader, h, "fallocate", func() error {
 			return ignoringEINTR(func() error {
@@ -213,7 +217,7 @@ func (fs *FS) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (u
 	if !src.isFile() || !dst.isFile() || dst.lock == nil && dst.opener == nil {
 		return 0, fuse.EBADF
 	}
-	defer fs.wroteDirectly(dst)
+	defer fs.wroteDirectly(dst, 0, 0)
 	n := 0
 	// Both are opened before the gate, beneath which FS.ns is held already.
 	status := statusOf(fs.withFD(src, func(sfd int) error {

@@ -14,7 +14,7 @@ func (fs *FS) changedBeside(id uint64, n *node) {
 	}
 	n.plain.setPassed(true)
 	fs.notifyAttr(n)
-	fs.kernel.DropPages(n.id)
+	fs.kernel.DropPages(n.id, 0, 0)
 }
 
 // lockedBy returns the handle that a lock request is about, and its place if it

@@ -3,6 +3,9 @@
 package tests
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -84,4 +87,57 @@ func TestS1AttackPagesKilled(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFaultPagesHeld: a daemon that is killed while it has the kernel drop pages that
+// it is reading itself ends, and the next one serves.
+func TestFaultPagesHeld(t *testing.T) {
+	for _, transport := range []string{"threads", "uring"} {
+		t.Run(transport, func(t *testing.T) {
+			needTransport(t, transport)
+			needInject(t)
+			dir := staticDir(t)
+			m := newMount(t, dir, dir+".mnt")
+			openDir(t, m.Back("D"))
+			openFile(t, m.Back("D/f"), strings.Repeat("x", 1<<20))
+			reading, goOn := make(chan bool), make(chan bool)
+			var once, let sync.Once
+			m.inject(&fault{call: unix.SYS_PREADV, times: 1, is: func(asked) bool {
+				once.Do(func() { close(reading) })
+				<-goOn
+				return false
+			}})
+			t.Cleanup(func() { let.Do(func() { close(goOn) }) })
+			m.start([]string{"--supervise", "--no-passthrough", "--transport", transport})
+			t.Cleanup(m.stop)
+			m.awaitReady()
+			m.healthy()
+			pid := m.daemon()
+			writer, reader := agent(t), agent(t)
+			writer.mustCommand(m, "acquire D client=x ttl=1h")
+			reader.must("open", "r", m.At("D/f"), "rdonly")
+			writer.must("open", "w", m.At("D/f"), "rdwr,append")
+			reader.Start("pread", "r", "4096", "0")
+			<-reading
+			writer.must("write", "w", "end") // the kernel is to drop all pages
+			eventually(t, "the kernel waits for the page", func() bool { return sleepsIn(pid, "folio_lock") })
+			mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
+			let.Do(func() { close(goOn) })
+			eventually(t, "another daemon serves", func() bool { now := m.daemon(); return now != 0 && now != pid })
+			if b, err := os.ReadFile(m.At("D/f")); err != nil || !strings.HasSuffix(string(b), "xend") {
+				t.Errorf("%d bytes, %v", len(b), err)
+			}
+		})
+	}
+}
+
+// sleepsIn tells whether a thread of a process sleeps in a function of the kernel.
+func sleepsIn(pid int, function string) bool {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/wchan", pid))
+	for _, task := range tasks {
+		if b, _ := os.ReadFile(task); strings.Contains(string(b), function) {
+			return true
+		}
+	}
+	return false
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // envSupervised tells a process that it is the daemon which `stagefs mount
@@ -117,8 +118,13 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 		if err == nil {
 			ended := make(chan error, 1)
 			go func() { ended <- cmd.Wait() }()
+			look := time.NewTicker(dyingTime)
 			for running := true; running; {
 				select {
+				case <-look.C:
+					if dying(cmd.Process.Pid) {
+						c.letDie(o)
+					}
 				case sig := <-signals:
 					stopped = true
 					cmd.Process.Signal(sig)
@@ -126,6 +132,7 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 					running = false
 				}
 			}
+			look.Stop()
 			last = heard()
 		}
 		hasServed := last == toldServes
@@ -176,6 +183,49 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 		}
 		if told(signals, pause) {
 			return c.stoppedEnd(o, err, true)
+		}
+	}
+}
+
+// dyingTime is how often it is looked whether a daemon that was killed ends.
+const dyingTime = 500 * time.Millisecond
+
+// dying reports whether a child was killed, and has ended but for some of its threads.
+// In one that is being replaced, the first thread ends as well; but that one by which
+// it goes on is not killed.
+func dying(pid int) bool {
+	left := 0
+	tasks, _ := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/task")
+	for _, task := range tasks {
+		tid, _ := strconv.Atoi(task.Name())
+		status, err := procid.ReadStatus(tid)
+		ended := err != nil || strings.HasPrefix(status.Field("State"), "Z") || strings.HasPrefix(status.Field("State"), "X")
+		switch pending, _ := strconv.ParseUint(status.Field("SigPnd"), 16, 64); {
+		case ended:
+		case tid == pid || pending&(1<<(syscall.SIGKILL-1)) == 0:
+			return false
+		default:
+			left++
+		}
+	}
+	return left > 0
+}
+
+// letDie ends the connection of a daemon that was killed and cannot end: a thread of
+// it has asked something of the kernel that waits for a request, which nobody answers
+// any more. Its end would do the same.
+func (c *command) letDie(o fs.Options) {
+	mounts, err := fs.ReadMounts()
+	if err != nil {
+		return
+	}
+	path, err := lexical(target(o))
+	if err != nil {
+		return
+	}
+	if m := topMount(mounts, path); m != nil && m.FSType == fsType {
+		if err := fs.Abort(m); err != nil {
+			c.complain("the daemon was killed and does not end, and its connection to the kernel cannot be ended: %v", err)
 		}
 	}
 }

@@ -13,7 +13,7 @@ type drops struct {
 	mu       sync.Mutex
 	underWay int
 	held     bool     // all that come are
-	later    []uint64 // nodes
+	later    []uint64 // nodes: all of their pages
 }
 
 // begin reports whether the kernel is to be told of a node now. The caller calls end
@@ -60,11 +60,11 @@ func (d *drops) release() (later []uint64) {
 
 // DropPages implements [Kernel]. It does not wait within the request: the kernel may
 // have pages locked that are part of it.
-func (c *conn) DropPages(node uint64) {
+func (c *conn) DropPages(node uint64, off, length int64) {
 	if c.drops.begin(node) {
 		go func() {
 			defer c.drops.end()
-			c.InodeNotify(node, 0, 0)
+			c.InodeNotify(node, off, length)
 		}()
 	}
 }

@@ -117,7 +117,7 @@ func (o *own) Resume(s *State) {
 func (o *own) run(parked []*Parked) {
 	o.replay(parked)
 	for _, node := range o.dropped {
-		o.DropPages(node)
+		o.DropPages(node, 0, 0)
 	}
 	o.dropped = nil
 	if o.uring != nil {

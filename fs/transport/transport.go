@@ -28,9 +28,10 @@ type Kernel interface {
 	// InodeNotify makes the kernel forget an inode's attributes, and its
 	// content from off on unless off is negative.
 	InodeNotify(node uint64, off, length int64) fuse.Status
-	// DropPages makes the kernel forget the content of a file, soon. It waits for
-	// reads of the file that are under way, and so for the daemon.
-	DropPages(node uint64)
+	// DropPages makes the kernel forget so many bytes of a file from off on, soon; 0:
+	// all that follow. It waits for reads of them that are under way, and so for the
+	// daemon.
+	DropPages(node uint64, off, length int64)
 	// ForgetNames makes the kernel ask again for each name that it knows, or
 	// knows not to be there. Unlike news of a single name it waits for no
 	// lock. ENOSYS: before Linux 6.16.
@@ -109,7 +110,7 @@ type goFuse struct{ *fuse.Server }
 
 func (goFuse) Name() string { return Fuse }
 
-func (g goFuse) DropPages(node uint64) { go g.InodeNotify(node, 0, 0) }
+func (g goFuse) DropPages(node uint64, off, length int64) { go g.InodeNotify(node, off, length) }
 
 func (goFuse) Stop(uint64, func()) (*State, error) {
 	return nil, fmt.Errorf("transport %s cannot be handed over: it %w", Fuse, ErrUnavailable)
