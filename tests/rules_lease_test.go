@@ -100,6 +100,9 @@ func TestL1Renew(t *testing.T) {
 	if got := a.mustCommand(m, "check D client=x token=%d", first.Token); got.Deadline > 600 {
 		t.Errorf("check: %+v", got)
 	}
+	if why := run(t, stagefsBin(), "why", m.At("D")); !strings.Contains(why.Out, "D: held by client x, uid 0\n") || !strings.Contains(why.Out, "unless the client renews") {
+		t.Errorf("stagefs why: %v", why)
+	}
 	b.wantCommand(m, "ENOENT", "renew D client=y")
 	b.wantCommand(m, "ENOENT", "check D client=y")
 	over := stranger(t).follow(m, "D", first.Token)

@@ -78,16 +78,16 @@ func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing
 	for i := len(rows) - 1; i >= 0; i-- {
 		row := rows[i]
 		if i == len(rows)-1 {
-			fmt.Fprintf(c.out, "%s: held by process %d (%s), uid %d\n", quote(rel), row.Pid, brief(row.Cmd), row.UID)
+			fmt.Fprintf(c.out, "%s: held by %s\n", quote(rel), ownerOf(row))
 		} else {
-			fmt.Fprintf(c.out, "  then by process %d (%s), uid %d\n", row.Pid, brief(row.Cmd), row.UID)
+			fmt.Fprintf(c.out, "  then by %s\n", ownerOf(row))
 		}
 		fmt.Fprintf(c.out, "  lock on %s: %s (%s), token %d, since %s\n", quote(dirOf(row)), row.Kind, quote(row.Protocol), row.Token, clock(row.Since))
 		if row.File != "" {
 			fmt.Fprintf(c.out, "  lock file: %s\n", quote(row.File))
 		}
 		if row.Client != "" {
-			fmt.Fprintf(c.out, "  client: %s\n", quote(row.Client))
+			fmt.Fprintf(c.out, "  it ends in %.0f s, unless the client renews it\n", row.Deadline)
 		}
 		c.printBlockers("open for writing all the same:", row.Blockers)
 	}
@@ -130,6 +130,15 @@ func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing
 		fmt.Fprintf(c.out, "  %s %s %s by process %d (%s), uid %d: %s, %s\n",
 			clock(d.Time), quote(d.Op), quote(d.Path), d.Pid, brief(d.Cmd), d.UID, quote(d.Errno), harmless(why))
 	}
+}
+
+// ownerOf says whose a lock is. A lease is its client's, whatever became of the
+// process that took it.
+func ownerOf(row lockstate.Row) string {
+	if row.Client != "" {
+		return fmt.Sprintf("client %s, uid %d", quote(row.Client), row.UID)
+	}
+	return fmt.Sprintf("process %d (%s), uid %d", row.Pid, brief(row.Cmd), row.UID)
 }
 
 func (c *command) printBlockers(title string, blockers []lockstate.Blocker) {
