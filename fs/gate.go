@@ -281,6 +281,17 @@ func (r *request) admit(c lockstate.Change) (*lockstate.Op, error) {
 	return op, err
 }
 
+// admitAttrs is admit for a change of a node's attributes: those of a directory are no
+// content (R5).
+func (r *request) admitAttrs(n *node) (*lockstate.Op, error) {
+	c, err := r.covering(n)
+	if err != nil {
+		return nil, err
+	}
+	c.Quiet = n.isDir()
+	return r.admit(c)
+}
+
 // acquire asks the table for a lock.
 func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 	q.Process = r.process()

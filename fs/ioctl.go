@@ -70,12 +70,7 @@ func (fs *FS) setFlags(cancel <-chan struct{}, in *fuse.IoctlIn, flags []byte) f
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "chattr", node: n}
 	status := fs.attempt(r, false, func() error {
-		c, err := r.covering(n)
-		if err != nil {
-			return err
-		}
-		c.Quiet = n.isDir()
-		op, err := r.admit(c)
+		op, err := r.admitAttrs(n)
 		if err != nil {
 			return err
 		}

@@ -172,12 +172,7 @@ func (fs *FS) changeXAttr(cancel <-chan struct{}, h *fuse.InHeader, name, attr s
 	}
 	r := &request{fs: fs, cancel: cancel, header: h, op: name, node: n}
 	return fs.attempt(r, false, func() error {
-		c, err := r.covering(n)
-		if err != nil {
-			return err
-		}
-		c.Quiet = n.isDir()
-		op, err := r.admit(c)
+		op, err := r.admitAttrs(n)
 		if err != nil {
 			return err
 		}
