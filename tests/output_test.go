@@ -70,6 +70,34 @@ func TestCommandOutputLease(t *testing.T) {
 	m.awaitFree("D")
 }
 
+// TestCommandOutputClosed: who has closed the output wants none, as with /dev/null: no
+// token goes anywhere else, and a lease is the client's, who has its ID.
+func TestCommandOutputClosed(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	const script = `exec <&- >&-; "$0" "$@"`
+	for _, args := range []string{"acquire --client c D", "acquire --client c --json D", "acquire --client-file F D"} {
+		file := filepath.Join(tempDir(t), "client")
+		cmd := exec.Command("/bin/sh", append([]string{"-c", script, stagefsBin()}, strings.Fields(strings.Replace(args, "F", file, 1))...)...)
+		cmd.Dir = m.Path
+		if r := runCmd(t, cmd); r.Status != 0 || r.Err != "" || len(m.Locks()) != 1 {
+			t.Errorf("stagefs %s, output closed: %v; %d locks, want 1", args, r, len(m.Locks()))
+		}
+		who := []string{"--client", "c"}
+		if strings.Contains(args, "F") {
+			who = []string{"--client-file", file}
+		}
+		m.wantStatus(0, "", append(append([]string{"release"}, who...), m.At("D"))...)
+		if names := tree(t, m.Dir); len(names) != 1 {
+			t.Errorf("stagefs %s left %q", args, names)
+		}
+	}
+	cmd := exec.Command("/bin/sh", "-c", script, stagefsBin(), "run", "--client", "c", m.At("D"), "--", "sh", "-c", "echo out; exit 7")
+	if r := runCmd(t, cmd); r.Status != 7 || len(m.Locks()) != 0 {
+		t.Errorf("stagefs run, output closed: %v; %d locks, want its status, and none", r, len(m.Locks()))
+	}
+}
+
 // lostOutput is a run of the program in the root of the mount whose output goes to
 // a file, or to a pipe that nobody reads. Its session outlives it, and tells of the
 // locks then.
