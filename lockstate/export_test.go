@@ -1,7 +1,7 @@
 package lockstate
 
 // Encode is Record.encode for the tests outside of the package.
-func (rec *Record) Encode() ([]byte, error) { return rec.encode(new(lineageText)) }
+func (rec *Record) Encode() ([]byte, error) { return rec.encode(nil, new(lineageText)) }
 
 // Plain reports whether encode does without reflection.
 func (rec *Record) Plain() bool {

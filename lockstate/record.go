@@ -135,9 +135,10 @@ func (t *Table) noteLocked(r *row) {
 		return
 	}
 	rec := r.record(t.world)
-	data, err := rec.encode(&t.lineage)
+	data, err := rec.encode(t.text[:0], &t.lineage)
 	if err == nil { // else: nothing in a record can fail
 		t.store.Put(r.token, data)
+		t.text = data
 	}
 }
 

@@ -1,7 +1,6 @@
 package lockstate
 
 import (
-	"bytes"
 	"encoding/json"
 	"strconv"
 	"time"
@@ -9,16 +8,15 @@ import (
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
-// encode returns what json.Marshal does. A record is written while the table
+// encode appends what json.Marshal returns. A record is written while the table
 // stands still and a mkdir(2) waits, and most are of the same few fields: those
 // are written without reflection.
-func (rec *Record) encode(l *lineageText) ([]byte, error) {
-	// Few records are longer, and one that is kept takes no more than it is long.
-	var room [2 << 10]byte
-	if b, ok := rec.appendPlain(room[:0], l); ok {
-		return bytes.Clone(b), nil
+func (rec *Record) encode(room []byte, l *lineageText) ([]byte, error) {
+	if b, ok := rec.appendPlain(room, l); ok {
+		return b, nil
 	}
-	return json.Marshal(rec)
+	data, err := json.Marshal(rec)
+	return append(room, data...), err
 }
 
 // A lineageText is the JSON of the lineage that was last written: most locks that

@@ -16,8 +16,7 @@ type Store interface {
 	// token.
 	Load() map[uint64][]byte
 	// Put keeps the record of a lock, in place of an earlier one with the
-	// same token. A record is one line of text; the store keeps it without
-	// copying it.
+	// same token. A record is one line of text, which stays the caller's.
 	Put(token uint64, record []byte)
 	// Delete forgets the record of a lock.
 	Delete(token uint64)

@@ -49,6 +49,7 @@ type Table struct {
 	deny    bool
 	store   Store       // nil: none
 	lineage lineageText // protected by mu
+	text    []byte      // likewise: room for a record
 	world   string
 	claims  func(*procid.Process, Claim) bool
 	clock   func() time.Duration

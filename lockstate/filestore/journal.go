@@ -80,8 +80,8 @@ func (s *Store) Unload() {
 	j.loaded = nil
 }
 
-// Put keeps the record of a lock: one line of text, which the caller changes no
-// more. One that is kept already is not written again.
+// Put keeps the record of a lock: one line of text, which it copies. One that is
+// kept already is not written again.
 func (s *Store) Put(token uint64, record []byte) {
 	j := &s.journal
 	j.mu.Lock()
@@ -91,7 +91,7 @@ func (s *Store) Put(token uint64, record []byte) {
 		return
 	}
 	j.bytes += len(record) - len(old)
-	j.live[token] = record
+	j.live[token] = bytes.Clone(record)
 	j.seq++
 	j.pending = appendLine(j.pending, opPut, token, record)
 }
