@@ -49,7 +49,6 @@ type restoring struct {
 	covered bool
 	owners  map[procid.ID]*recordedOwner
 	dead    map[procid.ID]procid.Exit // owners that died meanwhile
-	reader  lockstate.RecordReader
 	near    neighbours
 	log     *burst
 }
@@ -79,25 +78,23 @@ func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over [
 	defer fs.reapMu.Unlock()
 	records := store.Load()
 	here := make(map[uint64]bool) // locks whose holders these processes may be
-	for _, token := range slices.Sorted(maps.Keys(records)) {
-		if token >= lockstate.MemberBase {
-			break // no lock
+	locks := slices.Sorted(maps.Keys(records))
+	first, _ := slices.BinarySearch(locks, lockstate.MemberBase) // which is no lock
+	for s := range lookAhead(fs.back.root, records, locks[:first]) {
+		if s.bad != nil {
+			return nil, fmt.Errorf("%w: %w", ErrNewerState, s.bad)
 		}
-		rec, err := x.reader.Read(token, records[token])
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrNewerState, err)
-		}
-		l, ok, err := x.lock(rec)
+		l, ok, err := x.lock(*s)
 		switch {
 		case err != nil:
-			return nil, fmt.Errorf("%w: the lock of %s, token %d: %w", ErrState, plain(string(rec.Path)), token, err)
+			return nil, fmt.Errorf("%w: the lock of %s, token %d: %w", ErrState, plain(string(s.rec.Path)), s.token, err)
 		case !ok:
-			x.log.tell(slog.LevelInfo, "lock is over", "dir", string(rec.Path), "token", token)
-			over = append(over, token)
+			x.log.tell(slog.LevelInfo, "lock is over", "dir", string(s.rec.Path), "token", s.token)
+			over = append(over, s.token)
 		default:
 			x.log.tell(slog.LevelInfo, "restored", "dir", l.Path, "protocol", l.Protocol, "pid", l.Owner.Pid, "token", l.Token)
-			if rec.World == world {
-				here[token] = true
+			if s.rec.World == world {
+				here[s.token] = true
 			}
 		}
 	}
@@ -126,14 +123,14 @@ func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over [
 
 // lock puts one lock back. It reports false for one that has ended with its
 // directory or its lock file.
-func (x *restoring) lock(rec lockstate.Record) (l lockstate.Lock, ok bool, err error) {
-	fs := x.fs
+func (x *restoring) lock(s seen) (l lockstate.Lock, ok bool, err error) {
+	fs, rec := x.fs, s.rec
 	who := new(recordedOwner)
 	if rec.World == x.world && rec.Lease == nil { // whether a client's process lives is of no account
 		who = x.owner(&rec)
 	}
 	var files []string
-	path, err := x.place(&rec)
+	path, err := x.place(&rec, &s)
 	if err == nil {
 		files, err = x.files(&rec, path, who.proc != nil || rec.Lease != nil)
 	}
@@ -197,16 +194,19 @@ func (x *restoring) owner(rec *lockstate.Record) *recordedOwner {
 // place returns where the directory of a record is now, and notes in the record
 // what the backing calls it. What cannot be looked at, on a bad disk perhaps,
 // counts as there; where this daemon is short of something, it is an error.
-func (x *restoring) place(rec *lockstate.Record) (path string, err error) {
+func (x *restoring) place(rec *lockstate.Record, s *seen) (path string, err error) {
 	fs := x.fs
 	path = string(rec.Path)
+	is, err := s.inode, s.err
 	if rec.Move != nil {
 		if path, err = fs.movedPlace(path, rec.Move); err != nil {
 			return "", err
 		}
+		var st unix.Statx_t
+		st, err = x.near.stat(path)
+		is = inodeOf(&st)
 	}
-	st, err := x.near.stat(path)
-	if err == nil && rec.Inode != (lockstate.Inode{}) && !rec.Inode.Is(inodeOf(&st)) {
+	if err == nil && rec.Inode != (lockstate.Inode{}) && !rec.Inode.Is(is) {
 		err = unix.ENOENT // what is there now is another one
 	}
 	if isGone(err) && !x.covered && rec.Inode != (lockstate.Inode{}) {
@@ -226,7 +226,7 @@ func (x *restoring) place(rec *lockstate.Record) (path string, err error) {
 	case err != nil:
 		x.log.tell(slog.LevelWarn, "a lock is restored as it was recorded: its directory cannot be looked at", "dir", path, "token", rec.Token, "err", err)
 	default:
-		rec.Inode = inodeOf(&st)
+		rec.Inode = is
 	}
 	return path, nil
 }
