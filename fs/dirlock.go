@@ -24,6 +24,7 @@ type dirLock struct {
 	h      *handle
 	at     link
 	want   advisory.Lock
+	waits  bool
 }
 
 // try takes the lock if it is free and nobody stands in line for it.
@@ -56,18 +57,18 @@ func (d *dirLock) wait() fuse.Status {
 	case r.proc == nil:
 		return fuse.Status(syscall.ENOLCK) // H4: and nobody would ever be woken
 	}
-	r.quiet, r.endless = true, true
+	r.quiet, r.endless, d.waits = true, true, true
 	x := &waiting{
-		dir: d.at.parent.dir, node: d.h.node.id, proc: r.proc, since: time.Now(), write: d.want.Write, turn: make(chan struct{}),
+		dir: d.at.parent.dir, node: d.h.node.id, name: d.at.name, proc: r.proc, since: time.Now(),
+		write: d.want.Write, turn: make(chan struct{}),
 	}
 	if d.fs.converts(d.h.node.id, d.want) {
 		d.dropOld() // flock(2): a conversion is not atomic; two would wait for each other
 	}
+	d.fs.enqueue(x, lockProtocol(d.want.Flock))
+	defer d.fs.leaveLine(x)
 	if d.holds(r.proc) {
-		close(x.turn) // it has the directory already: those in line wait for it
-	} else {
-		d.fs.enqueue(x, lockProtocol(d.want.Flock))
-		defer d.fs.waits.leave(x)
+		d.fs.waits.call(x) // those in line wait for it
 	}
 	return d.fs.await(x, d.cancel, nil, func() (fuse.Status, bool) {
 		r.anew()
@@ -93,10 +94,7 @@ func owner(held *lockstate.HeldError) procid.ID {
 }
 
 // holds reports whether p holds the directory already, by whatever protocol.
-func (d *dirLock) holds(p *procid.Process) bool {
-	_, held := d.fs.table.Governing(d.at.parent.dir)
-	return held && d.fs.table.Holds(p, d.at.parent.dir)
-}
+func (d *dirLock) holds(p *procid.Process) bool { return d.fs.holds(p, d.at.parent.dir) }
 
 // request is the caller's, or of who opened the file; ok is false if it was
 // interrupted.
@@ -135,6 +133,14 @@ func (fs *FS) keepsOther(n *node, q lockstate.Request) bool {
 	return kept != nil && kept != q.Dir && slices.ContainsFunc(n.lockNames(), func(l link) bool { return l.parent.dir == kept })
 }
 
+// taken reports whether the file alone is in the way. To begin, and then to give up,
+// would wake all who wait, and so who waits.
+func (d *dirLock) taken(p *procid.Process, q lockstate.Request) bool {
+	_, taken := d.fs.advisory.Get(d.h.node.id, d.want)
+	q.Process = p
+	return taken && d.fs.table.Probe(q) == nil
+}
+
 // takeOnce tells in lost that its owner had the directory already by a lock which
 // ended at that very moment: that of a description whose RELEASE came late.
 func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lockstate.HeldError, conflict error) {
@@ -150,6 +156,10 @@ func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lo
 		q.Key, q.Opened = keyOf(d.h.node.id, &d.want), fs.seenAs(d.h)
 		if fs.keepsOther(d.h.node, q) {
 			return unix.ENOLCK
+		}
+		if d.waits && d.taken(r.proc, q) {
+			conflict = advisory.ErrConflict
+			return conflict
 		}
 		g, finish, err := fs.grantLock(r, q, nil)
 		if err != nil {
@@ -176,6 +186,9 @@ func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lo
 			fs.advisory.Unlock(node, d.want)
 			*lost = true
 			err = unix.EAGAIN // for attempt, not for the caller
+		}
+		if err == nil {
+			fs.settleLocked(node, nil) // it may be less than it was
 		}
 		return err
 	})

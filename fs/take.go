@@ -174,7 +174,7 @@ func (t *turn) await(first bool) fuse.Status {
 		close(x.turn)
 	} else {
 		fs.enqueue(x, "command")
-		defer fs.waits.leave(x)
+		defer fs.leaveLine(x)
 	}
 	var over <-chan time.Time
 	if c.wait != forever {

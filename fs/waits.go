@@ -19,6 +19,7 @@ import (
 type waiting struct {
 	dir   *lockstate.Dir
 	node  uint64 // the lock file's that it waits by, if any
+	name  string // likewise
 	proc  *procid.Process
 	since time.Time
 	write bool
@@ -26,6 +27,7 @@ type waiting struct {
 
 	// Protected by waitList.mu.
 	first  bool      // turn is closed
+	called bool      // but others stand before it: see callHolders
 	behind procid.ID // who has what it waits for
 }
 
@@ -63,6 +65,8 @@ func (fs *FS) pauseLines(paused bool) {
 		fs.advisory.Pause()
 	} else {
 		fs.advisory.Resume()
+		fs.callHolders()
+		fs.table.Ring()
 	}
 }
 
@@ -73,8 +77,15 @@ func (fs *FS) inLine() uint64 {
 	return fs.waits.joins + fs.advisory.Waits()
 }
 
-// leave takes x out of its line.
-func (w *waitList) leave(x *waiting) {
+// leaveLine takes x out of its line.
+func (fs *FS) leaveLine(x *waiting) {
+	if fs.waits.leave(x) {
+		fs.table.Ring()
+	}
+}
+
+// leave is leaveLine, but for the bell: it reports whether that is to be rung.
+func (w *waitList) leave(x *waiting) (ring bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	line := w.lines[x.dir]
@@ -85,10 +96,12 @@ func (w *waitList) leave(x *waiting) {
 	}
 	if len(line) == 0 {
 		delete(w.lines, x.dir)
-		return
+		return false
 	}
 	w.lines[x.dir] = line
+	ring = slices.ContainsFunc(line, func(y *waiting) bool { return y.called })
 	w.callLocked(x.dir)
+	return ring
 }
 
 // callLocked gives their turn to those at the front of a line.
@@ -100,6 +113,7 @@ func (w *waitList) callLocked(dir *lockstate.Dir) {
 		if i > 0 && x.write {
 			return
 		}
+		x.called = false
 		if !x.first {
 			x.first = true
 			close(x.turn)
@@ -139,9 +153,41 @@ func (w *waitList) call(x *waiting) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !x.first && !w.paused && slices.Contains(w.lines[x.dir], x) {
-		x.first = true
+		x.first, x.called = true, true
 		close(x.turn)
 	}
+}
+
+// mayTry reports whether x, which has its turn, is to try now. Who was called while
+// others stand before it tries as long as it holds what it waits for, and after those
+// who do so, too, and want the same.
+func (fs *FS) mayTry(x *waiting) bool {
+	rivals, called := fs.waits.rivals(x)
+	return !called || fs.holds(x.proc, x.dir) && !slices.ContainsFunc(rivals, func(y *waiting) bool { return fs.holds(y.proc, y.dir) })
+}
+
+// holds reports whether p holds d, by whatever protocol.
+func (fs *FS) holds(p *procid.Process, d *lockstate.Dir) bool {
+	_, held := fs.table.Governing(d)
+	return held && fs.table.Holds(p, d)
+}
+
+// rivals returns who stands before x and wants the same lock file alone, as x does.
+func (w *waitList) rivals(x *waiting) (rivals []*waiting, called bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !x.called {
+		return nil, false
+	}
+	for _, y := range w.lines[x.dir] {
+		if y == x {
+			break
+		}
+		if y.name == x.name && y.write && x.write {
+			rivals = append(rivals, y)
+		}
+	}
+	return rivals, true
 }
 
 // enqueue puts x at the end of its line, and tells so.
@@ -171,8 +217,10 @@ func (fs *FS) await(x *waiting, cancel <-chan struct{}, over <-chan time.Time, t
 			return fuse.Status(unix.ETIMEDOUT)
 		}
 		next = fs.table.Bell() // before the try, so that nothing is missed
-		if status, done := try(); done {
-			return status
+		if fs.mayTry(x) {
+			if status, done := try(); done {
+				return status
+			}
 		}
 		look = nil
 		if fs.table.HasLost(x.dir) {

@@ -109,3 +109,51 @@ func TestA8AttackRemovedBeneath(t *testing.T) {
 	m.wantWoken(got, waiter)
 	m.wantOwner("D", holder.Pid)
 }
+
+// TestA8AttackBeneath attacks A8: who waits for a lock file that its parent has locked
+// is listed, sleeps, and has it in the order of arrival.
+func TestA8AttackBeneath(t *testing.T) {
+	for _, transport := range transports[:2] {
+		t.Run(transport, func(t *testing.T) {
+			m := mount(t, "--transport="+transport)
+			openDir(t, m.Back("D"))
+			openFile(t, m.Back("D/devserver"), "")
+			script := agent(t)
+			script.must("open", "h", m.At("D/devserver"), "rdwr")
+			script.must("flock", "h")
+			m.wantInTurn(script, func() { script.must("close", "h") })
+			if n := m.metric("releases_total"); n > 100 {
+				t.Errorf("%d acquisitions were begun, most of them to be given up", n)
+			}
+		})
+	}
+}
+
+// TestA8AttackHandedOverInTurn attacks A8 and R5: of many who have come to hold what
+// they wait for, the first in line has it first.
+func TestA8AttackHandedOverInTurn(t *testing.T) {
+	m := mount(t)
+	script := agent(t)
+	maker := script.Child()
+	maker.must("mkdir", m.At("D"))
+	m.wantInTurn(script, func() { maker.Exit(0) })
+}
+
+// wantInTurn fails the test if children of a script do not get D in the order in which
+// they have come, once it is given up.
+func (m *Mount) wantInTurn(script *Agent, giveUp func()) {
+	m.t.Helper()
+	var waiters []*Agent
+	var got []func() string
+	for i := range 6 {
+		w := script.Child()
+		w.must("open", "h", m.At("D/devserver"), "rdwr,creat")
+		waiters, got = append(waiters, w), append(got, w.Start("flockw", "h"))
+		m.awaitWaiters("D", i+1)
+	}
+	giveUp()
+	for i, w := range waiters {
+		m.wantWoken(got[i], w)
+		w.must("close", "h")
+	}
+}
