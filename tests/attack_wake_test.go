@@ -115,7 +115,7 @@ func TestA8AttackRemovedBeneath(t *testing.T) {
 func TestA8AttackBeneath(t *testing.T) {
 	for _, transport := range transports[:2] {
 		t.Run(transport, func(t *testing.T) {
-			m := mount(t, "--transport="+transport)
+			m := mountBy(t, transport)
 			openDir(t, m.Back("D"))
 			openFile(t, m.Back("D/devserver"), "")
 			script := agent(t)

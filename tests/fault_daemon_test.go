@@ -196,6 +196,7 @@ func (m *Mount) limitFiles(t *testing.T, n int) (old unix.Rlimit) {
 // halt stops a process, and returns when none of its threads runs any more.
 func halt(t *testing.T, pid int) {
 	t.Helper()
+	t.Cleanup(func() { syscall.Kill(pid, syscall.SIGCONT) }) // or nobody who waits for it can be ended
 	mustDo(t, syscall.Kill(pid, syscall.SIGSTOP))
 	eventually(t, "the process stops", func() bool {
 		tasks, err := filepath.Glob("/proc/" + itoa(pid) + "/task/*/status")
@@ -226,8 +227,8 @@ func TestFaultStopped(t *testing.T) {
 	written := holder.Start("put", m.At("D/g"), "written while it was stopped", "creat")
 	made := waits.Start("mkdir", m.At("F"))
 	renewed := lessee.Start("ctl", m.control("ctl"), "renew L client=x")
-	dies.conn.Close()
 	mustDo(t, syscall.Kill(dies.Pid, syscall.SIGKILL))
+	dies.conn.Close()
 	for time.Since(stopped) < 300*time.Millisecond { // the deadline goes by
 		time.Sleep(10 * time.Millisecond)
 	}
