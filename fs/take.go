@@ -132,7 +132,7 @@ func (t *turn) over(status fuse.Status) fuse.Status {
 func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.Status {
 	fs := c.fs
 	t := &turn{c: c, r: r, d: d, take: take}
-	first := fs.holdsOn(r, d)
+	first := fs.holds(r.proc, d)
 	if c.client != "" && !first {
 		_, err := fs.table.OfClient(d, c.client, c.header.Uid)
 		first = err == nil
@@ -217,12 +217,6 @@ func (c *command) outrun(r *request, d *lockstate.Dir) fuse.Status {
 	}
 	c.fs.denials.add(c.fs, r, fuse.EBUSY, errOutrun, held)
 	return fuse.EBUSY
-}
-
-// holdsOn reports whether the caller holds a directory already.
-func (fs *FS) holdsOn(r *request, d *lockstate.Dir) bool {
-	_, held := fs.table.Governing(d)
-	return held && fs.table.Holds(r.proc, d)
 }
 
 // placeOf makes sure that the command's directory is there, is still the one
