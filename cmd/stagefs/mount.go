@@ -5,7 +5,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -79,23 +78,9 @@ func (c *command) mountAction(ctx *cli.Context) error {
 	if ctx.Bool("daemon") && starter == nil && !watched.on {
 		return c.startDaemon()
 	}
-	log := io.Writer(c.err)
-	var logFile *os.File
-	if name := ctx.String("log"); name != "" {
-		logFile, err = os.OpenFile(name, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
-		if err != nil {
-			return exitf(exitCantCreate, "log file: %v", err)
-		}
-		log = logFile
-	}
-	level := logLevel(o.Debug)
-	if starter != nil && logFile == nil && !o.Debug {
-		// Until it is in the background: what is wrong, and no more.
-		level = slog.LevelWarn
-	}
-	o.Log = newLog(log, level)
-	if logFile != nil {
-		c.log, c.logFile = o.Log, logFile
+	logFile, err := c.openLog(ctx, &o, starter)
+	if err != nil {
+		return err
 	}
 	if ctx.Bool("supervise") && !watched.on {
 		return c.supervise(o, starter, logFile)
@@ -126,6 +111,27 @@ func (c *command) mountAction(ctx *cli.Context) error {
 		return exitf(statusUnmounted, "%s", text)
 	}
 	return err
+}
+
+// openLog has o log to where the command line says, and returns the file, if it is
+// one. starter: it is told what is wrong until the mount answers.
+func (c *command) openLog(ctx *cli.Context, o *fs.Options, starter *os.File) (*os.File, error) {
+	level := logLevel(o.Debug)
+	name := ctx.String("log")
+	if name == "" {
+		if starter != nil && !o.Debug {
+			level = slog.LevelWarn // no more than that
+		}
+		o.Log = newLog(c.err, level)
+		return nil, nil
+	}
+	file, err := os.OpenFile(name, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, exitf(exitCantCreate, "log file: %v", err)
+	}
+	o.Log = newLog(file, level)
+	c.log, c.logFile = o.Log, file
+	return file, nil
 }
 
 // mountOptions turns the command line into options, with absolute paths: the

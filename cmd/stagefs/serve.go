@@ -28,23 +28,14 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 	defer close(c.served)
 	keepServing()
 
-	var (
-		s        server
-		mounted  = make(chan error, 1)
-		stopping = make(chan error, 1) // what Shutdown returned
-		gone     = make(chan error, 1)
-		stopped  bool
-		first    time.Time // when the first signal came
-	)
-	stop := func() {
-		go func() { stopping <- s.Shutdown(context.WithoutCancel(ctx)) }()
-	}
+	m := &serving{command: c, o: o, mounting: true, stopping: make(chan error, 1)}
+	mounted := make(chan error, 1)
 	go func() {
 		var err error
-		s, err = c.mount(o)
+		m.server, err = c.mount(o)
 		mounted <- err
 	}()
-
+	gone := make(chan error, 1)
 	done := ctx.Done()
 	for {
 		select {
@@ -52,67 +43,101 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 			if err != nil {
 				return err
 			}
-			go func() { gone <- s.Wait() }()
-			if !stopped {
-				if err := ready(s); err != nil {
-					c.say("%v", err)
-					stopped = true
-				}
-			}
-			mounted = nil
-			if stopped {
-				stop()
-			}
+			m.mounting = false
+			go func() { gone <- m.server.Wait() }()
+			m.up(ctx, ready)
 
 		case <-done: // who runs this command in its own process wants it to end
 			done = nil
-			if !stopped && mounted == nil {
-				stop()
-			}
-			stopped = true
+			m.stop(ctx)
 
 		case sig := <-signals:
-			if again := time.Since(first); stopped && (again < secondTime || mounted != nil && again < mountTime) {
-				// To end now could leave a dead mount. And the same signal
-				// may come from several: a service manager, a supervisor,
-				// timeout(1) to its child and to their group.
-				continue
-			}
-			if !stopped {
-				first = time.Now()
-			}
-			if stopped {
-				c.complain("%v again: ending at once", sig)
-				if s != nil && mounted == nil {
-					if err := s.Detach(); err != nil {
-						c.complain("%v; what is left of the mount is cleared by: stagefs umount %s", err, quote(target(o)))
-					}
-				}
-				return &exitError{exitSignal + int(sig.(syscall.Signal)), ""}
-			}
-			c.say("%v: unmounting %s", sig, quote(target(o)))
-			stopped = true
-			if mounted == nil {
-				stop()
+			if err := m.signalled(ctx, sig); err != nil {
+				return err
 			}
 
 		case p := <-c.pauses:
-			p.wait(signals, c.ignored, stopped)
+			p.wait(signals, c.ignored, m.stopped)
 
-		case err := <-stopping:
-			switch {
-			case errors.Is(err, fs.ErrDetached):
-				c.complain("%s is still in use: detached, new paths lead past it; serving until the last user is gone (a second signal ends at once)", quote(target(o)))
-			case err != nil:
-				c.complain("unmounting %s: %v; it is served on (a second signal ends at once)", quote(target(o)), err)
-			}
+		case err := <-m.stopping:
+			m.couldNot(err)
 
 		case err := <-gone:
-			if err == nil && !stopped {
+			if err == nil && !m.stopped {
 				c.say("%s was unmounted", quote(target(o)))
 			}
 			return err
 		}
+	}
+}
+
+// A serving is a mount from when it is begun until it is gone.
+type serving struct {
+	*command
+	o        fs.Options
+	server   server
+	mounting bool // server is not there yet
+	stopped  bool
+	first    time.Time  // when the first signal came
+	stopping chan error // what Shutdown returned
+}
+
+// up calls ready once it is mounted, unless it is to end already.
+func (m *serving) up(ctx context.Context, ready func(server) error) {
+	if !m.stopped {
+		err := ready(m.server)
+		if err == nil {
+			return
+		}
+		m.say("%v", err)
+	}
+	m.stopped = true
+	m.shutDown(ctx)
+}
+
+// stop has it end, as soon as it is mounted.
+func (m *serving) stop(ctx context.Context) {
+	if !m.stopped && !m.mounting {
+		m.shutDown(ctx)
+	}
+	m.stopped = true
+}
+
+func (m *serving) shutDown(ctx context.Context) {
+	go func() { m.stopping <- m.server.Shutdown(context.WithoutCancel(ctx)) }()
+}
+
+// signalled is called for each signal that stops. It returns the end of the program
+// if that is at once.
+func (m *serving) signalled(ctx context.Context, sig os.Signal) error {
+	if !m.stopped {
+		m.first = time.Now()
+		m.say("%v: unmounting %s", sig, quote(target(m.o)))
+		m.stop(ctx)
+		return nil
+	}
+	if again := time.Since(m.first); again < secondTime || m.mounting && again < mountTime {
+		// To end now could leave a dead mount. And the same signal may come
+		// from several: a service manager, a supervisor, timeout(1) to its
+		// child and to their group.
+		return nil
+	}
+	m.complain("%v again: ending at once", sig)
+	if !m.mounting {
+		if err := m.server.Detach(); err != nil {
+			m.complain("%v; what is left of the mount is cleared by: stagefs umount %s", err, quote(target(m.o)))
+		}
+	}
+	return &exitError{exitSignal + int(sig.(syscall.Signal)), ""}
+}
+
+// couldNot tells why it is not unmounted, if it is not.
+func (m *serving) couldNot(err error) {
+	switch {
+	case errors.Is(err, fs.ErrDetached):
+		m.complain("%s is still in use: detached, new paths lead past it; serving until the last user is gone (a second signal ends at once)", quote(target(m.o)))
+	case err != nil:
+		m.complain("unmounting %s: %v; it is served on (a second signal ends at once)", quote(target(m.o)), err)
 	}
 }
 

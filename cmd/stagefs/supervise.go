@@ -116,23 +116,7 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 		starter = nil
 		last := byte(toldNothing)
 		if err == nil {
-			ended := make(chan error, 1)
-			go func() { ended <- cmd.Wait() }()
-			look := time.NewTicker(dyingTime)
-			for running := true; running; {
-				select {
-				case <-look.C:
-					if dying(cmd.Process.Pid) {
-						c.letDie(o)
-					}
-				case sig := <-signals:
-					stopped = true
-					cmd.Process.Signal(sig)
-				case err = <-ended:
-					running = false
-				}
-			}
-			look.Stop()
+			err = c.awaitDaemon(o, cmd, signals, &stopped)
 			last = heard()
 		}
 		hasServed := last == toldServes
@@ -176,13 +160,39 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 			return supervisedEnd(err)
 		}
 		c.complain("the daemon ended: %s; starting another one", how)
-		// The first one is started at once: everybody waits for it.
-		pause := time.Duration(0)
-		if failures > 1 {
-			pause = min(failurePause<<min(failures-2, 16), longestPause)
-		}
-		if told(signals, pause) {
+		if told(signals, pauseAfter(failures)) {
 			return c.stoppedEnd(o, err, true)
+		}
+	}
+}
+
+// pauseAfter is how long to wait after that many failures in a row. The first one is
+// followed at once: everybody waits for the mount.
+func pauseAfter(failures int) time.Duration {
+	if failures <= 1 {
+		return 0
+	}
+	return min(failurePause<<min(failures-2, 16), longestPause)
+}
+
+// awaitDaemon passes signals on to a daemon until it has ended, and returns how. It
+// sets stopped at a signal.
+func (c *command) awaitDaemon(o fs.Options, daemon *exec.Cmd, signals <-chan os.Signal, stopped *bool) error {
+	ended := make(chan error, 1)
+	go func() { ended <- daemon.Wait() }()
+	look := time.NewTicker(dyingTime)
+	defer look.Stop()
+	for {
+		select {
+		case <-look.C:
+			if dying(daemon.Process.Pid) {
+				c.letDie(o)
+			}
+		case sig := <-signals:
+			*stopped = true
+			daemon.Process.Signal(sig)
+		case err := <-ended:
+			return err
 		}
 	}
 }
