@@ -188,9 +188,19 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 			}, nil, false
 		}
 	}
+	r := t.newRowLocked(&q, heirs)
+	t.insertLocked(r)
+	t.noteLocked(r)
+	g = &Grant{t: t, row: r, made: true, file: q.File, request: q}
+	g.drainLocked()
+	return g, nil, false
+}
+
+// newRowLocked makes the row of an acquisition that is admitted. It is pending.
+func (t *Table) newRowLocked(q *Request, heirs []procid.Ancestor) *row {
 	t.token++
 	r := &row{
-		dir: d, kind: q.Kind, protocol: q.Protocol, file: q.File, owner: p, heirs: heirs,
+		dir: q.Dir, kind: q.Kind, protocol: q.Protocol, file: q.File, owner: q.Process, heirs: heirs,
 		token: t.token, since: t.now(), pending: true,
 		revocable: q.Revocable,
 		command:   q.Command, why: q.Why, onCrash: q.OnCrash, isNew: q.New, scope: q.Scope,
@@ -201,7 +211,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		if r.lease.ttl == 0 {
 			r.lease.ttl = DefaultTTL
 		}
-		r.join(p.ID())
+		r.join(q.Process.ID())
 	}
 	switch {
 	case q.Key != nil:
@@ -210,14 +220,16 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	case q.File != "":
 		r.files = []lockFile{{name: q.File}}
 	}
-	if r.inode = q.Inode; r.inode == (Inode{}) && len(d.rows) > 0 {
-		r.inode = d.rows[0].inode
+	if r.inode = q.Inode; r.inode == (Inode{}) && len(q.Dir.rows) > 0 {
+		r.inode = q.Dir.rows[0].inode
 	}
-	t.insertLocked(r)
-	t.noteLocked(r)
-	g = &Grant{t: t, row: r, made: true, file: q.File, request: q}
-	for _, op := range t.inflight {
-		if op.touches(d) {
+	return r
+}
+
+// drainLocked has g wait for what is under way in its directory.
+func (g *Grant) drainLocked() {
+	for _, op := range g.t.inflight {
+		if op.touches(g.row.dir) {
 			if g.pending == nil {
 				g.pending = make(map[*Op]struct{})
 			}
@@ -226,9 +238,8 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	}
 	if g.pending != nil {
 		g.drained = make(chan struct{})
-		t.draining = append(t.draining, g)
+		g.t.draining = append(g.t.draining, g)
 	}
-	return g, nil, false
 }
 
 // confirm checks the request again when what was in flight is over: that may
