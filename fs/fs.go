@@ -117,7 +117,8 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	if err := statAt(root, "", &st); err != nil {
 		return nil, err
 	}
-	fs.pass.noatime = mountFlags(root)&unix.MS_NOATIME != 0
+	flags := mountFlags(root)
+	fs.pass.noatime, fs.pass.strictatime = flags&unix.MS_NOATIME != 0, flags&unix.MS_STRICTATIME != 0
 	fs.nodes = newNodeTable(table)
 	fs.nodes.drop, fs.nodes.follow = fs.dropNode, fs.follow
 	fs.nodes.shared, fs.nodes.isLockName = fs.isSharedName, fs.isLockName

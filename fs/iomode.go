@@ -137,7 +137,7 @@ type passthrough struct {
 	on  atomic.Bool
 	dev uint32 // the file system that was tried
 
-	noatime bool // reading changes no access times
+	noatime, strictatime bool // reading changes no access times; all of them
 }
 
 // errMayMap: the handle would have to be revocable, and a mapping of a file
@@ -441,10 +441,10 @@ func fileBudget() int64 {
 }
 
 // readChangesAtime reports whether the next read of a file changes its access
-// time, as relatime in mount(8) says.
+// time: under relatime, as mount(8) says.
 func (fs *FS) readChangesAtime(st *unix.Statx_t) bool {
-	if fs.pass.noatime {
-		return false
+	if fs.pass.noatime || fs.pass.strictatime {
+		return fs.pass.strictatime
 	}
 	return !later(st.Atime, st.Mtime) || !later(st.Atime, st.Ctime) ||
 		time.Since(time.Unix(st.Atime.Sec, 0)) >= 24*time.Hour

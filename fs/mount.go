@@ -483,6 +483,9 @@ func mountFlags(root int) uintptr {
 			flags |= uintptr(f.ms)
 		}
 	}
+	if flags&(unix.MS_NOATIME|unix.MS_RELATIME) == 0 {
+		flags |= unix.MS_STRICTATIME
+	}
 	return flags
 }
 

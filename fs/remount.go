@@ -200,6 +200,7 @@ func mountAttrs(root int) int {
 		{unix.MS_NOEXEC, unix.MOUNT_ATTR_NOEXEC},
 		{unix.MS_NOATIME, unix.MOUNT_ATTR_NOATIME},
 		{unix.MS_NODIRATIME, unix.MOUNT_ATTR_NODIRATIME},
+		{unix.MS_STRICTATIME, unix.MOUNT_ATTR_STRICTATIME},
 	} {
 		if flags&f.ms != 0 {
 			attrs |= f.attr
