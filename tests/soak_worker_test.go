@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -273,17 +272,25 @@ func (w *worker) token() (uint64, error) {
 
 // witness makes sure that nobody else works on the directory, and that tokens
 // grow. The kernel ends it with the process, before anybody knows of its death.
-// A lease may end without its client's knowing, and has no witness.
+// A lease may end without its client's knowing: that one only leaves its token.
 func (w *worker) witness(token uint64) (end func()) {
-	f, err := os.OpenFile(filepath.Join(w.Witness, strings.ReplaceAll(w.slot, "/", "-")), os.O_RDWR|os.O_CREATE, 0o644)
+	path := filepath.Join(w.Witness, strings.ReplaceAll(w.slot, "/", "-"))
+	none := func() {}
+	if w.Kind == "lease" {
+		if err := os.WriteFile(path+".lease", fmt.Appendf(nil, "%-20d", w.lease.token), 0o644); err != nil {
+			w.say("V witness: %v", err)
+		}
+		return none
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		w.say("V witness: %v", err)
-		return func() {}
+		return none
 	}
 	busy := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	// The command of a `stagefs run` that was killed may not have died yet: the
 	// kernel kills it when run has died, and the lock is run's.
-	for end := time.Now().Add(time.Second); busy != nil && w.Kind != "lease" && time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
+	for end := time.Now().Add(time.Second); busy != nil && time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
 		b := make([]byte, 64)
 		n, _ := f.ReadAt(b, 0)
 		if said := strings.Fields(string(b[:n])); len(said) != 2 || said[1] == "0" || running(atoi(said[1])) {
@@ -291,29 +298,32 @@ func (w *worker) witness(token uint64) (end func()) {
 		}
 		busy = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	}
-	if busy != nil && w.Kind != "lease" {
+	if busy != nil {
 		w.say("V %s: holds %s with token %d, and somebody else works on it", w.Kind, w.slot, token)
+		return func() { f.Close() }
 	}
-	if busy == nil {
-		b, _ := io.ReadAll(f)
-		var last uint64
-		fmt.Sscan(string(b), &last)
-		// Who closes its descriptor while there is no daemon, and locks again,
-		// goes on with the lock that the next daemon has restored.
-		if token < last || token == last && w.Kind != "lease" && !strings.HasPrefix(w.Kind, "flock") {
-			w.say("V %s: token %d on %s after %d", w.Kind, token, w.slot, last)
-		}
-		run := 0
-		if w.Kind == "run" {
-			run = w.parent
-		}
-		f.WriteAt([]byte(fmt.Sprintf("%-20d %-10d\n", token, run)), 0)
+	// Who closes its descriptor while there is no daemon, and locks again, goes on
+	// with the lock that the next daemon has restored.
+	if last := lastToken(path); token < last || token == last && !strings.HasPrefix(w.Kind, "flock") {
+		w.say("V %s: token %d on %s after %d", w.Kind, token, w.slot, last)
 	}
-	if w.Kind == "lease" {
-		f.Close()
-		return func() {}
+	orphaned := w.Kind == "run" && os.Getppid() != w.parent // that token is of who came next
+	if last := lastToken(path + ".lease"); token <= last && !orphaned {
+		w.say("V %s: token %d on %s after %d, of a lease", w.Kind, token, w.slot, last)
 	}
+	run := 0
+	if w.Kind == "run" {
+		run = w.parent
+	}
+	f.WriteAt(fmt.Appendf(nil, "%-20d %-10d\n", token, run), 0)
 	return func() { f.Close() }
+}
+
+// lastToken is that which a witness has written last; 0: none yet.
+func lastToken(path string) (token uint64) {
+	b, _ := os.ReadFile(path)
+	fmt.Sscan(string(b), &token)
+	return token
 }
 
 // content is what the file of a name holds.
