@@ -240,12 +240,12 @@ func (cs *candidates) reap(fs *FS, id procid.ID) {
 	}
 }
 
-// place says where an ordinary candidate is, if its name is still its own.
+// place says where an ordinary candidate is, if its name is still its own. The node
+// need not know that name: it may have been seen by another one since a restart.
 func (c *candidate) place() (dir string, ok bool) {
-	n := c.fs.nodes.find(c.key)
 	dir = c.fs.table.Path(c.parent.dir)
-	if n != nil {
-		return dir, n.has(link{c.parent, c.name})
+	if n := c.fs.nodes.find(c.key); n != nil && n.has(link{c.parent, c.name}) {
+		return dir, true
 	}
 	fd, err := c.fs.openPath(dir)
 	if err != nil {

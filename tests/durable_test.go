@@ -278,3 +278,23 @@ func TestS1Candidate(t *testing.T) {
 		})
 	}
 }
+
+// TestS1CandidateWon: so does one that has won, of which the next daemon sees the
+// lock name first.
+func TestS1CandidateWon(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a := agent(t)
+	u := m.At("D", candidateName(t, a))
+	a.must("put", u, "pid", "creat,excl")
+	a.must("link", u, m.At("D/devserver.lock"))
+	m.restart(nil)
+	b := agent(t)
+	b.must("open", "h", m.At("D/devserver.lock"), "rdonly")
+	a.must("unlink", m.At("D/devserver.lock"))
+	if !exists(m.Back("D", candidateName(t, a))) {
+		t.Fatal("it is gone before its creator")
+	}
+	a.Kill()
+	eventually(t, "it goes with its creator", func() bool { return !exists(m.Back("D", candidateName(t, a))) })
+}
