@@ -115,6 +115,9 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			}
 			continue
 		}
+		if err == errOutdated {
+			continue
+		}
 		if err == nil {
 			fs.leftovers.changed()
 			return fuse.OK

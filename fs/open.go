@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"errors"
+
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
@@ -180,6 +182,10 @@ func (fs *FS) opened(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.Ope
 	return nil
 }
 
+// errOutdated: what was opened as a lock file is none any more, and somebody has
+// opened it since as the ordinary file which it is now.
+var errOutdated = errors.New("the lock file has lost its name")
+
 // Open is open(2) of a file that is there.
 func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	if c := fs.control.node(in.NodeId); c != nil {
@@ -225,7 +231,7 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 			}
 			_, name := n.covering()
 			h.lock, err = r.openForWrite(c, name)
-			if refused(err) && fs.lockLooks.lost(in.Pid, n) {
+			if refused(err) && (by.parent != nil && !n.has(by) || fs.lockLooks.lost(in.Pid, n)) {
 				return unix.ESTALE // the kernel looks the name up again (A10)
 			}
 			if err != nil {
@@ -243,6 +249,9 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 		}
 		if err == nil && flags&unix.O_TRUNC != 0 && in.Mode&fuse.OPEN_KILL_SUIDGID != 0 {
 			err = fs.killPrivileges(n, &in.InHeader, &st)
+		}
+		if errors.Is(err, errMayMap) && h.opener != nil && len(n.lockNames()) == 0 {
+			err = errOutdated
 		}
 		if err != nil {
 			fs.abandon(h)

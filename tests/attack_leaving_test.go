@@ -96,6 +96,68 @@ func TestM2Leaving(t *testing.T) {
 	})
 }
 
+// TestA10Leaving: who opens a lock file that loses its name at that moment, and that
+// somebody else opens as the ordinary file which it is then, is not refused.
+func TestA10Leaving(t *testing.T) {
+	needInject(t)
+	byTransport(t, func(t *testing.T, opts ...string) {
+		m := newMount(t, staticDir(t), filepath.Join(tempDir(t), "mnt"))
+		var open struct {
+			sync.Mutex
+			looks        int // of the daemon at the file, until it stops
+			stop, goesOn chan struct{}
+		}
+		m.inject(&fault{call: unix.SYS_STATX, until: func(a asked) <-chan struct{} {
+			open.Lock()
+			defer open.Unlock()
+			if open.looks == 0 || a.path(1) != "devserver" {
+				return nil
+			}
+			if open.looks--; open.looks > 0 {
+				return nil
+			}
+			close(open.stop)
+			return open.goesOn
+		}})
+		m.start(opts)
+		t.Cleanup(m.stop)
+		m.awaitReady()
+		openDir(t, m.Back("D"))
+		for looks := 1; looks <= 2; looks++ {
+			t.Run(itoa(looks), func(t *testing.T) {
+				openFile(t, m.Back("D", "devserver"), "content")
+				a, b, c := agent(t), agent(t), agent(t)
+				for _, who := range []*Agent{b, c} {
+					who.must("open", "x", m.At("D", "devserver"), "path")
+				}
+				path := func(who *Agent) string { return "/proc/self/fd/" + who.Get("fd", "x") }
+				ofB, ofC := path(b), path(c)
+				open.Lock()
+				open.looks, open.stop, open.goesOn = looks, make(chan struct{}), make(chan struct{})
+				stop, goesOn := open.stop, open.goesOn
+				open.Unlock()
+				got := b.Start("open", "y", ofB, "rdwr")
+				opened := make(chan string, 1)
+				go func() { opened <- got() }()
+				select {
+				case <-stop:
+				case status := <-opened:
+					if looks == 1 {
+						t.Fatalf("= %s before the daemon looked at the file", status)
+					}
+					return // it looks less often
+				}
+				a.must("unlink", m.At("D", "devserver"))
+				c.must("open", "y", ofC, "rdwr")
+				close(goesOn)
+				if status := <-opened; status != "ok" {
+					t.Errorf("= %s, want ok", status)
+				}
+			})
+		}
+	})
+}
+
 // plainAnswers are those that a local file system gives to calls on one name that
 // others make and remove meanwhile.
 var plainAnswers = map[string]string{
@@ -110,10 +172,8 @@ var plainAnswers = map[string]string{
 func TestAttackNames(t *testing.T) {
 	const crowd, duration = 4, 2 * time.Second
 	for name, besides := range map[string]string{
-		"file": "",
-		// An open is refused, rarely, while the RELEASE of a file that it takes the
-		// place of is under way: less than A10 says.
-		"devserver": "open EBUSY|open to create EBUSY|unlink EBUSY|truncate EBUSY|chmod EBUSY|rename over EEXIST|rename over EBUSY",
+		"file":      "",
+		"devserver": "unlink EBUSY|truncate EBUSY|chmod EBUSY|rename over EEXIST|rename over EBUSY",
 	} {
 		t.Run(name, func(t *testing.T) {
 			byTransport(t, func(t *testing.T, opts ...string) {

@@ -28,6 +28,9 @@ type fault struct {
 	errno unix.Errno
 	times int
 
+	// until has no call fail: one waits until what it returns, if not nil, is closed.
+	until func(a asked) <-chan struct{}
+
 	did int // protected by faults.mu
 }
 
@@ -158,10 +161,17 @@ func (f *faults) answer(listener int) {
 			continue // interrupted, or gone
 		}
 		a := seccompAnswer{id: n.id, flags: seccompContinue}
+		if goesOn := f.until(n); goesOn != nil {
+			go func() {
+				<-goesOn
+				unix.Syscall(unix.SYS_IOCTL, uintptr(listener), seccompSend, uintptr(unsafe.Pointer(&a)))
+			}()
+			continue
+		}
 		f.mu.Lock()
 		var hit *fault
 		for _, one := range f.all {
-			if one.call == int(n.nr) && one.did < one.times && (one.is == nil || one.is(asked{int(n.pid), n.args})) {
+			if one.until == nil && one.call == int(n.nr) && one.did < one.times && (one.is == nil || one.is(asked{int(n.pid), n.args})) {
 				hit = one
 				a.flags, a.errno = 0, -int32(one.errno)
 				break
@@ -172,6 +182,15 @@ func (f *faults) answer(listener int) {
 		}
 		f.mu.Unlock()
 	}
+}
+
+func (f *faults) until(n seccompNotif) <-chan struct{} {
+	for _, one := range f.all {
+		if one.until != nil && one.call == int(n.nr) {
+			return one.until(asked{int(n.pid), n.args})
+		}
+	}
+	return nil
 }
 
 // injectMain becomes stagefs with the filter.
