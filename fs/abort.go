@@ -8,10 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Abort ends the kernel's connection to the daemon of a mount, as the daemon's death
-// does: whoever waits for an answer hears ECONNABORTED. Only root may.
-func Abort(m *MountEntry) error {
+// Connection is the kernel's number of its connection to the daemon of the mount.
+func (m *MountEntry) Connection() string {
 	_, minor, _ := strings.Cut(m.Dev, ":")
+	return minor
+}
+
+// Abort ends the kernel's connection of a number to a daemon, as the daemon's death
+// does: whoever waits for an answer hears ECONNABORTED. Only root may.
+func Abort(connection string) error {
 	// Nobody need have it mounted anywhere.
 	ctx, err := unix.Fsopen("fusectl", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -26,12 +31,12 @@ func Abort(m *MountEntry) error {
 		return os.NewSyscallError("fsmount", err)
 	}
 	defer unix.Close(all)
-	fd, err := unix.Openat(all, minor+"/abort", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(all, connection+"/abort", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err == unix.ENOENT {
 		return nil // it has ended
 	}
 	if err != nil {
-		return fmt.Errorf("the connection of %s: %w", plain(m.Path), err)
+		return fmt.Errorf("connection %s: %w", connection, err)
 	}
 	defer unix.Close(fd)
 	_, err = unix.Write(fd, []byte("1"))

@@ -5,6 +5,7 @@ package tests
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -94,41 +95,90 @@ func TestS1AttackPagesKilled(t *testing.T) {
 func TestFaultPagesHeld(t *testing.T) {
 	for _, transport := range []string{"threads", "uring"} {
 		t.Run(transport, func(t *testing.T) {
-			needTransport(t, transport)
-			needInject(t)
-			dir := staticDir(t)
-			m := newMount(t, dir, dir+".mnt")
-			openDir(t, m.Back("D"))
-			openFile(t, m.Back("D/f"), strings.Repeat("x", 1<<20))
-			reading, goOn := make(chan bool), make(chan bool)
-			var once, let sync.Once
-			m.inject(&fault{call: unix.SYS_PREADV, times: 1, is: func(asked) bool {
-				once.Do(func() { close(reading) })
-				<-goOn
-				return false
-			}})
-			t.Cleanup(func() { let.Do(func() { close(goOn) }) })
-			m.start([]string{"--supervise", "--no-passthrough", "--transport", transport})
-			t.Cleanup(m.stop)
-			m.awaitReady()
-			m.healthy()
-			pid := m.daemon()
-			writer, reader := agent(t), agent(t)
-			writer.mustCommand(m, "acquire D client=x ttl=1h")
-			reader.must("open", "r", m.At("D/f"), "rdonly")
-			writer.must("open", "w", m.At("D/f"), "rdwr,append")
-			reader.Start("pread", "r", "4096", "0")
-			<-reading
-			writer.must("write", "w", "end") // the kernel is to drop all pages
-			eventually(t, "the kernel waits for the page", func() bool { return sleepsIn(pid, "folio_lock") })
-			mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
-			let.Do(func() { close(goOn) })
+			m, pid := pagesHeld(t, transport, "--supervise")
 			eventually(t, "another daemon serves", func() bool { now := m.daemon(); return now != 0 && now != pid })
 			if b, err := os.ReadFile(m.At("D/f")); err != nil || !strings.HasSuffix(string(b), "xend") {
 				t.Errorf("%d bytes, %v", len(b), err)
 			}
 		})
 	}
+}
+
+// TestFaultPagesHeldAlone: one that nobody supervises ends when its mount is made
+// anew, or unmounted. Who cannot do that hears what it waits for.
+func TestFaultPagesHeldAlone(t *testing.T) {
+	for _, transport := range []string{"threads", "uring"} {
+		t.Run(transport, func(t *testing.T) {
+			t.Run("mount", func(t *testing.T) {
+				m, pid := pagesHeld(t, transport)
+				m.start(nil)
+				eventually(t, "the killed daemon has ended", func() bool { return syscall.Kill(pid, 0) == syscall.ESRCH })
+				m.awaitReady()
+				if b, err := os.ReadFile(m.At("D/f")); err != nil || !strings.HasSuffix(string(b), "xend") {
+					t.Errorf("%d bytes, %v", len(b), err)
+				}
+			})
+			t.Run("umount", func(t *testing.T) {
+				m, pid := pagesHeld(t, transport)
+				who := "process " + itoa(pid) + ", does not answer: it was killed"
+				for _, args := range []string{"locks", "acquire -n"} {
+					m.wantStatus(69, who, append(strings.Fields(args), m.At("D"))...)
+				}
+				asUser := exec.Command(stagefsBin(), "mount", "--state-dir", m.State, m.Dir, m.Path)
+				asUser.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+				if r := startCmd(t, asUser).Wait(); r.Status != 69 || !strings.Contains(r.Err, who) || !strings.Contains(r.Err, "stagefs umount "+m.Path) {
+					t.Errorf("stagefs mount, as nobody: %v; want 69, and %q said", r, who)
+				}
+				m.stagefs("umount", m.Path) // it may be in use still
+				eventually(t, "the killed daemon has ended", func() bool { return syscall.Kill(pid, 0) == syscall.ESRCH })
+				if r := m.stagefs("umount", "--lazy", m.Path); r.Status != 0 && mountedAt(m.Path) {
+					t.Errorf("stagefs umount --lazy: %v", r)
+				}
+			})
+		})
+	}
+}
+
+// pagesHeld is the mount of a daemon that is killed while it has the kernel drop pages
+// that it is reading itself: so it does not end.
+func pagesHeld(t *testing.T, transport string, opts ...string) (m *Mount, pid int) {
+	t.Helper()
+	needTransport(t, transport)
+	needInject(t)
+	dir := staticDir(t)
+	m = newMount(t, dir, dir+".mnt")
+	openDir(t, m.Back("D"))
+	openFile(t, m.Back("D/f"), strings.Repeat("x", 1<<20))
+	reading, goOn := make(chan bool), make(chan bool)
+	var once, let sync.Once
+	m.inject(&fault{call: unix.SYS_PREADV, times: 1, is: func(asked) bool {
+		once.Do(func() { close(reading) })
+		<-goOn
+		return false
+	}})
+	t.Cleanup(func() { let.Do(func() { close(goOn) }) })
+	m.start(append(opts, "--no-passthrough", "--transport", transport))
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	m.healthy()
+	abort := filepath.Join(m.connection(), "abort")
+	t.Cleanup(func() {
+		if t.Failed() {
+			os.WriteFile(abort, []byte("1"), 0) // or it would be there for ever
+		}
+	})
+	pid = m.daemon()
+	writer, reader := agent(t), agent(t)
+	writer.mustCommand(m, "acquire D client=x ttl=1h")
+	reader.must("open", "r", m.At("D/f"), "rdonly")
+	writer.must("open", "w", m.At("D/f"), "rdwr,append")
+	reader.Start("pread", "r", "4096", "0")
+	<-reading
+	writer.must("write", "w", "end") // the kernel is to drop all pages
+	eventually(t, "the kernel waits for the page", func() bool { return sleepsIn(pid, "folio_lock") })
+	mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
+	let.Do(func() { close(goOn) })
+	return m, pid
 }
 
 // sleepsIn tells whether a thread of a process sleeps in a function of the kernel.

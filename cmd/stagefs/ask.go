@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -155,7 +157,7 @@ func answers(mount *fs.MountEntry, within time.Duration) error {
 }
 
 // notStopped waits until the daemon answers whose mount a path leads into, however
-// long it takes, unless it is stopped: nobody would know what he waits for.
+// long it takes, unless it is stopped or dying: nobody would know what he waits for.
 func notStopped(path string) error {
 	mount := leadsTo(path)
 	if mount == nil {
@@ -166,12 +168,18 @@ func notStopped(path string) error {
 		return nil // as good as an answer: who asks the mount itself hears what is wrong
 	}
 	defer q.leave()
-	for errors.Is(q.answer(answerTime), errSilent) {
-		if pid := suspect(mount); pid != 0 && stopped(pid) {
+	for {
+		err := q.answer(answerTime)
+		if !noAnswer(err) {
+			return nil
+		}
+		if pid := suspect(mount); pid != 0 && (stopped(pid) || dying(pid)) {
 			return exitf(exitUnavailable, "%s", silence(mount))
 		}
+		if err != errSilent {
+			return nil
+		}
 	}
-	return nil
 }
 
 // silence says whose daemon does not answer, and what can be done.
@@ -183,6 +191,9 @@ func silence(mount *fs.MountEntry) string {
 	text := fmt.Sprintf("the daemon of %s, process %d, does not answer", quote(mount.Path), pid)
 	if stopped(pid) {
 		return text + fmt.Sprintf(": it is stopped; continue it with: kill -CONT %d", pid)
+	}
+	if dying(pid) {
+		return text + ": it was killed, and cannot end; help it, as root, with: stagefs umount " + quote(mount.Path)
 	}
 	return text + fmt.Sprintf("; if it hangs, end it with: kill -9 %d, and mount again", pid)
 }
@@ -225,25 +236,50 @@ func leadsTo(path string) *fs.MountEntry {
 	return nil
 }
 
-// daemonOf returns the process that serves a mount: the one that has its
-// connection open (proc_pid_fdinfo(5)). It is 0 where that can't be seen.
+// daemonOf returns the process that serves a mount: the one that has its connection
+// open. One that is dying counts if there is no other. It is 0 where that can't be
+// seen.
 func daemonOf(mount *fs.MountEntry) int {
-	_, minor, _ := strings.Cut(mount.Dev, ":")
-	return findProcess(func(proc string) bool {
-		fds, _ := os.ReadDir(proc + "/fd")
+	connection := mount.Connection()
+	var killed atomic.Int64
+	pid := findProcess(func(proc string) bool {
+		if !slices.Contains(connections(proc), connection) {
+			return false
+		}
+		if pid, _ := strconv.Atoi(filepath.Base(proc)); dying(pid) {
+			killed.Store(int64(pid))
+			return false
+		}
+		return true
+	})
+	return cmp.Or(pid, int(killed.Load()))
+}
+
+// connections returns the kernel's numbers of the FUSE connections that a process has
+// open (proc_pid_fdinfo(5)), also if its first thread has ended, but not another.
+func connections(proc string) (numbers []string) {
+	threads := []string{proc}
+	if stat, _ := os.ReadFile(proc + "/stat"); procid.StatField(stat, statState) == "Z" {
+		threads, _ = filepath.Glob(proc + "/task/[0-9]*")
+	}
+	for _, thread := range threads {
+		fds, _ := os.ReadDir(thread + "/fd")
 		for _, fd := range fds {
-			if link, err := os.Readlink(proc + "/fd/" + fd.Name()); err != nil || link != "/dev/fuse" {
+			if link, err := os.Readlink(thread + "/fd/" + fd.Name()); err != nil || link != "/dev/fuse" {
 				continue
 			}
-			info, _ := os.ReadFile(proc + "/fdinfo/" + fd.Name())
+			info, _ := os.ReadFile(thread + "/fdinfo/" + fd.Name())
 			for line := range strings.Lines(string(info)) {
-				if value, ok := strings.CutPrefix(line, "fuse_connection:"); ok && strings.TrimSpace(value) == minor {
-					return true
+				if value, ok := strings.CutPrefix(line, "fuse_connection:"); ok {
+					numbers = append(numbers, strings.TrimSpace(value))
 				}
 			}
 		}
-		return false
-	})
+		if len(fds) > 0 {
+			break // all have the same
+		}
+	}
+	return numbers
 }
 
 // findProcess returns a process for which is reports true, or 0. proc is its
@@ -261,7 +297,7 @@ func findProcess(is func(proc string) bool) (pid int) {
 }
 
 // suspect is daemonOf for a daemon that does not answer. Who may not see what
-// another's daemon has open finds one by its command line, if it is stopped.
+// another's daemon has open finds one by its command line, if it is stopped or dying.
 func suspect(mount *fs.MountEntry) int {
 	if pid := daemonOf(mount); pid != 0 {
 		return pid
@@ -269,13 +305,12 @@ func suspect(mount *fs.MountEntry) int {
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, proc := range procs {
 		pid, _ := strconv.Atoi(filepath.Base(proc))
-		if !stopped(pid) {
+		if !stopped(pid) && !dying(pid) {
 			continue
 		}
 		status, _ := procid.ReadStatus(pid)
 		uid, _, _ := strings.Cut(status.Field("Uid"), "\t")
-		line, _ := os.ReadFile(proc + "/cmdline")
-		args := strings.Split(string(line), "\x00")
+		args := commandLine(proc)
 		if uid == strconv.Itoa(mountedBy(mount)) && strings.HasPrefix(status.Field("Name"), "stagefs") && slices.Contains(args, "mount") &&
 			slices.ContainsFunc(args, func(a string) bool { return filepath.Base(a) == filepath.Base(mount.Source) }) {
 			return pid
@@ -284,9 +319,28 @@ func suspect(mount *fs.MountEntry) int {
 	return 0
 }
 
+// commandLine returns that of a process, also if its first thread has ended, but not
+// another.
+func commandLine(proc string) []string {
+	line, _ := os.ReadFile(proc + "/cmdline")
+	if len(line) == 0 {
+		threads, _ := filepath.Glob(proc + "/task/[0-9]*")
+		for i := 0; i < len(threads) && len(line) == 0; i++ {
+			line, _ = os.ReadFile(threads[i] + "/cmdline")
+		}
+	}
+	return strings.Split(string(line), "\x00")
+}
+
+// Fields of /proc/PID/stat, see proc_pid_stat(5).
+const (
+	statState   = 3
+	statFlags   = 9
+	statPending = 31
+)
+
 // stopped reports whether a process was stopped by a signal.
 func stopped(pid int) bool {
-	const state = 3 // see proc_pid_stat(5)
 	stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	return procid.StatField(stat, state) == "T"
+	return procid.StatField(stat, statState) == "T"
 }

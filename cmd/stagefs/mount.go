@@ -66,6 +66,9 @@ func (c *command) mountAction(ctx *cli.Context) error {
 	closeInherited(c.args) // some file system would stay busy, some reader of a pipe wait, while it serves
 	if starter == nil && !watched.on {
 		for _, dir := range ctx.Args().Slice() { // served already, perhaps
+			if err := clearDying(dir); err != nil {
+				return err
+			}
 			if err := notStopped(dir); err != nil {
 				return err
 			}

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs"
-	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // envSupervised tells a process that it is the daemon which `stagefs mount
@@ -180,13 +179,16 @@ func pauseAfter(failures int) time.Duration {
 func (c *command) awaitDaemon(o fs.Options, daemon *exec.Cmd, signals <-chan os.Signal, stopped *bool) error {
 	ended := make(chan error, 1)
 	go func() { ended <- daemon.Wait() }()
-	look := time.NewTicker(dyingTime)
+	look, lets := time.NewTicker(dyingTime), true
 	defer look.Stop()
 	for {
 		select {
 		case <-look.C:
-			if dying(daemon.Process.Pid) {
-				c.letDie(o)
+			if pid := daemon.Process.Pid; lets && dying(pid) {
+				if err := letDie(pid, mountAt(target(o))); err != nil {
+					c.complain("%v", err)
+					lets = false
+				}
 			}
 		case sig := <-signals:
 			*stopped = true
@@ -197,47 +199,14 @@ func (c *command) awaitDaemon(o fs.Options, daemon *exec.Cmd, signals <-chan os.
 	}
 }
 
-// dyingTime is how often it is looked whether a daemon that was killed ends.
-const dyingTime = 500 * time.Millisecond
-
-// dying reports whether a child was killed, and has ended but for some of its threads.
-// In one that is being replaced, the first thread ends as well; but that one by which
-// it goes on is not killed.
-func dying(pid int) bool {
-	left := 0
-	tasks, _ := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/task")
-	for _, task := range tasks {
-		tid, _ := strconv.Atoi(task.Name())
-		status, err := procid.ReadStatus(tid)
-		ended := err != nil || strings.HasPrefix(status.Field("State"), "Z") || strings.HasPrefix(status.Field("State"), "X")
-		switch pending, _ := strconv.ParseUint(status.Field("SigPnd"), 16, 64); {
-		case ended:
-		case tid == pid || pending&(1<<(syscall.SIGKILL-1)) == 0:
-			return false
-		default:
-			left++
-		}
+// mountAt returns the stagefs mount at a path, nil if there is none.
+func mountAt(path string) *fs.MountEntry {
+	mounts, _ := fs.ReadMounts()
+	at, err := lexical(path)
+	if m := topMount(mounts, at); err == nil && m != nil && m.FSType == fsType {
+		return m
 	}
-	return left > 0
-}
-
-// letDie ends the connection of a daemon that was killed and cannot end: a thread of
-// it has asked something of the kernel that waits for a request, which nobody answers
-// any more. Its end would do the same.
-func (c *command) letDie(o fs.Options) {
-	mounts, err := fs.ReadMounts()
-	if err != nil {
-		return
-	}
-	path, err := lexical(target(o))
-	if err != nil {
-		return
-	}
-	if m := topMount(mounts, path); m != nil && m.FSType == fsType {
-		if err := fs.Abort(m); err != nil {
-			c.complain("the daemon was killed and does not end, and its connection to the kernel cannot be ended: %v", err)
-		}
-	}
+	return nil
 }
 
 // told reports whether a signal comes within a time, or has come.

@@ -53,6 +53,13 @@ func (c *command) umountAction(ctx *cli.Context) error {
 		return exitf(exitNoPerm, "%s was mounted by the user %d; only that one and root may unmount it", quote(path), by)
 	}
 	daemon := daemonOf(mount)
+	who := daemon
+	if who == 0 {
+		who = suspect(mount)
+	}
+	if err := endDying(mount, who); err != nil {
+		return err
+	}
 	lazy := ctx.Bool("lazy")
 	err = c.unmount(path, lazy)
 	var users []mountUser
