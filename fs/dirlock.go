@@ -60,7 +60,8 @@ func (d *dirLock) wait() fuse.Status {
 	r.quiet, r.endless, d.waits = true, true, true
 	x := &waiting{
 		dir: d.at.parent.dir, node: d.h.node.id, name: d.at.name, proc: r.proc, since: time.Now(),
-		write: d.want.Write, turn: make(chan struct{}),
+		write: d.want.Write, turn: make(chan struct{}), dead: make(chan struct{}),
+		hears: !d.want.Flock, blocker: d.blocker(r),
 	}
 	if d.fs.converts(d.h.node.id, d.want) {
 		d.dropOld() // flock(2): a conversion is not atomic; two would wait for each other
@@ -73,24 +74,31 @@ func (d *dirLock) wait() fuse.Status {
 	return d.fs.await(x, d.cancel, nil, func() (fuse.Status, bool) {
 		r.anew()
 		status, held, conflict := d.take(r)
-		if held != nil && !d.want.Flock && held.Lock.Client == "" && d.fs.waits.circle(x, owner(held)) {
-			return fuse.Status(syscall.EDEADLK), true
-		}
 		return status, conflict == nil && held == nil
 	})
+}
+
+// asks is what the lock asks of the directory.
+func (d *dirLock) asks() lockstate.Request {
+	q := lockstate.Request{
+		Dir: d.at.parent.dir, Inode: d.at.parent.key().inode(), Kind: lockstate.Shared, Protocol: lockProtocol(d.want.Flock), File: d.at.name,
+	}
+	if d.want.Write {
+		q.Kind = lockstate.Explicit
+	}
+	return q
+}
+
+// blocker returns what tells who is in the way.
+func (d *dirLock) blocker(r *request) func() (procid.ID, bool) {
+	q, node, want := d.asks(), d.h.node.id, d.want
+	q.Process = r.proc
+	return func() (procid.ID, bool) { return d.fs.blockerOf(q, node, &want) }
 }
 
 // dropOld gives up what the description had.
 func (d *dirLock) dropOld() {
 	d.fs.unlock(d.h.node.id, d.want)
-}
-
-// owner returns whom a refusal is waited for.
-func owner(held *lockstate.HeldError) procid.ID {
-	if len(held.Handles) > 0 {
-		return held.Handles[0].Owner
-	}
-	return held.Lock.Owner
 }
 
 // holds reports whether p holds the directory already, by whatever protocol.
@@ -145,12 +153,7 @@ func (d *dirLock) taken(p *procid.Process, q lockstate.Request) bool {
 // ended at that very moment: that of a description whose RELEASE came late.
 func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lockstate.HeldError, conflict error) {
 	fs := d.fs
-	q := lockstate.Request{
-		Dir: d.at.parent.dir, Inode: d.at.parent.key().inode(), Kind: lockstate.Shared, Protocol: lockProtocol(d.want.Flock), File: d.at.name,
-	}
-	if d.want.Write {
-		q.Kind = lockstate.Explicit
-	}
+	q := d.asks()
 	status = fs.attempt(r, false, func() error {
 		conflict, held = nil, nil
 		q.Key, q.Opened = keyOf(d.h.node.id, &d.want), fs.seenAs(d.h)

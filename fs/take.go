@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // acquire takes a directory by command (A7). Who has to wait stands in the same
@@ -119,6 +120,15 @@ func (t *turn) try() (status fuse.Status, done bool) {
 	return status, status == fuse.OK || t.held == nil
 }
 
+// blocker tells who is in the way.
+func (t *turn) blocker() (procid.ID, bool) {
+	q := lockstate.Request{Process: t.r.proc, Dir: t.d, Kind: lockstate.Explicit, Client: t.c.client, UID: t.c.header.Uid}
+	if t.c.shared {
+		q.Kind = lockstate.Shared
+	}
+	return t.c.fs.blockerOf(q, 0, nil)
+}
+
 // over tells what was in the way at last.
 func (t *turn) over(status fuse.Status) fuse.Status {
 	if t.held != nil && status != fuse.OK {
@@ -169,8 +179,12 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 // line wait for it.
 func (t *turn) await(first bool) fuse.Status {
 	c, fs := t.c, t.c.fs
-	x := &waiting{dir: t.d, proc: t.r.proc, since: time.Now(), write: !c.shared, turn: make(chan struct{})}
+	x := &waiting{
+		dir: t.d, proc: t.r.proc, since: time.Now(), write: !c.shared, turn: make(chan struct{}), dead: make(chan struct{}),
+		hears: true, blocker: t.blocker,
+	}
 	if first {
+		x.first = true
 		close(x.turn)
 	} else {
 		fs.enqueue(x, "command")
@@ -182,13 +196,7 @@ func (t *turn) await(first bool) fuse.Status {
 		defer timer.Stop()
 		over = timer.C
 	}
-	status := fs.await(x, c.cancel, over, func() (fuse.Status, bool) {
-		status, done := t.try()
-		if t.held != nil && !done && t.held.Lock.Client == "" && fs.waits.circle(x, owner(t.held)) {
-			return fuse.Status(unix.EDEADLK), true
-		}
-		return status, done
-	})
+	status := fs.await(x, c.cancel, over, t.try)
 	if status == fuse.Status(unix.ETIMEDOUT) {
 		if t.held == nil { // its turn never came
 			if l, ok := fs.table.Governing(t.d); ok {

@@ -25,10 +25,14 @@ type waiting struct {
 	write bool
 	turn  chan struct{} // closed when it has its turn
 
+	// For the search for deadlocks; see [FS.deadlocked].
+	hears   bool                     // it takes part, and is told
+	blocker func() (procid.ID, bool) // tells who has what it waits for
+	dead    chan struct{}            // closed when it is told; waitList.searching
+
 	// Protected by waitList.mu.
-	first  bool      // turn is closed
-	called bool      // but others stand before it: see callHolders
-	behind procid.ID // who has what it waits for
+	first  bool // turn is closed
+	called bool // but others stand before it: see callHolders
 }
 
 // waitList holds the lines.
@@ -39,6 +43,9 @@ type waitList struct {
 	// come again in the same order.
 	paused bool
 	lines  map[*lockstate.Dir][]*waiting
+	byProc map[procid.ID][]*waiting // in order of arrival
+
+	searching sync.Mutex // one search for a deadlock at a time; before mu
 }
 
 // join puts x at the end of its line.
@@ -47,8 +54,10 @@ func (w *waitList) join(x *waiting) {
 	defer w.mu.Unlock()
 	if w.lines == nil {
 		w.lines = make(map[*lockstate.Dir][]*waiting)
+		w.byProc = make(map[procid.ID][]*waiting)
 	}
 	w.joins++
+	w.byProc[x.proc.ID()] = append(w.byProc[x.proc.ID()], x)
 	w.lines[x.dir] = append(w.lines[x.dir], x)
 	w.callLocked(x.dir)
 }
@@ -88,6 +97,14 @@ func (fs *FS) leaveLine(x *waiting) {
 func (w *waitList) leave(x *waiting) (ring bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	id := x.proc.ID()
+	own := w.byProc[id]
+	if i := slices.Index(own, x); i >= 0 {
+		own = slices.Delete(own, i, i+1)
+	}
+	if w.byProc[id] = own; len(own) == 0 {
+		delete(w.byProc, id)
+	}
 	line := w.lines[x.dir]
 	if len(line) > 0 && line[0] == x { // as those do who had their turn
 		line[0], line = nil, line[1:]
@@ -207,10 +224,18 @@ func (fs *FS) enqueue(x *waiting, protocol string) {
 func (fs *FS) await(x *waiting, cancel <-chan struct{}, over <-chan time.Time, try func() (status fuse.Status, done bool)) fuse.Status {
 	next := (<-chan struct{})(x.turn)
 	var look <-chan time.Time
-	for {
+	for looked := false; ; {
+		if !looked && !fs.waits.hasTurn(x) {
+			looked = true
+			if fs.deadlocked(x) {
+				return fuse.Status(unix.EDEADLK)
+			}
+		}
 		select {
 		case <-next:
 		case <-look:
+		case <-x.dead:
+			return fuse.Status(unix.EDEADLK)
 		case <-cancel:
 			return fuse.EINTR
 		case <-over:
@@ -221,6 +246,9 @@ func (fs *FS) await(x *waiting, cancel <-chan struct{}, over <-chan time.Time, t
 			if status, done := try(); done {
 				return status
 			}
+		}
+		if fs.deadlocked(x) {
+			return fuse.Status(unix.EDEADLK)
 		}
 		look = nil
 		if fs.table.HasLost(x.dir) {
@@ -253,38 +281,6 @@ func (w *waitList) on(t *nodeTable, node uint64) bool {
 		}
 	}
 	return false
-}
-
-// circle notes behind whom x waits and reports whether that one waits for x in
-// the end, so that both would wait for ever.
-func (w *waitList) circle(x *waiting, behind procid.ID) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	x.behind = behind
-	for range len(w.lines) {
-		next := w.waitsLocked(behind)
-		if next == nil {
-			return false
-		}
-		if behind = next.behind; behind == x.proc.ID() {
-			return true
-		}
-	}
-	return false
-}
-
-func (w *waitList) waitsLocked(id procid.ID) *waiting {
-	for _, line := range w.lines {
-		for _, y := range line {
-			if !y.first {
-				break // nor has anybody behind it
-			}
-			if y.proc.ID() == id {
-				return y
-			}
-		}
-	}
-	return nil
 }
 
 // list returns who waits, in order of arrival.

@@ -51,6 +51,16 @@ func (t *Table) KeptBy(key any) *Dir {
 	return nil
 }
 
+// OwnerBy returns the owner of the lock that a descriptor lock keeps.
+func (t *Table) OwnerBy(key any) (owner procid.ID, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r := t.keys[key]; r != nil && r.lease == nil {
+		return r.owner.ID(), true
+	}
+	return procid.ID{}, false
+}
+
 // ReleaseKey tells that a descriptor lock is gone: a lock that only it kept ends
 // (R2).
 func (t *Table) ReleaseKey(key any) (Lock, bool) {
