@@ -120,8 +120,8 @@ func (c *content) note(id FileID) {
 func (t *Table) inheritLocked(r, old *row) {
 	switch {
 	case old.content.unknown || old.changed && !t.tracksLocked(old):
-	case r.content.fresh || len(r.content.known) > 0:
-	default:
+	case r.content.fresh:
+	case old.content.fresh || len(r.content.known) == 0: // what r has made is part of what is fresh
 		r.content = old.content
 	}
 }

@@ -158,6 +158,39 @@ func TestR7(t *testing.T) {
 	}
 }
 
+// TestR7Locked: who makes a directory, and then its lock file, has made both under
+// the lock (A13): nothing is left in the way of the next one's mkdir.
+func TestR7Locked(t *testing.T) {
+	protocols := map[string]func(a *Agent, dir string){
+		"creat": func(a *Agent, dir string) { a.must("creat", dir+"/devserver", "wronly,creat,excl") },
+		"mkdir": func(a *Agent, dir string) { a.must("mkdir", dir+"/devserver.lock") },
+		"link": func(a *Agent, dir string) {
+			u := dir + "/" + candidateName(t, a)
+			a.must("put", u, "pid", "creat,excl")
+			a.must("link", u, dir+"/devserver.lock")
+			a.must("unlink", u)
+		},
+	}
+	for _, policy := range []string{"destroy", "quarantine"} {
+		m := mount(t, "--on-crash", policy)
+		for name, lock := range protocols {
+			t.Run(policy+", "+name, func(t *testing.T) {
+				m := m.on(t)
+				a := agent(t)
+				a.must("mkdir", m.At(name))
+				lock(a, m.At(name))
+				stageIn(a, m.At(name))
+				a.Kill()
+				m.awaitFree(name)
+				wantGone(t, m, name)
+				if policy == "quarantine" {
+					wantQuarantined(t, m, name, freshMade)
+				}
+			})
+		}
+	}
+}
+
 func wantTree(t *testing.T, dir string, want []string) {
 	t.Helper()
 	want = slices.Sorted(slices.Values(want))
