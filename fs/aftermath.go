@@ -278,7 +278,7 @@ func (c *clearing) move(dir, name string, to int, as string, found *lockstate.Fi
 		return parent, unix.ENOENT
 	}
 	defer fs.reheatAside(join(dir, name), v)()
-	if err := unix.Renameat2(fd, name, to, as, unix.RENAME_NOREPLACE); err != nil {
+	if err := fs.back.move(fd, name, to, as); err != nil {
 		return parent, err
 	}
 	c.moved++

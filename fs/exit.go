@@ -393,7 +393,7 @@ var errNotLockDir = errors.New("holds more than a lock directory does; left alon
 // removeLockEntry removes a lock file, or a lock directory with what is in it. The
 // caller holds FS.ns alone.
 func (fs *FS) removeLockEntry(dir int, name string) error {
-	err := unix.Unlinkat(dir, name, 0)
+	err := fs.back.unlink(dir, name, 0)
 	if err != unix.EISDIR && err != unix.EPERM {
 		return err
 	}

@@ -51,9 +51,12 @@ func (fs *FS) detachNodes(dir int, name, as string) (open string, err error) {
 }
 
 // A merging moves a tree into another one. After an error it is of no use.
-type merging struct{ from, to *descent }
+type merging struct {
+	back     *backing
+	from, to *descent
+}
 
-func newMerging(from, to int) (*merging, error) {
+func newMerging(back *backing, from, to int) (*merging, error) {
 	a, err := descend(from)
 	if err != nil {
 		return nil, err
@@ -63,7 +66,7 @@ func newMerging(from, to int) (*merging, error) {
 		a.close()
 		return nil, err
 	}
-	return &merging{a, b}, nil
+	return &merging{back, a, b}, nil
 }
 
 func (m *merging) close() {
@@ -98,14 +101,14 @@ func (m *merging) conflict(name, as string) (found string, err error) {
 // merge moves an entry to another place; directories that are there already get
 // what is in it.
 func (m *merging) merge(name, as string) error {
-	err := unix.Renameat2(m.from.fd, name, m.to.fd, as, unix.RENAME_NOREPLACE)
+	err := m.back.move(m.from.fd, name, m.to.fd, as)
 	if err != unix.EEXIST {
 		return err
 	}
 	if err := m.both(name, as, func(entry string) error { return m.merge(entry, entry) }); err != nil {
 		return err
 	}
-	return unix.Unlinkat(m.from.fd, name, unix.AT_REMOVEDIR)
+	return m.back.unlink(m.from.fd, name, unix.AT_REMOVEDIR)
 }
 
 // both goes down into two directories, calls f for each entry of the first, and

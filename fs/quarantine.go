@@ -177,7 +177,7 @@ func (c *command) putBack(x *puttingBack) error {
 		return err
 	}
 	defer op.End()
-	w, err := newMerging(from, to)
+	w, err := newMerging(&fs.back, from, to)
 	if err != nil {
 		return err
 	}

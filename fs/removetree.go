@@ -65,7 +65,8 @@ func (r *removal) removeDir(dir int, name, path string, depth int) error {
 	if depth == 0 {
 		return r.lift(dir, name)
 	}
-	fd, err := openHere(dir, name)
+	var fd int
+	err := r.fs.back.asOwner(func() (err error) { fd, err = openHere(dir, name); return err }, place{fd: dir, name: name})
 	if err != nil {
 		return err
 	}
@@ -88,7 +89,7 @@ func (r *removal) removeDir(dir int, name, path string, depth int) error {
 	if len(r.mounts) > before {
 		return nil
 	}
-	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
+	return r.fs.back.unlink(dir, name, unix.AT_REMOVEDIR)
 }
 
 // openHere opens a directory to read it, with EXDEV if something is mounted there:
@@ -111,7 +112,7 @@ func openHere(dir int, name string) (int, error) {
 // unlink removes an entry that is no directory.
 func (r *removal) unlink(dir int, parent *node, name string) error {
 	if parent == nil {
-		return unix.Unlinkat(dir, name, 0)
+		return r.fs.back.unlink(dir, name, 0)
 	}
 	if r.ns != nil {
 		r.ns.Lock()
@@ -121,7 +122,7 @@ func (r *removal) unlink(dir int, parent *node, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := unix.Unlinkat(dir, name, 0); err != nil {
+	if err := r.fs.back.unlink(dir, name, 0); err != nil {
 		return err
 	}
 	r.fs.lost(v, link{parent, name})
@@ -136,7 +137,7 @@ func (r *removal) lift(dir int, name string) error {
 	for {
 		up := r.name + "-" + strconv.Itoa(r.ups)
 		r.ups++
-		err := unix.Renameat2(dir, name, r.top, up, unix.RENAME_NOREPLACE)
+		err := r.fs.back.move(dir, name, r.top, up)
 		if err == nil {
 			r.todo = append(r.todo, up)
 		}

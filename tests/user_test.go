@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -72,4 +73,56 @@ func TestM1UserNoRights(t *testing.T) {
 	if r := runCmd(t, cmd); r.Status == 0 || r.Err == "" || mountedAt(dir) {
 		t.Errorf("mount over root's directory by a user: %v, mounted: %v", r, mountedAt(dir))
 	}
+}
+
+// TestR4UserReadOnly: who makes its tree read-only in the end, and is killed then,
+// leaves no more behind than others, though an ordinary user's daemon may not write
+// there either (R4, R7).
+func TestR4UserReadOnly(t *testing.T) {
+	shut := "chmod 2555 %[1]s/sub; chmod -R a-w %[1]s"
+	stage := func(m *Mount) (dead *Agent) {
+		a := stranger(t)
+		stranger(t).must("sh", "mkdir '"+m.At("D")+"' && "+stagefsBin()+" release '"+m.At("D")+"'")
+		a.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+		a.must("mkdir", m.At("N")) // its own, whole
+		a.must("creat", m.At("N/devserver"), "wronly,creat,excl")
+		for _, dir := range []string{"D", "N"} {
+			a.must("mkdir", m.At(dir, "sub"))
+			a.must("mkdir", m.At(dir, "sub/deep"))
+			a.must("put", m.At(dir, "sub/deep/file"), "content", "creat")
+			if got := a.Get("sh", fmt.Sprintf(shut, m.At(dir))); got != "0 " {
+				t.Fatal(got)
+			}
+		}
+		a.Kill()
+		return a
+	}
+	wantMode := func(m *Mount, b *Agent, name, mode string) {
+		t.Helper()
+		if got := b.Get("stat", m.At(name)); !strings.HasPrefix(got, "mode=4"+mode+" ") {
+			t.Errorf("%s: %s, want mode %s", name, got, mode)
+		}
+	}
+	gone := func(m *Mount, b *Agent, names ...string) {
+		t.Helper()
+		for _, name := range names {
+			eventually(t, name+" is gone", func() bool { return b.Try("stat", m.At(name)) == "ENOENT" })
+		}
+	}
+	t.Run("keep", func(t *testing.T) {
+		m := mountUser(t)
+		stage(m)
+		b := stranger(t)
+		gone(m, b, "D/devserver", "N/devserver")
+		wantMode(m, b, "D", "0555")
+		wantMode(m, b, "N", "0555")
+		wantMode(m, b, "N/sub", "2555")
+	})
+	t.Run("destroy", func(t *testing.T) {
+		m := mountUser(t, "--on-crash", "destroy")
+		stage(m)
+		b := stranger(t)
+		gone(m, b, "D/devserver", "D/sub", "N")
+		wantMode(m, b, "D", "0555")
+	})
 }
