@@ -209,17 +209,20 @@ func (fs *FS) unlock(node uint64, l advisory.Lock) {
 	fs.lockMu.Lock()
 	defer fs.lockMu.Unlock()
 	fs.advisory.Unlock(node, l)
-	fs.settleLocked(node, []fdKey{keyOf(node, &l)})
+	fs.settleLocked(node, []fdKey{keyOf(node, &l)}, false)
 }
 
 // settleLocked ends the locks on directories that descriptor locks kept which
-// are no more (R2).
-func (fs *FS) settleLocked(node uint64, keys []fdKey) {
+// are no more (R2). closed: because of close(2), or of what exit(2) closes.
+func (fs *FS) settleLocked(node uint64, keys []fdKey, closed bool) {
 	keys = slices.DeleteFunc(keys, func(k fdKey) bool { return !fs.table.HasKey(k) })
 	if len(keys) > 0 {
 		left := fs.advisory.Locks(node)
 		for _, k := range keys {
 			if slices.ContainsFunc(left, func(l advisory.Lock) bool { return keyOf(node, &l) == k }) {
+				continue
+			}
+			if closed && fs.table.LeaveToExit(k, procid.Exiting) {
 				continue
 			}
 			if l, ok := fs.table.ReleaseKey(k); ok {
@@ -263,7 +266,7 @@ func (fs *FS) closedCopy(in *fuse.FlushIn) {
 	fs.lockMu.Lock()
 	defer fs.lockMu.Unlock()
 	fs.advisory.Flush(in.NodeId, in.LockOwner)
-	fs.settleLocked(in.NodeId, []fdKey{{in.NodeId, false, in.LockOwner}})
+	fs.settleLocked(in.NodeId, []fdKey{{in.NodeId, false, in.LockOwner}}, true)
 }
 
 // closedLast drops what was locked through a description that is gone.
@@ -281,5 +284,5 @@ func (fs *FS) closedLast(in *fuse.ReleaseIn) {
 		}
 	}
 	fs.advisory.Release(in.NodeId, in.Fh)
-	fs.settleLocked(in.NodeId, keys)
+	fs.settleLocked(in.NodeId, keys, true)
 }

@@ -33,7 +33,7 @@ func (t *Table) CarryRows() (text []byte, rows []CarriedRow, ok bool) {
 	var line []byte
 	for _, token := range slices.Sorted(maps.Keys(t.tokens)) {
 		r := t.tokens[token]
-		if r.pending || r.sealed {
+		if r.pending || r.sealed || r.leaving {
 			return nil, nil, false
 		}
 		rec := r.record(t.world)

@@ -77,6 +77,44 @@ func (t *Table) ReleaseKey(key any) (Lock, bool) {
 	return l, t.dropKeyLocked(r, key)
 }
 
+// LeaveToExit is [Table.ReleaseKey] for a descriptor that was closed, perhaps by the
+// death of the lock's owner: then the lock stays in force until [Table.Exit] tells how
+// the owner ended, and so what becomes of the content (R7). It reports false, and has
+// done nothing, where that is of no account or dying says that the owner lives.
+func (t *Table) LeaveToExit(key any, dying func(procid.ID) bool) bool {
+	if !t.Tracks() {
+		return false
+	}
+	leaves := func(id procid.ID) *row {
+		r := t.keys[key]
+		if r == nil || r.pending || r.lease != nil || r.scope.Kind != ProcessScope || !t.tracksLocked(r) ||
+			r.command || r.lostKey || len(r.files) > 0 || len(r.keys) > 1 || id != (procid.ID{}) && r.owner.ID() != id {
+			return nil
+		}
+		return r
+	}
+	t.mu.Lock()
+	r := leaves(procid.ID{})
+	t.mu.Unlock()
+	if r == nil {
+		return false
+	}
+	id := r.owner.ID()
+	if !dying(id) { // system calls: without t.mu
+		return false
+	}
+	t.mu.Lock()
+	defer t.unlockFlush()
+	if r = leaves(id); r == nil {
+		return false
+	}
+	delete(r.keys, key)
+	delete(t.keys, key)
+	r.leaving = true
+	t.noteLocked(r)
+	return true
+}
+
 // End ends the lock with the given token (R6).
 func (t *Table) End(token uint64, why Reason) (Lock, error) {
 	return t.EndAs(token, Ending{Reason: why})
@@ -300,5 +338,5 @@ func (r *row) inheritable(how procid.Exit) bool {
 	if how.Missed || how.Known && !how.Success() {
 		return false
 	}
-	return !r.pending && !r.changed && len(r.heirs) > 0 && !r.heirs[0].Reaper
+	return !r.pending && !r.leaving && !r.changed && len(r.heirs) > 0 && !r.heirs[0].Reaper
 }

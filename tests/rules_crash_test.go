@@ -170,6 +170,14 @@ func TestR7Locked(t *testing.T) {
 			a.must("link", u, dir+"/devserver.lock")
 			a.must("unlink", u)
 		},
+		"flock": func(a *Agent, dir string) {
+			a.must("open", "l", dir+"/devserver", "rdwr,creat")
+			a.must("flock", "l")
+		},
+		"setlk": func(a *Agent, dir string) {
+			a.must("open", "l", dir+"/devserver", "rdwr,creat")
+			a.must("setlk", "l", "wr")
+		},
 	}
 	for _, policy := range []string{"destroy", "quarantine"} {
 		m := mount(t, "--on-crash", policy)
@@ -184,8 +192,48 @@ func TestR7Locked(t *testing.T) {
 				m.awaitFree(name)
 				wantGone(t, m, name)
 				if policy == "quarantine" {
-					wantQuarantined(t, m, name, freshMade)
+					made := freshMade
+					if name == "flock" || name == "setlk" {
+						made = append([]string{"devserver="}, made...) // it stays (R2)
+					}
+					wantQuarantined(t, m, name, made)
 				}
+			})
+		}
+	}
+}
+
+// TestR7Closed: a lock on a descriptor ends with the process as others do, if it was
+// not unlocked or closed before (R2).
+func TestR7Closed(t *testing.T) {
+	m := mount(t, "--on-crash", "destroy")
+	for lock, args := range map[string][]string{"flock": {"l"}, "setlk": {"l", "wr"}} {
+		for name, e := range map[string]struct {
+			kept bool
+			end  func(a *Agent, dir string)
+		}{
+			"killed":       {false, func(a *Agent, _ string) { a.Kill() }},
+			"exit 1":       {false, func(a *Agent, _ string) { a.Exit(1) }},
+			"exit 0":       {true, func(a *Agent, _ string) { a.Exit(0) }},
+			"closed":       {true, func(a *Agent, _ string) { a.must("close", "l"); a.Kill() }},
+			"removed":      {true, func(a *Agent, dir string) { a.must("close", "l"); a.must("unlink", dir+"/devserver"); a.Exit(1) }},
+			"nothing made": {true, func(a *Agent, dir string) { a.must("unlink", dir+"/f"); a.Exit(0) }},
+		} {
+			t.Run(lock+", "+name, func(t *testing.T) {
+				m := m.on(t)
+				dir := strings.ReplaceAll(lock+" "+name, " ", "-")
+				openDir(t, m.Back(dir))
+				openFile(t, m.Back(dir, "devserver"), "")
+				a := agent(t)
+				a.must("open", "l", m.At(dir, "devserver"), "rdwr")
+				a.must(append([]string{lock}, args...)...)
+				a.must("put", m.At(dir, "f"), "1", "wronly,creat")
+				e.end(a, m.At(dir))
+				m.awaitFree(dir)
+				if name != "nothing made" && exists(m.Back(dir, "f")) != e.kept {
+					t.Errorf("what it made is there: %v, want %v", !e.kept, e.kept)
+				}
+				agent(t).must("creat", m.At(dir, "new"), "wronly,creat")
 			})
 		}
 	}

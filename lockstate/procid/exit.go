@@ -5,6 +5,7 @@ package procid
 import (
 	"errors"
 	"os"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,6 +22,22 @@ type Exit struct {
 // Success reports whether the process is known to have exited with status 0:
 // the condition of a hand-over (R5).
 func (e Exit) Success() bool { return e.Known && e.Code == 0 && e.Signal == 0 }
+
+// Exiting reports whether a process is in exit(2) with all of its threads, or dead:
+// they have no memory any more when their descriptors are closed. It waits for nobody.
+func Exiting(id ID) bool {
+	threads, err := os.ReadDir("/proc/" + strconv.Itoa(id.Pid) + "/task")
+	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
+		return false
+	}
+	for _, thread := range threads {
+		tid, _ := strconv.Atoi(thread.Name())
+		if status, err := ReadStatus(tid); err == nil && status.Field("VmSize") != "" {
+			return false
+		}
+	}
+	return true
+}
 
 // exitPatience bounds the search for a status, but for what the connector may
 // still say. Between the moment in which a pidfd becomes readable and the one in
