@@ -4,7 +4,6 @@ package tests
 
 import (
 	"fmt"
-	"syscall"
 	"testing"
 )
 
@@ -131,19 +130,31 @@ func TestM2LockFileDeadlock(t *testing.T) {
 		s.wait(a, at(0), 1)
 		maker.Exit(0)
 		// Who of the two hears of it, depends on who is tried first.
-		told := make(chan string, 2)
+		type answer struct {
+			who    *Agent
+			status string
+		}
+		answers := make(chan answer, 2)
 		for _, x := range []*Agent{a, last} {
 			go func() {
-				status := s.got[x]()
-				told <- status
-				if x == last {
-					x.Try("setlk", at(0), "un")
-				}
-				syscall.Kill(x.Pid, syscall.SIGKILL)
+				got := answer{x, "no answer"}
+				defer func() { answers <- got }()
+				got.status = s.got[x]()
 			}()
 		}
-		if first, second := <-told, <-told; first != "EDEADLK" || second != "ok" {
-			t.Errorf("the waits = %s and %s, want EDEADLK and ok", first, second)
+		first := <-answers
+		if first.status != "EDEADLK" {
+			t.Errorf("the first wait that ends = %s, want EDEADLK", first.status)
+		}
+		t.Logf("the one with the lock that passed on heard: %v", first.who == a)
+		if first.who == a {
+			a.Kill() // the lock that was passed to it ends
+			s.wantTurn(b, "p")
+		} else {
+			last.must("setlk", at(0), "un")
+		}
+		if second := <-answers; second.status != "ok" {
+			t.Errorf("the other wait = %s, want ok", second.status)
 		}
 	})
 }
