@@ -76,5 +76,5 @@
 //
 // No lock is held while a request waits for somebody else's lock to end, or for
 // more than a moment for a process in execve(2) (see.go). The caller of a FLUSH
-// may be in one, and is never looked at.
+// may be in one: nothing of it is looked at but its status.
 package fs

@@ -52,6 +52,9 @@
 //   - Subreapers cannot be recognised by the flag that makes them one: the
 //     kernel does not show it. They are known by name, by cgroup and as the init
 //     of a pid namespace.
+//   - A process that has entered a pid namespace from outside (nsenter(1)), and
+//     loses its parent before it is seen, is taken for a descendant of that
+//     namespace's init, which adopts it.
 //   - Nothing is known of a process, but that it lives, while it or an ancestor
 //     is in execve(2) and was not seen before.
 //
@@ -69,9 +72,9 @@
 // The kernel (6.18.44) shows stat, environ, maps and the links of a process only
 // while it is not in execve(2), until that has closed what is close-on-exec: it may
 // wait for any file system, ours included, without end. It always shows status,
-// comm, cmdline, cgroup, the list of descriptors and PIDFD_GET_INFO. So no look is
-// made for a FLUSH or GETXATTR, which may come from there, nor one that may take
-// long with locks that these need. Lookup waits for an ancestor, and for the
+// comm, cmdline, cgroup, the lists of threads and descriptors, and PIDFD_GET_INFO.
+// So no other look is made for a FLUSH or GETXATTR, which may come from there, nor
+// one that may take long with locks that these need. Lookup waits for an ancestor, and for the
 // process itself if it is not the caller. Seen waits for no ancestor, Known and
 // Watch for nobody; ByPid, Glance, Alive and ExitOf for a moment (see Soon).
 //
