@@ -91,7 +91,7 @@ func (r *row) record(world string) Record {
 	rec := Record{
 		Token: r.token, World: world, Path: Bytes(r.dir.path()), Inode: r.inode, Move: r.move,
 		Kind: r.kind, Protocol: r.protocol, Owner: r.owner.ID(), UID: r.owner.UID(), Lineage: r.heirs,
-		Since: r.since, File: Bytes(r.file), Keys: len(r.keys) > 0 || r.lostKey, Opened: r.opened, Command: r.command,
+		Since: r.since, File: Bytes(r.file), Keys: len(r.keys) > 0 || r.lostKey || r.leaving, Opened: r.opened, Command: r.command,
 		Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed, Revocable: r.revocable,
 		Sealed: r.sealed || r.crashed,
 	}

@@ -104,14 +104,13 @@ func (t *Table) LeaveToExit(key any, dying func(procid.ID) bool) bool {
 		return false
 	}
 	t.mu.Lock()
-	defer t.unlockFlush()
+	defer t.mu.Unlock()
 	if r = leaves(id); r == nil {
 		return false
 	}
 	delete(r.keys, key)
 	delete(t.keys, key)
-	r.leaving = true
-	t.noteLocked(r)
+	r.leaving = true // its record stays as it is: of a lock by a descriptor
 	return true
 }
 
