@@ -44,8 +44,12 @@ type candidate struct {
 }
 
 const (
-	candidateSize  = 4096 // bytes in one
-	candidatesEach = 16   // of one process at a time
+	candidateSize = 4096 // bytes in one
+
+	// What one process may have at a time: so many candidates, or so many lock files,
+	// which have no content, as a program may wait for many directories.
+	candidatesEach = 16
+	lockFilesEach  = 1024
 )
 
 // candidates are all that live, by place: everybody may have one of the same
@@ -56,8 +60,8 @@ type candidates struct {
 
 	mu   sync.Mutex
 	all  map[link][]*candidate
-	each map[procid.ID]int
-	next uint64 // record
+	each map[procid.ID]int // the parts of lockFilesEach that are taken
+	next uint64            // record
 }
 
 func (cs *candidates) init() {
@@ -70,12 +74,20 @@ func (c *candidate) private() bool {
 	return c != nil && !c.won.Load()
 }
 
+// room is what c takes of what its owner may have.
+func (c *candidate) room() int {
+	if c.lockFile {
+		return 1
+	}
+	return lockFilesEach / candidatesEach
+}
+
 // add registers c and reports whether there is room.
 func (cs *candidates) add(c *candidate) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	at, id := link{c.parent, c.name}, c.owner.ID()
-	if cs.each[id] >= candidatesEach {
+	if cs.each[id]+c.room() > lockFilesEach {
 		return false
 	}
 	for _, o := range cs.all[at] {
@@ -84,7 +96,7 @@ func (cs *candidates) add(c *candidate) bool {
 		}
 	}
 	cs.all[at] = append(cs.all[at], c)
-	cs.each[id]++
+	cs.each[id] += c.room()
 	c.parent.pin()
 	if c.node != nil {
 		c.node.pin()
@@ -104,7 +116,7 @@ func (cs *candidates) drop(c *candidate) {
 	if cs.all[at] = slices.Delete(cs.all[at], i, i+1); len(cs.all[at]) == 0 {
 		delete(cs.all, at)
 	}
-	if cs.each[id]--; cs.each[id] == 0 {
+	if cs.each[id] -= c.room(); cs.each[id] == 0 {
 		delete(cs.each, id)
 	}
 	cs.mu.Unlock()

@@ -187,6 +187,23 @@ func TestA10Private(t *testing.T) {
 	}
 }
 
+// TestA10PrivateMany: one program may wait for many directories at a time.
+func TestA10PrivateMany(t *testing.T) {
+	m := mount(t)
+	call := lockCalls()[0]
+	a, b := locker(t), locker(t)
+	for i := range 100 {
+		dir := "D" + itoa(i)
+		a.must("mkdir", m.At(dir))
+		b.must("open", dir, m.At(dir, "devserver"), "rdwr,creat")
+		b.want("EAGAIN", call.tryExclusive(dir)...)
+	}
+	a.Kill()
+	for i := range 100 {
+		eventually(t, "the dead one's lock ends", func() bool { return b.Try(call.tryExclusive("D"+itoa(i))...) == "ok" })
+	}
+}
+
 // TestA10PrivateOvertaken: while some wait with files of their own, the holder
 // makes the real lock file; afterwards all of them lock that one.
 func TestA10PrivateOvertaken(t *testing.T) {
