@@ -85,33 +85,34 @@ func (t *Table) LeaveToExit(key any, dying func(procid.ID) bool) bool {
 	if !t.Tracks() {
 		return false
 	}
-	leaves := func(id procid.ID) *row {
-		r := t.keys[key]
-		if r == nil || r.pending || r.lease != nil || r.scope.Kind != ProcessScope || !t.tracksLocked(r) ||
-			r.command || r.lostKey || len(r.files) > 0 || len(r.keys) > 1 || id != (procid.ID{}) && r.owner.ID() != id {
-			return nil
-		}
-		return r
-	}
 	t.mu.Lock()
-	r := leaves(procid.ID{})
+	id, ok := t.onlyKeptLocked(key)
 	t.mu.Unlock()
-	if r == nil {
-		return false
-	}
-	id := r.owner.ID()
-	if !dying(id) { // system calls: without t.mu
+	if !ok || !dying(id) { // system calls: without t.mu
 		return false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if r = leaves(id); r == nil {
+	if now, ok := t.onlyKeptLocked(key); !ok || now != id {
 		return false
 	}
+	r := t.keys[key]
 	delete(r.keys, key)
 	delete(t.keys, key)
 	r.leaving = true // its record stays as it is: of a lock by a descriptor
 	return true
+}
+
+// onlyKeptLocked returns the owner of the lock that a descriptor lock keeps. It
+// reports false if something else does so, too, or if nothing depends on how that
+// owner ends.
+func (t *Table) onlyKeptLocked(key any) (owner procid.ID, ok bool) {
+	r := t.keys[key]
+	if r == nil || r.pending || r.lease != nil || r.scope.Kind != ProcessScope || !t.tracksLocked(r) ||
+		r.command || r.lostKey || len(r.files) > 0 || len(r.keys) > 1 {
+		return procid.ID{}, false
+	}
+	return r.owner.ID(), true
 }
 
 // End ends the lock with the given token (R6).
