@@ -32,7 +32,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -157,56 +156,6 @@ func copyFile(from, to string, mode os.FileMode) error {
 	return out.Close()
 }
 
-func startJanitor(root string) (io.Closer, error) {
-	cmd := exec.Command(agentBin())
-	cmd.Env = []string{envJanitor + "=" + root}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // what ends the test's group leaves it
-	cmd.Stderr = os.Stderr
-	pipe, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	return pipe, cmd.Start()
-}
-
-// janitorMain clears up as soon as the test process is dead, or dying: one that
-// hangs in a request of a hung daemon can't die before its mount does.
-func janitorMain(root string) int {
-	gone := make(chan struct{})
-	go func() { io.Copy(io.Discard, os.Stdin); close(gone) }()
-	for dying := false; !dying; {
-		select {
-		case <-gone:
-			dying = true
-		case <-time.After(time.Second):
-			dying = killed(os.Getppid())
-		}
-	}
-	for mnt, dev := range mountsBelow(root) {
-		// Those of a test's own disk have a number of another kind.
-		if minor, ok := strings.CutPrefix(dev, "0:"); ok {
-			os.WriteFile("/sys/fs/fuse/connections/"+minor+"/abort", []byte("1"), 0)
-		}
-		unix.Unmount(mnt, unix.MNT_DETACH)
-	}
-	for _, pid := range markedPids(root) {
-		unix.Kill(pid, unix.SIGKILL)
-	}
-	if len(mountsBelow(root)) == 0 {
-		os.RemoveAll(root)
-	}
-	return 0
-}
-
-// killed tells whether SIGKILL waits for a process, proc(5).
-func killed(pid int) bool {
-	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	_, rest, _ := strings.Cut(string(status), "\nShdPnd:")
-	line, _, _ := strings.Cut(rest, "\n")
-	pending, _ := strconv.ParseUint(strings.TrimSpace(line), 16, 64)
-	return pending&(1<<(unix.SIGKILL-1)) != 0
-}
-
 // leftOvers describes the processes and mounts of this run that still are.
 func leftOvers(root string) []string {
 	var left []string
@@ -223,6 +172,18 @@ func leftOvers(root string) []string {
 // markedPids finds the processes that inherited this run's mark. Zombies show
 // no environment, and so don't count.
 func markedPids(root string) []int { return pidsWithEnv(envRoot + "=" + root) }
+
+// pidsWithCommand finds the processes that were started as that program.
+func pidsWithCommand(bin string) []int {
+	var pids []int
+	procs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range procs {
+		if line, _ := os.ReadFile(path); strings.HasPrefix(string(line), bin+"\x00") {
+			pids = append(pids, atoi(strings.Split(path, "/")[2]))
+		}
+	}
+	return pids
+}
 
 // pidsWithEnv finds the processes whose environment has a line.
 func pidsWithEnv(line string) []int {

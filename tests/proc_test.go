@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // patience is how long anything may take before a test calls it hung. It is
@@ -158,18 +160,16 @@ func killGroup(t *testing.T, p *Proc) {
 	p.Wait()
 }
 
-// running tells whether any thread of the process is there, and no zombie. A
-// killed process whose leader is a zombie already may live on in others for a
-// moment, and keep its children.
+// running tells whether the process is there, and no zombie, by what tells its
+// parent and stagefs so: /proc shows the last thread as dead a moment earlier.
 func running(pid int) bool {
-	tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	for _, task := range tasks {
-		f := statFields(fmt.Sprintf("/proc/%d/task/%s/stat", pid, task.Name()))
-		if f != nil && f[0] != "Z" && f[0] != "X" {
-			return true
-		}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return false
 	}
-	return false
+	defer unix.Close(fd)
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	return n == 0 || err != nil
 }
 
 // statFields are those of a stat file of proc(5) from the state on; nil if
