@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"runtime"
 	"sync"
 	"testing"
 )
@@ -18,7 +19,7 @@ func TestSpinMutex(t *testing.T) {
 				m.Lock()
 				a++
 				if n%500 == i {
-					for range 200_000 { // longer than spinTime
+					for range 500_000 { // longer than spinTime
 						b++
 						b--
 					}
@@ -40,5 +41,25 @@ func TestSpinMutex(t *testing.T) {
 	all.Wait()
 	if a != 4*loops {
 		t.Errorf("%d of %d counted", a, 4*loops)
+	}
+	if n := m.spinning.Load(); n != 0 {
+		t.Errorf("%d spin that are done", n)
+	}
+}
+
+// TestSpinMutexCrowd: of many that wait only as many spin as leave a core to whom
+// they wait for.
+func TestSpinMutexCrowd(t *testing.T) {
+	var m spinMutex
+	tried := 0
+	var spin func() bool
+	spin = func() bool { // while it spins itself
+		tried++
+		m.spin(spin)
+		return true
+	}
+	m.spin(spin)
+	if want := runtime.NumCPU() - 1; tried != want {
+		t.Errorf("%d spin at a time, want %d", tried, want)
 	}
 }
