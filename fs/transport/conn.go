@@ -30,7 +30,10 @@ const (
 	opOpen        = 14
 	opRead        = 15
 	opWrite       = 16
+	opStatfs      = 17
 	opRelease     = 18
+	opGetXattr    = 22
+	opListXattr   = 23
 	opFlush       = 25
 	opInit        = 26
 	opOpenDir     = 27

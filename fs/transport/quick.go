@@ -14,11 +14,13 @@ import (
 
 // A quick is what a thread needs for that.
 type quick struct {
-	in    fuse.SetAttrIn // the largest; a header is where each begins
-	entry fuse.EntryOut
-	attr  fuse.AttrOut
-	open  fuse.OpenOut
-	made  fuse.CreateOut
+	in     fuse.SetAttrIn // the largest; a header is where each begins
+	entry  fuse.EntryOut
+	attr   fuse.AttrOut
+	open   fuse.OpenOut
+	made   fuse.CreateOut
+	size   fuse.GetXAttrOut
+	statfs fuse.StatfsOut
 }
 
 // takes reports whether a request is one that waits for nobody, but to know its
@@ -39,7 +41,7 @@ func (c *conn) mayTake(h *fuse.InHeader) bool { return h.TotalExtlen == 0 && !c.
 func (c *conn) takesOwn(h *fuse.InHeader) bool {
 	switch h.Opcode {
 	case opSetAttr, opSymlink, opMknod, opMkdir, opUnlink, opRmdir, opRename, opLink, opOpen, opRelease, opFlush, opOpenDir,
-		opReleaseDir, opCreate, opRename2:
+		opReleaseDir, opCreate, opRename2, opRead, opReadDir, opReadDirPlus, opStatfs, opGetXattr, opListXattr:
 		return c.mayTake(h)
 	}
 	return false
@@ -70,6 +72,10 @@ func fixedSize(op uint32) int {
 		return int(unsafe.Sizeof(fuse.FlushIn{})) - inHeaderSize
 	case opRelease, opReleaseDir:
 		return int(unsafe.Sizeof(fuse.ReleaseIn{})) - inHeaderSize
+	case opRead, opReadDir, opReadDirPlus:
+		return int(unsafe.Sizeof(fuse.ReadIn{})) - inHeaderSize
+	case opGetXattr, opListXattr:
+		return int(unsafe.Sizeof(fuse.GetXAttrIn{})) - inHeaderSize
 	}
 	return 0
 }
@@ -95,15 +101,18 @@ func (c *conn) atOnce(at *slot, in, out [][]byte) int {
 // of the request's. in has the request's parts.
 func (c *conn) carryOut(q *quick, cancel <-chan struct{}, in, out [][]byte) int {
 	q.in.InHeader = *headerOf(in)
-	status, data := c.raw(q, cancel, in)
-	if status != fuse.OK {
-		data = nil
-	}
 	rest := out[0][outHeaderSize:]
 	if len(out) == 2 {
 		rest = out[1]
 	}
-	n := outHeaderSize + copy(rest, data)
+	status, data := c.raw(q, cancel, in, rest)
+	if status != fuse.OK {
+		data = nil
+	}
+	n := outHeaderSize + len(data)
+	if len(data) > 0 && &data[0] != &rest[0] {
+		n = outHeaderSize + copy(rest, data)
+	}
 	*(*fuse.OutHeader)(unsafe.Pointer(&out[0][0])) = fuse.OutHeader{Length: uint32(n), Status: -int32(status), Unique: q.in.Unique}
 	return n
 }
@@ -111,7 +120,9 @@ func (c *conn) carryOut(q *quick, cancel <-chan struct{}, in, out [][]byte) int 
 // headerOf returns the header of a request whose parts are in.
 func headerOf(in [][]byte) *fuse.InHeader { return (*fuse.InHeader)(unsafe.Pointer(&in[0][0])) }
 
-func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte) (status fuse.Status, data []byte) {
+// raw asks the file system, and returns its answer, which may be in out: that is
+// where the names of the request are, too.
+func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte, out []byte) (status fuse.Status, data []byte) {
 	defer func() {
 		if r := recover(); r != nil {
 			c.opts.Logger.Printf("panic: %v\n%s", r, debug.Stack())
@@ -146,6 +157,17 @@ func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte) (status fuse.S
 	case opReleaseDir:
 		c.served.ReleaseDir((*fuse.ReleaseIn)(to))
 		return fuse.OK, nil
+	case opStatfs:
+		q.statfs = fuse.StatfsOut{}
+		return c.served.StatFs(cancel, h, &q.statfs), structBytes(&q.statfs)
+	case opRead, opReadDir, opReadDirPlus:
+		in := (*fuse.ReadIn)(to)
+		if int(in.Size) > len(out) {
+			return fuse.EIO, nil
+		}
+		return c.read(cancel, in, out[:in.Size])
+	case opListXattr:
+		return c.xattr(q, out, func(dest []byte) (uint32, fuse.Status) { return c.served.ListXAttr(cancel, h, dest) })
 	}
 	first, names, ended := bytes.Cut(names, []byte{0})
 	if !ended {
@@ -153,6 +175,8 @@ func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte) (status fuse.S
 	}
 	name := string(first)
 	switch h.Opcode {
+	case opGetXattr:
+		return c.xattr(q, out, func(dest []byte) (uint32, fuse.Status) { return c.served.GetXAttr(cancel, h, name, dest) })
 	case opUnlink:
 		return c.served.Unlink(cancel, h, name), nil
 	case opRmdir:
@@ -186,6 +210,48 @@ func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte) (status fuse.S
 		rename.Flags = 0
 	}
 	return c.served.Rename(cancel, rename, name, string(second)), nil
+}
+
+// read returns what a file or a directory has, of which there is room for so much.
+func (c *conn) read(cancel <-chan struct{}, in *fuse.ReadIn, room []byte) (fuse.Status, []byte) {
+	switch in.Opcode {
+	case opReadDir:
+		list := fuse.NewDirEntryList(room, in.Offset)
+		return c.served.ReadDir(cancel, in, list), list.Bytes()
+	case opReadDirPlus:
+		list := fuse.NewDirEntryList(room, in.Offset)
+		return c.served.ReadDirPlus(cancel, in, list), list.Bytes()
+	}
+	found, status := c.served.Read(cancel, in, room)
+	if found == nil {
+		return status, nil
+	}
+	defer found.Done()
+	if status != fuse.OK {
+		return status, nil
+	}
+	data, status := found.Bytes(room)
+	return status, data
+}
+
+// xattr returns what get reads of extended attributes, or how long that is if the
+// request has no room.
+func (c *conn) xattr(q *quick, out []byte, get func(dest []byte) (uint32, fuse.Status)) (fuse.Status, []byte) {
+	room := int((*fuse.GetXAttrIn)(unsafe.Pointer(&q.in)).Size)
+	if room > len(out) {
+		return fuse.EIO, nil
+	}
+	n, status := get(out[:room])
+	switch {
+	case room > 0 && status == fuse.OK:
+		return fuse.OK, out[:n]
+	case room > 0:
+		return status, nil
+	case status == fuse.ERANGE:
+		status = fuse.OK
+	}
+	q.size = fuse.GetXAttrOut{Size: n}
+	return status, structBytes(&q.size)
 }
 
 // request has a request carried out that may be interrupted, with go-fuse unless

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"log"
 	"math/rand/v2"
+	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,6 +23,7 @@ type recorder struct {
 	fuse.RawFileSystem
 	called string
 	status fuse.Status
+	file   int // that is read
 	wait   func(cancel <-chan struct{}, h *fuse.InHeader) fuse.Status
 }
 
@@ -105,6 +108,69 @@ func (r *recorder) ReleaseDir(in *fuse.ReleaseIn) {
 	r.note("releasedir", *in, nil)
 }
 
+func (r *recorder) StatFs(_ <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
+	return r.note("statfs", *h, structBytes(out))
+}
+
+// Read answers with what is in the room that it was given, or elsewhere, or in a file.
+func (r *recorder) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	status := r.note(fmt.Sprint("read ", len(buf)), *in, nil)
+	n := int(in.Offset % uint64(len(buf)+1))
+	switch in.Offset % 4 {
+	case 0:
+		if status != fuse.OK {
+			return nil, status
+		}
+	case 1:
+		return fuse.ReadResultFd(uintptr(r.file), int64(in.Offset%100), len(buf)), status
+	case 2:
+		buf = make([]byte, n)
+	}
+	for i := range buf[:n] {
+		buf[i] = byte(in.Offset) + byte(i)
+	}
+	return fuse.ReadResultData(buf[:n]), status
+}
+
+func (r *recorder) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	for i := range in.Offset % 64 {
+		out.AddDirEntry(fuse.DirEntry{Name: fmt.Sprint("name ", i*i*i), Ino: i, Mode: uint32(i), Off: in.Offset + i})
+	}
+	return r.note(fmt.Sprint("readdir ", out.Offset), *in, nil)
+}
+
+func (r *recorder) ReadDirPlus(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	for i := range in.Offset % 64 {
+		if e := out.AddDirLookupEntry(fuse.DirEntry{Name: fmt.Sprint("name ", i*i*i), Ino: i, Off: in.Offset + i}); e != nil {
+			e.Attr.Size = i
+		}
+	}
+	return r.note(fmt.Sprint("readdirplus ", out.Offset), *in, nil)
+}
+
+func (r *recorder) GetXAttr(_ <-chan struct{}, h *fuse.InHeader, attr string, dest []byte) (uint32, fuse.Status) {
+	return r.xattr(r.note(fmt.Sprint("getxattr ", len(dest)), *h, nil, attr), h, dest)
+}
+
+func (r *recorder) ListXAttr(_ <-chan struct{}, h *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
+	return r.xattr(r.note(fmt.Sprint("listxattr ", len(dest)), *h, nil), h, dest)
+}
+
+// xattr has an attribute of some length, which may not fit.
+func (r *recorder) xattr(status fuse.Status, h *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
+	n := h.Unique % 200
+	if status != fuse.OK {
+		return uint32(n), status
+	}
+	if int(n) > len(dest) {
+		return uint32(n), fuse.ERANGE
+	}
+	for i := range dest[:n] {
+		dest[i] = byte(h.Unique) + byte(i)
+	}
+	return uint32(n), fuse.OK
+}
+
 func newQuick(t *testing.T, r *recorder) *conn {
 	r.RawFileSystem = fuse.NewDefaultRawFileSystem()
 	o := &fuse.MountOptions{Logger: log.New(testWriter{t}, "", 0)}
@@ -140,6 +206,13 @@ var quickOps = map[uint32]struct{ fixed, names int }{
 	opReleaseDir: {24, 0},
 	opCreate:     {16, 1},
 	opRename2:    {16, 2},
+
+	opStatfs:      {0, 0},
+	opRead:        {40, 0},
+	opReadDir:     {40, 0},
+	opReadDirPlus: {40, 0},
+	opGetXattr:    {8, 1},
+	opListXattr:   {8, 0},
 }
 
 // made returns a request and how much of it follows the names, as an extension.
@@ -154,6 +227,12 @@ func made(op uint32, rnd *rand.Rand, ext bool) (req []byte, fixed int) {
 			req = append(req, byte(1+rnd.IntN(255)))
 		}
 		req = append(req, 0)
+	}
+	switch op { // there is room for the answer, none, or not enough
+	case opRead, opReadDir, opReadDirPlus:
+		(*fuse.ReadIn)(unsafe.Pointer(&req[0])).Size = uint32(rnd.IntN(4096 - outHeaderSize))
+	case opGetXattr, opListXattr:
+		(*fuse.GetXAttrIn)(unsafe.Pointer(&req[0])).Size = uint32(rnd.IntN(3) * rnd.IntN(200))
 	}
 	h := (*fuse.InHeader)(unsafe.Pointer(&req[0]))
 	h.Opcode, h.TotalExtlen = op, 0
@@ -184,8 +263,14 @@ func (c *conn) do(at *slot, in, out [][]byte) []byte {
 // answered by the same bytes, however it was read, and whatever came before.
 func TestQuickAsGoFuse(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
+	file, err := os.Create(t.TempDir() + "/file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	file.WriteString(strings.Repeat("what a file has ", 20))
 	for _, minor := range []uint32{12, 23, 28, 31, 45} {
-		r := &recorder{}
+		r := &recorder{file: int(file.Fd())}
 		c := newQuick(t, r)
 		init := fuse.InitIn{Major: 7, Minor: minor, Flags: ^uint32(0), Flags2: ^uint32(0)}
 		init.Opcode, init.Length = opInit, uint32(unsafe.Sizeof(init))
