@@ -99,13 +99,25 @@ func (t *Table) checkWaiter(f *file, r *request, locks []*request) error {
 	if b == nil || r.file != f || r.done == nil || !slices.Contains(b.beneath, r) {
 		return fmt.Errorf("I3: waits for nobody")
 	}
-	if !b.conflicts(&r.Lock) {
-		return fmt.Errorf("I3: doesn't conflict with %+v", b.Lock)
+	top := r.top()
+	if !slices.Contains(locks, top) || f.head(top) != top {
+		return fmt.Errorf("I3: at the top is %+v, which isn't held, or not the first of its run", top.Lock)
 	}
-	if top := r.top(); !slices.Contains(locks, top) {
-		return fmt.Errorf("I3: at the top is %+v, which isn't held", top.Lock)
+	stays := false // as long as one of those above does
+	for a := b; a != nil; a = a.blocker {
+		l := f.joined(a)
+		if !l.conflicts(&r.Lock) {
+			if !r.Fair || a == b {
+				return fmt.Errorf("I3: doesn't conflict with %+v above it", l)
+			}
+			continue
+		}
+		stays = stays || a == top || r.Fair && a.seq < r.seq
 	}
-	if !r.Flock && f.obstacle(&r.Lock) == nil && !(r.Fair && f.ahead(r) != nil) {
+	if !stays {
+		return fmt.Errorf("I3: nothing above it is in the way")
+	}
+	if f.obstacle(&r.Lock) == nil && !(r.Fair && f.ahead(r) != nil) {
 		return fmt.Errorf("I4: nothing is in the way")
 	}
 	if !slices.Contains(t.byPid[r.Pid], r) || !r.Flock && !slices.Contains(t.byOwner[r.Owner], r) {

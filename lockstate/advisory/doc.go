@@ -49,7 +49,12 @@
 // before the first one's release has arrived. A lock therefore belongs to the
 // handle through which it was last set, too: [Table.Release] ends no more than
 // that, and pieces of one owner set through several handles are kept apart. Get
-// shows them joined, as Linux would have them.
+// shows them joined, as Linux would have them; and those who wait for any of
+// such a run wait beneath its first piece, as for one lock.
+//
+// Where more than 64 wait behind one who gives up, they move up together and are
+// not tried again one by one. So the order in which conflicting waiters for parts
+// of the file get them may then differ from Linux.
 //
 // # Invariants
 //
@@ -58,10 +63,11 @@
 //	I1  the record locks of an owner are sorted, don't overlap, and are joined
 //	    where they touch and have the same type and handle
 //	I2  no two held locks conflict; a handle has one flock lock at most
-//	I3  a waiter conflicts with the lock or waiter that it waits beneath, and
-//	    the way up ends at a held lock
-//	I4  a waiter for a record lock has an obstacle, or is fair and has an
-//	    earlier waiter that it conflicts with
+//	I3  a waiter conflicts with everything above it, and the way up ends at the
+//	    first piece of a run. One that is fair conflicts with what is directly
+//	    above it, and with the end of the way or an earlier waiter on it
+//	I4  a waiter has an obstacle, or is fair and has an earlier waiter that it
+//	    conflicts with
 //	I5  waiters are in order of arrival, and indexed by owner and process just
 //	    while they wait
 //	I6  files without locks and waiters are forgotten; the count is right

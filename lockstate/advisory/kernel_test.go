@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -253,28 +254,35 @@ func (k *kernel) await(p *proc, id int) reply {
 	}
 }
 
-// blocked reports whether the call is asleep in the kernel.
-func (p *proc) blocked(id int) bool {
+// blocked reports whether the call is asleep in the kernel, and how often it has
+// gone to sleep.
+func (p *proc) blocked(id int) (sleeps string, ok bool) {
 	tid := p.tids[id]
 	if tid == 0 {
-		return false
+		return "", false
 	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/status", p.pid, tid))
+	if err != nil {
+		return "", false
+	}
+	_, sleeps, _ = strings.Cut(string(status), "voluntary_ctxt_switches:")
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", p.pid, tid))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return false // answered, and the thread is gone
+		return "", false // answered, and the thread is gone
 	}
 	if err != nil {
 		p.t.Skip(err)
 	}
 	nr, _, _ := strings.Cut(string(b), " ")
-	return nr == fmt.Sprint(unix.SYS_FCNTL) || nr == fmt.Sprint(unix.SYS_FLOCK)
+	return sleeps, nr == fmt.Sprint(unix.SYS_FCNTL) || nr == fmt.Sprint(unix.SYS_FLOCK)
 }
 
 // settled waits until each of the calls has been answered or waits for a lock,
-// and returns the answers.
+// at one moment, and returns the answers.
 func (k *kernel) settled(calls map[int]*proc) map[int]reply {
 	k.t.Helper()
 	got := make(map[int]reply)
+	var before map[int]string
 	deadline := time.Now().Add(5 * time.Second)
 	for {
 		for id, p := range calls {
@@ -285,18 +293,22 @@ func (k *kernel) settled(calls map[int]*proc) map[int]reply {
 			}
 		}
 		// Looked at after the answers were taken: one that is awake now will
-		// answer, or sleep again.
-		asleep := 0
+		// answer, or sleep again. One that was looked at may be woken by one
+		// that is looked at later; so all must still sleep the same sleep.
+		asleep := make(map[int]string)
 		for id, p := range calls {
-			if _, ok := got[id]; !ok && p.blocked(id) {
-				asleep++
+			if _, ok := got[id]; !ok {
+				if n, ok := p.blocked(id); ok {
+					asleep[id] = n
+				}
 			}
 		}
-		if len(got)+asleep == len(calls) {
+		if len(got)+len(asleep) == len(calls) && maps.Equal(before, asleep) {
 			return got
 		}
+		before = asleep
 		if time.Now().After(deadline) {
-			k.t.Fatalf("of %d calls %d were answered and %d wait", len(calls), len(got), asleep)
+			k.t.Fatalf("of %d calls %d were answered and %d wait", len(calls), len(got), len(asleep))
 		}
 		time.Sleep(20 * time.Microsecond)
 	}
@@ -361,11 +373,10 @@ var inner = func() bool {
 	return err == nil && ns != first
 }()
 
-// held lists a table's locks as (*kernel).held does. Owners of OFD locks are
-// below 1<<40.
-func held(t *advisory.Table) []string {
+// listed lists locks as (*kernel).held does. Owners of OFD locks are below 1<<40.
+func listed(held []advisory.Lock) []string {
 	var locks []advisory.Lock
-	for _, l := range t.Locks(key) {
+	for _, l := range held {
 		if n := len(locks); n > 0 && !l.Flock && locks[n-1].Owner == l.Owner && locks[n-1].Write == l.Write && locks[n-1].End+1 == l.Start {
 			locks[n-1].End = l.End
 		} else {

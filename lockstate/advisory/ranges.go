@@ -33,54 +33,83 @@ func (g *ranges) first(l *Lock, either bool) *request {
 	return nil
 }
 
-// joined returns r with its neighbours of the same type: they differ in the
-// handle at most, of which Linux knows nothing.
+// run returns the bounds in held, i to j-1, of what Linux has as one lock with
+// the one at k: neighbours of the same type, which differ in the handle at most.
+func (g *ranges) run(k int) (i, j int) {
+	one := func(k int) bool {
+		return g.held[k-1].Write == g.held[k].Write && g.held[k-1].End+1 == g.held[k].Start
+	}
+	for i = k; i > 0 && one(i); i-- {
+	}
+	for j = k + 1; j < len(g.held) && one(j); j++ {
+	}
+	return i, j
+}
+
+// runOf is run for a held record lock.
+func (f *file) runOf(r *request) []*request {
+	g := f.rangesOf(r.Owner)
+	k := sort.Search(len(g.held), func(k int) bool { return g.held[k].Start >= r.Start })
+	i, j := g.run(k)
+	return g.held[i:j]
+}
+
+// head returns the lock beneath which those wait for whom r, which is held, is an
+// obstacle: the first of its run.
+func (f *file) head(r *request) *request {
+	if r.Flock {
+		return r
+	}
+	return f.runOf(r)[0]
+}
+
+// joined returns r as Linux knows it: with its run if it is held.
 func (f *file) joined(r *request) Lock {
 	l := r.Lock
-	if l.Flock {
+	if l.Flock || r.done != nil {
 		return l
 	}
-	g := f.rangesOf(l.Owner)
-	at := slices.Index(g.held, r)
-	for i := at - 1; i >= 0 && g.held[i].Write == l.Write && g.held[i].End+1 == l.Start; i-- {
-		l.Start = g.held[i].Start
-	}
-	for i := at + 1; i < len(g.held) && g.held[i].Write == l.Write && g.held[i].Start == l.End+1; i++ {
-		l.End = g.held[i].End
-	}
+	run := f.runOf(r)
+	l.Start, l.End = run[0].Start, run[len(run)-1].End
 	return l
 }
 
 // rewriteLocked puts r in the place of all that its owner has from start to
-// end; nothing if r is nil. It wakes the waiters for what was changed.
+// end; nothing if r is nil. It wakes whom Linux wakes.
 func (t *Table) rewriteLocked(f *file, g *ranges, start, end uint64, r *request) {
 	// What overlaps the range, or touches it and might be joined.
 	i := sort.Search(len(g.held), func(i int) bool { return g.held[i].End+1 >= start })
 	j := i + sort.Search(len(g.held)-i, func(k int) bool { return g.held[i+k].Start > end+1 })
 
+	var waiting []*request // on what grows
+	grown := false
+	for k := i; k < j; {
+		first, next := g.run(k)
+		head := g.held[first]
+		switch {
+		case r != nil && head.Write == r.Write && !grown:
+			// As in Linux: the older lock grows, whoever waits for it sleeps on.
+			grown = true
+			t.wakeLocked(r)
+			waiting, head.beneath = head.beneath, nil
+		case r != nil && head.Write == r.Write, head.Start <= end && g.held[next-1].End >= start:
+			t.wakeLocked(head)
+		}
+		k = next
+	}
+
 	var buf [4]*request
 	left := buf[:0] // and r, and right, in the end
 	var right []*request
-	var waiting []*request // for what remains locked as it was
 	joined := false
 	for _, p := range g.held[i:j] {
-		same := r != nil && p.Write == r.Write
-		if !same && p.Start <= end && p.End >= start {
-			t.wakeLocked(p)
-		}
-		if same && p.Handle == r.Handle {
+		if r != nil && p.Write == r.Write && p.Handle == r.Handle {
 			if !joined {
 				r.Pid = p.Pid // as in Linux: the older lock grows
-				t.wakeLocked(r)
 				joined = true
 			}
 			r.Start, r.End = min(r.Start, p.Start), max(r.End, p.End)
-			waiting = append(waiting, p.beneath...)
 			continue
-		}
-		if same {
-			waiting = append(waiting, p.beneath...)
-			p.beneath = nil
 		}
 		if p.End > end {
 			q := p
@@ -99,31 +128,29 @@ func (t *Table) rewriteLocked(f *file, g *ranges, start, end uint64, r *request)
 		left = append(left, r)
 	}
 	left = append(left, right...)
-	for _, w := range waiting {
-		k := slices.IndexFunc(left, func(p *request) bool { return p.conflicts(&w.Lock) })
-		w.blocker = left[k]
-		left[k].beneath = append(left[k].beneath, w)
-	}
 	t.held += len(left) - (j - i)
 	g.held = slices.Replace(g.held, i, j, left...)
 	if len(g.held) == 0 {
 		f.owners = slices.DeleteFunc(f.owners, func(o *ranges) bool { return o == g })
 	}
+	if len(waiting) > 0 {
+		head := f.head(r)
+		for _, w := range waiting {
+			w.blocker = head
+		}
+		head.beneath = waiting
+	}
 }
 
 // dropRangesLocked ends all record locks that were last set through handle.
 func (t *Table) dropRangesLocked(f *file, handle uint64) {
-	f.owners = slices.DeleteFunc(f.owners, func(g *ranges) bool {
-		g.held = slices.DeleteFunc(g.held, func(r *request) bool {
-			if r.Handle != handle {
-				return false
+	for _, g := range slices.Clone(f.owners) {
+		for _, r := range slices.Clone(g.held) {
+			if r.Handle == handle {
+				t.rewriteLocked(f, g, r.Start, r.End, nil)
 			}
-			t.wakeLocked(r)
-			t.held--
-			return true
-		})
-		return len(g.held) == 0
-	})
+		}
+	}
 }
 
 // dropFlocksLocked ends the flock locks that match.

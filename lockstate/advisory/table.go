@@ -110,11 +110,7 @@ func (t *Table) Try(key Key, want Lock) error {
 	r := &request{Lock: want, file: f, seq: ^uint64(0)}
 	blocker, err := t.takeLocked(r)
 	if blocker != nil {
-		e := &ConflictError{Lock: blocker.Lock, Waiting: blocker.done != nil}
-		if !e.Waiting {
-			e.Lock = f.joined(blocker)
-		}
-		err = e
+		err = &ConflictError{Lock: f.joined(blocker), Waiting: blocker.done != nil}
 	}
 	t.settleLocked(f)
 	return err

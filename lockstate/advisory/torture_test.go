@@ -43,7 +43,10 @@ func TestTorture(t *testing.T) {
 // tally counts what was compared.
 type tally struct {
 	Rounds, Calls, Granted, Refused, Waits, WaitGranted, Deadlocks, Killed, Gets, Found int
-	Raced                                                                               int // granted in another order, as the kernel may
+
+	Raced  int // the table took another of the ways that the kernel may go
+	Lost   int // the kernel may go too many ways
+	States int // most in which the kernel might have been
 }
 
 // A desc is an open file description.
@@ -52,15 +55,15 @@ type desc struct{ handle uint64 }
 // A world is the processes' view of the file, and the table's.
 type world struct {
 	*kernel
-	table *advisory.Table
-	rng   *rand.Rand
-	fds   []map[int]*desc // by process and slot
-	refs  map[*desc]int
-	next  uint64
-	waits map[int]*wait // by call
-	sum   *tally
-	mixed bool // owners' order may differ: some were granted together
-	log   []string
+	table  *advisory.Table
+	states [2]states // in which the kernel may be, and the table
+	rng    *rand.Rand
+	fds    []map[int]*desc // by process and slot
+	refs   map[*desc]int
+	next   uint64
+	waits  map[int]*wait // by call
+	sum    *tally
+	log    []string
 }
 
 type wait struct {
@@ -78,7 +81,7 @@ const (
 func torture(t *testing.T, seed uint64, end time.Time, sum *tally) {
 	const procs = 4
 	w := &world{
-		kernel: newKernel(t, procs), table: advisory.New(), rng: rand.New(rand.NewPCG(seed, 0)),
+		kernel: newKernel(t, procs), table: advisory.New(), states: [2]states{newLinux(false), newLinux(true)}, rng: rand.New(rand.NewPCG(seed, 0)),
 		refs: make(map[*desc]int), waits: make(map[int]*wait), sum: sum,
 	}
 	defer func() {
@@ -108,17 +111,6 @@ func torture(t *testing.T, seed uint64, end time.Time, sum *tally) {
 		}
 		if err := w.table.Check(); err != nil {
 			w.failf("%v", err)
-			return
-		}
-		got, want := held(w.table), w.held()
-		for end := time.Now().Add(5 * time.Second); !slices.Equal(got, want) && time.Now().Before(end); {
-			// The list may have moved between two reads: other
-			// programs' locks are in it.
-			time.Sleep(time.Millisecond)
-			want = w.held()
-		}
-		if !slices.Equal(got, want) {
-			w.failf("held:\n%q, want\n%q", got, want)
 			return
 		}
 	}
@@ -170,8 +162,10 @@ func (w *world) step() bool {
 		}
 		w.logf("close", p, slot, "")
 		w.call(w.procs[p], command{Op: "close", Slot: slot})
-		w.close(p, slot)
-		return w.compare(nil)
+		last := w.close(p, slot)
+		return w.compare(func(s *linux) {
+			s.close(owner(w.procs[p].pid), last...)
+		}, 0, 0)
 	case n < 30:
 		return w.get(p, slot, d)
 	default:
@@ -189,51 +183,48 @@ func (w *world) logf(op string, p, slot int, rest string) {
 }
 
 // close does what the kernel makes of close(2): FLUSH, and RELEASE if it was
-// the last one.
-func (w *world) close(p, slot int) {
+// the last one, which it returns then.
+func (w *world) close(p, slot int) (last []uint64) {
 	d := w.fds[p][slot]
 	delete(w.fds[p], slot)
 	w.table.Flush(key, owner(w.procs[p].pid))
 	if w.refs[d]--; w.refs[d] == 0 {
 		w.table.Release(key, d.handle)
+		return []uint64{d.handle}
 	}
+	return nil
 }
 
 func owner(pid int) uint64 { return 1<<40 | uint64(pid) }
-
-// converting reports whether somebody waits for a flock lock through the
-// description. Its next attempt drops what others set through it meanwhile, and
-// when that is made is up to the kernel.
-func (w *world) converting(d *desc) bool {
-	for _, x := range w.waits {
-		if x.lock.Flock && x.lock.Handle == d.handle {
-			return true
-		}
-	}
-	return false
-}
 
 // kill ends a process that perhaps waits and holds, and starts another one.
 func (w *world) kill(p int) bool {
 	w.log = append(w.log, fmt.Sprintf("kill p%d", p))
 	w.sum.Killed++
 	w.procs[p].kill()
-	for id, x := range w.waits {
-		if x.p == p {
+	var waits []int
+	for _, id := range slices.Sorted(maps.Keys(w.waits)) {
+		if x := w.waits[id]; x.p == p {
+			waits = append(waits, id)
 			x.w.Cancel()
-			if err := <-x.w.Done(); !errors.Is(err, advisory.ErrCancelled) {
+			if err := <-x.w.Done(); err != nil && !errors.Is(err, advisory.ErrCancelled) && !errors.Is(err, advisory.ErrDeadlock) {
 				w.failf("cancel: %v", err)
 			}
 			delete(w.waits, id)
 		}
 	}
+	var last []uint64
 	for slot := range slots {
 		if w.fds[p][slot] != nil {
-			w.close(p, slot)
+			last = append(last, w.close(p, slot)...)
 		}
 	}
+	dead := owner(w.procs[p].pid)
 	w.procs[p] = startProc(w.t, w.path, nil)
-	return w.compare(nil)
+	return w.compare(func(s *linux) {
+		s.kill(waits...)
+		s.close(dead, last...)
+	}, 0, 0)
 }
 
 func (w *world) request(p int, d *desc, op string) (command, advisory.Lock) {
@@ -242,7 +233,7 @@ func (w *world) request(p int, d *desc, op string) (command, advisory.Lock) {
 	switch op {
 	case "flock":
 		l.Flock = true
-		l.Owner = d.handle
+		l.Owner, l.End = d.handle, advisory.MaxEnd
 		return c, l
 	case "ofd", "getofd":
 		l.Owner = d.handle
@@ -260,76 +251,71 @@ func (w *world) get(p, slot int, d *desc) bool {
 	op := []string{"get", "getofd"}[w.rng.IntN(2)]
 	c, l := w.request(p, d, op)
 	c.Slot = slot
+	own := op == "getofd" && w.rng.IntN(4) == 0
 	find := w.table.Get
-	if op == "getofd" && w.rng.IntN(4) == 0 {
+	if own {
 		c.Type, find = unix.F_UNLCK, w.table.GetOwn
 	}
 	w.logf(op, p, slot, fmt.Sprintf("%+v", l))
 	r := w.call(w.procs[p], c)
-	if c.Type == unix.F_UNLCK && r.Errno == syscall.EINVAL {
+	if own && r.Errno == syscall.EINVAL {
 		return true // before Linux 6.6
 	}
 	w.sum.Gets++
-	got := unix.Flock_t{Type: unix.F_UNLCK}
-	if lock, ok := find(key, l); ok {
-		w.sum.Found++
-		got = unix.Flock_t{Type: unix.F_RDLCK, Start: int64(lock.Start), Len: int64(lock.End - lock.Start + 1), Pid: int32(lock.Pid)}
+	answer := func(lock advisory.Lock, ok bool) unix.Flock_t {
+		if !ok {
+			return unix.Flock_t{Type: unix.F_UNLCK}
+		}
+		f := unix.Flock_t{Type: unix.F_RDLCK, Start: int64(lock.Start), Len: int64(lock.End - lock.Start + 1), Pid: int32(lock.Pid)}
 		if lock.Write {
-			got.Type = unix.F_WRLCK
+			f.Type = unix.F_WRLCK
 		}
 		if lock.End == advisory.MaxEnd {
-			got.Len = 0
+			f.Len = 0
 		}
 		if lock.Owner < 1<<40 {
-			got.Pid = -1 // Linux's word for OFD locks
+			f.Pid = -1 // Linux's word for OFD locks
 		}
+		return f
 	}
+	got := answer(find(key, l))
 	want := unix.Flock_t{Type: r.Lock.Type, Start: r.Lock.Start, Len: r.Lock.Len, Pid: r.Lock.Pid}
 	if want.Type == unix.F_UNLCK {
 		want = unix.Flock_t{Type: unix.F_UNLCK}
+	} else {
+		w.sum.Found++
 	}
-	if got != want && w.mixed && w.present(want) {
-		w.sum.Raced++
-		return true
+	for i, f := range []unix.Flock_t{want, got} {
+		var can []unix.Flock_t
+		w.states[i] = slices.DeleteFunc(w.states[i], func(s *linux) bool {
+			can = append(can, answer(s.get(l, own)))
+			return can[len(can)-1] != f
+		})
+		if len(w.states[i]) == 0 {
+			w.failf("get %+v: the table says %+v, the kernel %+v, the rules %+v", l, got, want, can)
+			return false
+		}
 	}
 	if got != want {
-		w.failf("get %+v = %+v, want %+v", l, got, want)
+		w.sum.Raced++
 		return false
 	}
 	return true
-}
-
-// present reports whether there is such a lock, though not the first one.
-func (w *world) present(f unix.Flock_t) bool {
-	mode, end := "READ", "EOF"
-	if f.Type == unix.F_WRLCK {
-		mode = "WRITE"
-	}
-	if f.Len != 0 {
-		end = fmt.Sprint(f.Start + f.Len - 1)
-	}
-	for _, l := range held(w.table) {
-		if _, rest, _ := strings.Cut(l, " "); rest == fmt.Sprintf("%s %d %d %s", mode, f.Pid, f.Start, end) {
-			return true
-		}
-	}
-	return false
 }
 
 func (w *world) lock(p, slot int, d *desc) bool {
 	op := []string{"posix", "posix", "ofd", "flock"}[w.rng.IntN(4)]
 	c, l := w.request(p, d, op)
 	c.Slot = slot
-	if op == "flock" && w.converting(d) {
-		return true
-	}
 	switch {
 	case w.rng.IntN(4) == 0:
 		c.Type = unix.F_UNLCK
 		w.logf(op, p, slot, fmt.Sprintf("unlock %d-%d", l.Start, l.End))
 		w.call(w.procs[p], c)
 		w.table.Unlock(key, l)
-		return w.compare(nil)
+		return w.compare(func(s *linux) {
+			s.unlock(l)
+		}, 0, 0)
 	case w.rng.IntN(3) == 0 && op != "ofd" && len(w.waits) < 6 && (w.rng.IntN(8) == 0 || !w.waiting(p)):
 		// An OFD lock that waits is known to differ: see the package
 		// comment.
@@ -338,21 +324,19 @@ func (w *world) lock(p, slot int, d *desc) bool {
 		w.logf(op, p, slot, fmt.Sprintf("wait %v %d-%d", l.Write, l.Start, l.End))
 		id := w.send(w.procs[p], c)
 		w.waits[id] = &wait{p, slot, l, w.table.Start(key, l)}
-		return w.compare(w.waits[id])
+		return w.compare(func(s *linux) {
+			s.wait(id, l)
+		}, 0, 0)
 	}
 	r := w.call(w.procs[p], c)
 	err := w.table.Try(key, l)
 	w.logf(op, p, slot, fmt.Sprintf("try %v %d-%d: %v", l.Write, l.Start, l.End, r.Errno))
-	if errno(err) != r.Errno {
-		w.failf("try %+v = %v, want %v", l, err, r.Errno)
-		return false
-	}
 	if err == nil {
 		w.sum.Granted++
 	} else {
 		w.sum.Refused++
 	}
-	return w.compare(nil)
+	return w.compare(func(s *linux) { s.try(l) }, errno(err), r.Errno)
 }
 
 // waiting reports whether the process waits for a record lock.
@@ -377,122 +361,92 @@ func errno(err error) syscall.Errno {
 	return syscall.ENOTRECOVERABLE
 }
 
-// compare checks that the same waits are over, with the same results.
-func (w *world) compare(fresh *wait) bool {
-	if len(w.waits) == 0 {
-		return true
+// An outcome is what can be seen after a call: its answer, the waits that are over
+// and their results, and what is held.
+func outcome(answer syscall.Errno, ended map[int]syscall.Errno, held []string) string {
+	return fmt.Sprintf("%d, ended %d, held %q", answer, ended, held) // fmt sorts maps
+}
+
+// states are those in which the kernel may be.
+type states []*linux
+
+// after returns the outcomes of a call, nil if there are too many.
+func (all states) after(call func(*linux)) map[string]states {
+	var begun []*linux
+	for _, s := range all {
+		s = s.begin()
+		call(s)
+		begun = append(begun, s)
+	}
+	begun = settle(begun)
+	if begun == nil {
+		return nil
+	}
+	can := make(map[string]states)
+	for _, s := range begun {
+		o := outcome(s.answer, s.ended, listed(s.held()))
+		can[o] = append(can[o], s)
+	}
+	return can
+}
+
+// compare makes a call in all states in which the kernel, and the table, may be.
+// What each of them did must be one of the outcomes. It reports whether both did
+// the same.
+func (w *world) compare(call func(*linux), answer, kernelAnswer syscall.Errno) bool {
+	may, mayTable := w.states[0].after(call), w.states[1].after(call)
+	if may == nil || mayTable == nil {
+		w.sum.Lost++
+		return false
 	}
 	calls := make(map[int]*proc)
-	got := make(map[int]syscall.Errno)
+	ended := make(map[int]syscall.Errno)
 	for id, x := range w.waits {
 		calls[id] = w.procs[x.p]
 		select {
 		case err := <-x.w.Done():
-			got[id] = errno(err)
+			ended[id] = errno(err)
 		default:
 		}
 	}
-	want := make(map[int]syscall.Errno)
-	for late := time.Now().Add(200 * time.Millisecond); ; {
+	got := outcome(answer, ended, listed(w.table.Locks(key)))
+	var want string
+	kernelEnded := make(map[int]syscall.Errno)
+	for late := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
 		for id, r := range w.settled(calls) {
-			want[id] = r.Errno
+			kernelEnded[id] = r.Errno
 			delete(calls, id)
 		}
-		// One that was woken just now may have looked asleep.
-		if len(want) >= len(got) || time.Now().After(late) {
+		// The list may have moved while it was read: other programs' locks
+		// are in it.
+		want = outcome(kernelAnswer, kernelEnded, w.held())
+		if may[want] != nil || time.Now().After(late) {
 			break
 		}
 	}
-	if !maps.Equal(got, want) {
-		if fresh == nil && w.raced(got, want) || w.ambiguous(got, want) {
-			w.sum.Raced++
-			return false
+	w.states = [2]states{may[want], mayTable[got]}
+	w.sum.States = max(w.sum.States, len(w.states[0]))
+	if w.states[0] == nil || w.states[1] == nil {
+		for id, x := range w.waits {
+			w.log = append(w.log, fmt.Sprintf("call %d: p%d %+v", id, x.p, x.lock))
 		}
-		for id := range w.waits {
-			w.log = append(w.log, fmt.Sprintf("call %d: %+v", id, w.waits[id].lock))
-		}
-		w.failf("waits that ended: %v, want %v", got, want)
+		w.failf("the table: %s\nthe kernel: %s\nthe rules of the kernel:\n%s\nand of the table:\n%s", got, want,
+			strings.Join(slices.Sorted(maps.Keys(may)), "\n"), strings.Join(slices.Sorted(maps.Keys(mayTable)), "\n"))
 		return false
 	}
-	w.mixed = w.mixed || len(got) > 1
-	if w.tangled(got) {
+	if got != want {
 		w.sum.Raced++
 		return false
 	}
-	for id, e := range got {
+	for id, e := range ended {
 		if e == syscall.EDEADLK {
 			w.sum.Deadlocks++
 		} else {
 			w.sum.WaitGranted++
 		}
-		w.log = append(w.log, fmt.Sprintf("  p%d's wait %v %d-%d ended: %v", w.waits[id].p, w.waits[id].lock.Write, w.waits[id].lock.Start, w.waits[id].lock.End, e))
+		x := w.waits[id]
+		w.log = append(w.log, fmt.Sprintf("  p%d's wait %v %d-%d ended: %v", x.p, x.lock.Write, x.lock.Start, x.lock.End, e))
 		delete(w.waits, id)
 	}
 	return true
-}
-
-// tangled reports whether two waits of one owner, in two threads, ended
-// together: what the owner has now depends on which ran first.
-func (w *world) tangled(ended map[int]syscall.Errno) bool {
-	for a := range ended {
-		for b := range ended {
-			x, y := w.waits[a], w.waits[b]
-			if a != b && x.p == y.p && !x.lock.Flock && !y.lock.Flock {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// ambiguous reports whether the difference is about a deadlock, and either
-// several threads of one process wait, of which Linux follows one, or a circle
-// was closed by waiters who were woken together: the last one to run hears of
-// it.
-func (w *world) ambiguous(got, want map[int]syscall.Errno) bool {
-	waits := make(map[int]int)
-	for _, x := range w.waits {
-		if !x.lock.Flock {
-			waits[x.p]++
-		}
-	}
-	dead := func(m map[int]syscall.Errno) bool {
-		return slices.Contains(slices.Collect(maps.Values(m)), syscall.EDEADLK)
-	}
-	if dead(got) && dead(want) {
-		return true
-	}
-	for id := range w.waits {
-		if got[id] != want[id] && (got[id] == syscall.EDEADLK || want[id] == syscall.EDEADLK) {
-			for _, n := range waits {
-				if n > 1 {
-					return true
-				}
-			}
-		}
-	}
-	return false
-}
-
-// raced reports whether the difference may come from the kernel's waiters
-// having been woken together and having run in another order: each one that
-// the table granted and the kernel did not lost to one that conflicts with it.
-func (w *world) raced(got, want map[int]syscall.Errno) bool {
-	lost := func(a, b map[int]syscall.Errno) bool {
-		for id := range a {
-			if _, ok := b[id]; ok {
-				continue
-			}
-			beaten := false
-			for other := range b {
-				x, y := w.waits[id].lock, w.waits[other].lock
-				beaten = beaten || x.Flock == y.Flock && (x.Write || y.Write) && x.Start <= y.End && y.Start <= x.End
-			}
-			if !beaten {
-				return false
-			}
-		}
-		return true
-	}
-	return len(got) > 0 && len(want) > 0 && lost(got, want) && lost(want, got)
 }

@@ -122,8 +122,11 @@ func (t *Table) blockLocked(r, b *request) error {
 	// What is in r's way need not be in the way of those beneath r, and b
 	// may be one of them if it is a waiter.
 	t.wakeLocked(r)
-	if !r.Flock && b.done == nil && t.deadlockLocked(r, b) {
-		return ErrDeadlock
+	if b.done == nil {
+		if !r.Flock && t.deadlockLocked(r, b) {
+			return ErrDeadlock
+		}
+		b = r.file.head(b)
 	}
 next:
 	for _, w := range b.beneath {
@@ -180,7 +183,9 @@ func (t *Table) abandonLocked(r *request, err error) {
 		b.beneath = without(b.beneath, r)
 		r.blocker = nil
 		t.unindexLocked(r)
-		r.moveUp(b)
+		if r.crowded() {
+			r.moveUp(b)
+		}
 	} else if i, ok := slices.BinarySearchFunc(t.woken, r, bySeq); ok {
 		t.woken = slices.Delete(t.woken, i, i+1)
 	}
@@ -188,18 +193,42 @@ func (t *Table) abandonLocked(r *request, err error) {
 	t.finishLocked(r, err)
 }
 
-// moveUp puts those beneath r, which goes away, beneath b, where r was, if what is
-// held is in their way as before: they wait on, with all that is beneath them. To
-// wake each would put the whole line together anew.
+// crowd is how many wait behind one who gives up if they are not all to be tried
+// again, as Linux does: each would put the rest of the line together anew.
+const crowd = 64
+
+func (r *request) crowded() bool {
+	n := 0
+	return !r.below(func(*request) bool { n++; return n <= crowd })
+}
+
+// moveUp puts those beneath r, which goes away, beneath b, where r was, with all
+// that is beneath them, if the lock at the top is in the way of each, as it was
+// before.
 func (r *request) moveUp(b *request) {
+	top := r.file.joined(b.top())
+	obstructed := func(w *request) bool { return top.conflicts(&w.Lock) }
 	r.beneath = slices.DeleteFunc(r.beneath, func(w *request) bool {
-		if !b.conflicts(&w.Lock) || r.file.obstacle(&w.Lock) == nil {
+		if !obstructed(w) || !w.below(obstructed) {
 			return false
 		}
 		w.blocker = b
 		b.beneath = append(b.beneath, w)
 		return true
 	})
+}
+
+// below reports whether ok holds for all who wait beneath r, directly or not. It
+// stops at the first for whom it doesn't.
+func (r *request) below(ok func(*request) bool) bool {
+	for line := slices.Clone(r.beneath); len(line) > 0; {
+		w := line[len(line)-1]
+		if !ok(w) {
+			return false
+		}
+		line = append(line[:len(line)-1], w.beneath...)
+	}
+	return true
 }
 
 func (t *Table) finishLocked(r *request, err error) {

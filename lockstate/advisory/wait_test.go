@@ -254,6 +254,49 @@ func TestPartialRelease(t *testing.T) {
 	check(t, table)
 }
 
+// TestSeveralHandles: to Linux, what one owner has set through several
+// descriptors is one lock; so whoever waits for a part of it, behind somebody
+// who waits for another part, is tried when any of it is unlocked (M2).
+func TestSeveralHandles(t *testing.T) {
+	whole := record(1, 0, 9, true)
+	tail := through(7, record(1, 5, 9, true))
+	for _, c := range []struct {
+		name   string
+		before []advisory.Lock // set before anybody waits
+		after  []advisory.Lock // set while both wait
+		first  advisory.Lock   // waits on
+	}{
+		{"the tail set anew while they wait", []advisory.Lock{whole}, []advisory.Lock{tail}, record(2, 4, 5, true)},
+		{"the head set anew while they wait", []advisory.Lock{tail, through(7, whole)}, []advisory.Lock{record(1, 0, 4, true)}, record(2, 4, 5, true)},
+		{"in three pieces", []advisory.Lock{whole}, []advisory.Lock{through(7, record(1, 5, 6, true)), through(8, record(1, 7, 9, true))}, record(2, 3, 7, true)},
+		{"grown while they wait", []advisory.Lock{record(1, 3, 9, true)}, []advisory.Lock{tail, through(8, record(1, 0, 3, true))}, record(2, 0, 5, true)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			table := advisory.New()
+			for _, l := range c.before {
+				try(t, table, l, nil)
+			}
+			first := table.Start(key, c.first)
+			second := table.Start(key, record(3, 5, 8, true))
+			check(t, table)
+			for _, l := range c.after {
+				try(t, table, l, nil)
+			}
+			blocks(t, first)
+			blocks(t, second)
+			table.Unlock(key, record(1, 5, 9, true))
+			blocks(t, first)
+			ends(t, second, nil)
+			check(t, table)
+			table.Flush(key, 3)
+			blocks(t, first)
+			table.Flush(key, 1)
+			ends(t, first, nil)
+			check(t, table)
+		})
+	}
+}
+
 func TestDeadlock(t *testing.T) {
 	ring := func(table *advisory.Table, n uint64, lock func(i, at uint64) advisory.Lock) (closing *advisory.Waiter, rest []*advisory.Waiter) {
 		for i := range n {
