@@ -2,8 +2,10 @@ package advisory_test
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -293,6 +295,62 @@ func TestSeveralHandles(t *testing.T) {
 			table.Flush(key, 1)
 			ends(t, first, nil)
 			check(t, table)
+		})
+	}
+}
+
+// TestCrowd: nobody sleeps whose way is free, also where very many wait for parts of
+// a file and give up, or have parts, in any order.
+func TestCrowd(t *testing.T) {
+	for _, isFair := range []bool{false, true} {
+		t.Run(fmt.Sprintf("fair=%v", isFair), func(t *testing.T) {
+			for seed := range uint64(8) {
+				rng := rand.New(rand.NewPCG(seed, 0))
+				table := advisory.New()
+				part := func(owner uint64, from, n int) advisory.Lock {
+					start := rng.Uint64N(uint64(from))
+					l := record(owner, start, start+rng.Uint64N(uint64(n)), rng.IntN(3) > 0)
+					l.Handle, l.Fair = 10*owner+rng.Uint64N(3), isFair
+					return l
+				}
+				for range 20 {
+					_ = table.Try(key, part(rng.Uint64N(3), 30, 30))
+				}
+				type waiting struct {
+					lock advisory.Lock
+					w    *advisory.Waiter
+				}
+				var line []waiting
+				for i := range uint64(200) {
+					l := part(10+i, 40, 20)
+					line = append(line, waiting{l, table.Start(key, l)})
+				}
+				check(t, table)
+				for len(line) > 0 {
+					i := rng.IntN(len(line))
+					if rng.IntN(3) == 0 {
+						i = 0 // with most behind him
+					}
+					x := line[i]
+					switch err, over := ended(x.w); {
+					case over && err == nil:
+						table.Unlock(key, x.lock)
+					case over:
+						t.Fatalf("wait ended: %v", err)
+					case rng.IntN(4) == 0:
+						holder := rng.Uint64N(3)
+						table.Unlock(key, part(holder, 60, 10))
+						_ = table.Try(key, part(holder, 30, 10))
+						check(t, table)
+						continue
+					default:
+						x.w.Cancel()
+						ends(t, x.w, advisory.ErrCancelled)
+					}
+					check(t, table)
+					line = slices.Delete(line, i, i+1)
+				}
+			}
 		})
 	}
 }
