@@ -111,7 +111,13 @@ func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out 
 			return c.entry(fs, out)
 		}
 	}
-	fs.ns.RLock()
+	if !fs.ns.TryRLock() {
+		if !uncached && fs.lacks(parent, name) {
+			out.SetEntryTimeout(validFor)
+			return fuse.OK
+		}
+		fs.ns.RLock()
+	}
 	defer fs.ns.RUnlock()
 	d, err := fs.back.dir(parent)
 	if err != nil {
@@ -137,6 +143,22 @@ func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out 
 	return fuse.OK
 }
 
+// lacks reports whether an open directory has nothing called so, as one may know
+// while somebody else renames something: that is a single step.
+func (fs *FS) lacks(parent *node, name string) bool {
+	which := fs.renames.Load()
+	if which%2 == 0 {
+		return false
+	}
+	d := fs.back.dirs.get(parent)
+	if d == nil {
+		return false
+	}
+	defer d.release()
+	var st unix.Statx_t
+	return statAt(d.fd, name, &st) == unix.ENOENT && fs.renames.Load() == which
+}
+
 // Forget takes note that the kernel has dropped a node.
 func (fs *FS) Forget(id, lookups uint64) { fs.nodes.forget(id, lookups) }
 
@@ -148,6 +170,14 @@ func (fs *FS) awaitsForget() bool { return fs.nodes.big.Load() > 0 }
 func (fs *FS) stat(n *node, h *handle, st *unix.Statx_t) error {
 	if fd := h.openFD(); fd >= 0 {
 		return statAt(fd, "", st)
+	}
+	if n.isDir() {
+		// The descriptor is of the directory wherever that is, and the kernel asks
+		// for its attributes after each change in it.
+		if d := fs.back.dirs.get(n); d != nil {
+			defer d.release()
+			return statAt(d.fd, "", st)
+		}
 	}
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()

@@ -63,6 +63,8 @@ type FS struct {
 	// ns protects the names in the backing: whoever relies on them holds it
 	// shared, a rename exclusively.
 	ns spinMutex
+	// renames is odd while one goes on. Protected by ns, held alone; read without it.
+	renames atomic.Uint64
 
 	// aliasMu is held shared by operations on files with several links, and
 	// taken by an acquisition to wait for them.

@@ -43,6 +43,8 @@ func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 }
 
 func (fs *FS) rename(m *renaming) error {
+	fs.renames.Add(1)
+	defer fs.renames.Add(1)
 	fromDir, err := fs.back.dir(m.from.parent)
 	if err != nil {
 		return err
