@@ -23,7 +23,12 @@
 // follow whoever makes them, see gathering.
 //
 // A ring's thread owns a single place of its queue, which is all that a blocked
-// request can hold up. The kernel hands a request that found no free place to
+// request can hold up: what is in a ring's places, its own thread alone can take
+// out. (libfuse's passthrough_hp has many in one ring. Next to a call that its
+// backing kept waiting, another one on that core waited for as long.) Nor would a
+// thread find several requests at a time. It comes before its callers, so that one
+// is answered before the next is made; passthrough_hp, given the same priority,
+// wakes for each request, too. The kernel hands a request that found no free place to
 // the next one that is answered, not to one that is added; so whoever adds one
 // asks the kernel for an empty request of its own (a FUSE_NOTIFY_RETRIEVE of
 // nothing) and answers it, which gets the line moving.
