@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -42,6 +43,27 @@ func (e *elsewhere) stick(a *Agent, env ...string) {
 	before := waiting()
 	a.send(append([]string{"exec", "sleep 1000"}, env...))
 	eventually(e.t, "the process waits in execve(2)", func() bool { return waiting() != before })
+}
+
+// stickAll is stick for several.
+func (e *elsewhere) stickAll(agents ...*Agent) {
+	e.t.Helper()
+	for _, a := range agents {
+		a.must("open", "elsewhere", e.m.At("f"), "rdwr")
+	}
+	waiting := e.m.waiting()
+	e.t.Cleanup(func() {
+		e.answer()
+		for _, a := range agents {
+			syscall.Kill(a.Pid, syscall.SIGKILL)
+		}
+	})
+	halt(e.t, e.m.cmd.Process.Pid)
+	for _, a := range agents {
+		before := waiting()
+		a.send([]string{"exec", "sleep 1000"})
+		eventually(e.t, "the process waits in execve(2)", func() bool { return waiting() != before })
+	}
 }
 
 // answer lets everything go on.
@@ -174,6 +196,62 @@ func TestFaultExecChildren(t *testing.T) {
 			t.Errorf("%q, afterwards: %s, want EBUSY", asks[i], got)
 		}
 	}
+	if got := m.Locks()["D"].Pid; got != holder.Pid {
+		t.Errorf("D is locked by %d, want %d", got, holder.Pid)
+	}
+}
+
+// TestFaultExecMany: more processes hang in execve(2) than the daemon looks at at a
+// time, and all are looked at, for the sake of their children. Nobody else waits for
+// them, whether he is known yet or not.
+func TestFaultExecMany(t *testing.T) {
+	e, m := newElsewhere(t), mount(t)
+	openDir(t, m.Back("D"))
+	holder, other := agent(t), agent(t)
+	holder.must("creat", m.At("D/devserver"), "rdwr,creat,excl")
+	parents := make([]*Agent, 4*runtime.NumCPU()+8)
+	for i := range parents {
+		parents[i] = agent(t)
+	}
+	var children []*Agent
+	for _, p := range parents {
+		children = append(children, p.Child(), p.Child())
+	}
+	e.stickAll(parents...)
+	var answers []func() string
+	for i, c := range children {
+		dir := "D/" + itoa(i) // the kernel has one at a time change a directory
+		openDir(t, m.Back(dir))
+		ask := []string{"mkdir", m.At(dir, "new")}
+		switch i / 2 % 3 {
+		case 1:
+			ask = []string{"put", m.At(dir, "f"), "x", "wronly,creat"}
+		case 2:
+			ask = []string{"put", m.control("ctl"), "acquire D", ""}
+		}
+		answers = append(answers, c.Start(ask...))
+	}
+	othersGoOn(t, m, other)
+	othersGoOn(t, m, other.Child())
+	for i, c := range children {
+		if i%2 == 0 {
+			mustDo(t, syscall.Kill(c.Pid, syscall.SIGKILL))
+		}
+	}
+	othersGoOn(t, m, agent(t))
+	holder.must("put", m.At("D/mine"), "x", "creat")
+	if n := stuckThreads(m.cmd.Process.Pid); n > len(children) {
+		t.Errorf("%d threads of the daemon wait for %d processes", n, len(parents))
+	}
+	e.answer()
+	for i, answer := range answers {
+		if i%2 == 1 {
+			if got := answer(); got != "EBUSY" {
+				t.Errorf("child %d, afterwards: %s, want EBUSY", i, got)
+			}
+		}
+	}
+	othersGoOn(t, m, agent(t))
 	if got := m.Locks()["D"].Pid; got != holder.Pid {
 		t.Errorf("D is locked by %d, want %d", got, holder.Pid)
 	}

@@ -78,11 +78,19 @@
 // process itself if it is not the caller. Seen waits for no ancestor, Known and
 // Watch for nobody; ByPid, Glance, Alive and ExitOf for a moment (see Soon).
 //
+// Thousands may ask at a time. A look has a thread only while it asks the kernel, and
+// few do so at a time, for they need processors, not threads (see turns); one that the
+// kernel keeps does not count. All that waits for something else, such as the answer
+// to a look at a parent, does so as a goroutine. A look that asks waits for nothing
+// but the kernel: so none ever waits for another's turn with its own.
+//
 // # Lock order
 //
 //	connector.mu
 //	    Resolver.mu
 //
+// looks.mu and turns.mu are each taken with nothing else, and nothing waits with
+// them.
 // Resolver.mu is held over poll(2) with no timeout, PIDFD_GET_INFO, epoll_ctl(2)
 // and close(2) of process descriptors, none of which waits, and never over /proc
 // or a callback. connector.mu is held over what is done to the connector's socket,

@@ -68,3 +68,25 @@ func ParseCgroup(b []byte) string { return parseCgroup(b) }
 
 // IsReaperName is isReaperName.
 func IsReaperName(name string) bool { return isReaperName(name) }
+
+// Withhold has nobody find out for a while which process has a pid: whoever wants
+// to know waits for that.
+func (r *Resolver) Withhold(pid int) (tell func()) {
+	f := &flight{done: make(chan struct{})}
+	l := &r.looks
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.flights = map[int]*flight{pid: f}
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.flights, pid)
+		close(f.done)
+	}
+}
+
+// Keep has every look seem to wait in the kernel if it is not over soon. At most so
+// many may do so.
+func (r *Resolver) Keep(most int) {
+	r.turns.state, r.turns.most = func(int) byte { return 'D' }, most
+}

@@ -5,11 +5,8 @@ package procid
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // A flight finds out which process has a pid, for all who want to know: so one
@@ -19,9 +16,8 @@ type flight struct {
 	done chan struct{} // closed when err is there
 	err  error
 
-	tid   atomic.Int32           // of the thread that looks; 0: none does
-	on    atomic.Pointer[flight] // the parent's, which it waits for
-	stuck atomic.Bool            // the thread was seen to wait
+	turn atomic.Pointer[turn]   // its own, while it asks the kernel
+	on   atomic.Pointer[flight] // the parent's, which it waits for
 }
 
 // A busyError says whose process has to be known first.
@@ -43,19 +39,18 @@ var (
 	errStopped = errors.New("stopped")
 )
 
-// flight returns the one for a pid, or nil if too many threads wait already.
+// flight returns the one for a pid.
 func (r *Resolver) flight(pid int) *flight {
 	l := &r.looks
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	f := l.flights[pid]
-	if f != nil || l.finding.Load() >= maxStuck {
+	if f := l.flights[pid]; f != nil {
 		return f
 	}
 	if l.flights == nil {
 		l.flights = make(map[int]*flight)
 	}
-	f = &flight{done: make(chan struct{})}
+	f := &flight{done: make(chan struct{})}
 	l.flights[pid] = f
 	go func() {
 		_, f.err = r.learn(uint32(pid), f, nil)
@@ -96,9 +91,6 @@ func (r *Resolver) learn(tid uint32, f *flight, stop <-chan struct{}) (*Process,
 // that has failed.
 func (r *Resolver) wait(f *flight, pid int, stop <-chan struct{}) (failed *failure, over bool, err error) {
 	other := r.flight(pid)
-	if other == nil {
-		return nil, false, ErrBusy
-	}
 	if f != nil {
 		r.looks.mu.Lock()
 		circle := other.last() == f
@@ -140,72 +132,79 @@ func (f *flight) last() *flight {
 	}
 }
 
-// find is kernel.find, of which is known which thread does it.
-func (r *Resolver) find(f *flight, tid int) (*sighting, error) {
-	if f == nil {
-		return r.kernel.find(tid)
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	r.looks.finding.Add(1)
-	defer r.looks.finding.Add(-1)
-	f.tid.Store(int32(unix.Gettid()))
-	defer f.tid.Store(0)
-	return r.kernel.find(tid)
-}
-
 // soon waits for a flight, or is ErrBusy where that may take long.
 func (r *Resolver) soon(f *flight) error {
-	if f == nil {
-		return ErrBusy
-	}
 	t := time.NewTicker(lookTime)
 	defer t.Stop()
-	var waits *flight
-	for began := time.Now(); ; {
-		if f.last().stuck.Load() {
-			return ErrBusy
+	for began := time.Now(); time.Since(began) < lookPatience; {
+		var late <-chan struct{}
+		if turn := f.last().turn.Load(); turn != nil {
+			late = turn.late
 		}
 		select {
 		case <-f.done:
 			return f.err
-		case <-t.C:
-		}
-		end, waited := f.last(), waits
-		waits = nil
-		if tid := int(end.tid.Load()); tid != 0 && inKernel(tid) {
-			waits = end
-		}
-		switch {
-		case waits != nil && waits == waited:
-			end.stuck.Store(true)
-		case time.Since(began) > lookPatience:
+		case <-late:
 			return ErrBusy
+		case <-t.C: // it may wait for another one by now
 		}
 	}
+	return ErrBusy
 }
 
-// How long a look at a process may wait for its ancestors.
+// How long a look at a process may take.
 type patience int
 
 const (
-	impatient patience = iota // not at all
-	brief                     // for a moment
+	impatient patience = iota // as long as that one is in execve(2), but not for its ancestors
+	brief                     // a moment, also where it has to be waited for ancestors
 )
+
+// An answer is what the kernel said.
+type answer[T any] struct {
+	v   T
+	err error
+}
+
+// ask runs a look at a process in its turn, for a flight if one asks. It is ErrBusy
+// where that would take too long; what is found later is dropped then.
+func ask[T any](r *Resolver, pid int, how patience, f *flight, look func() (T, error), drop func(T)) (v T, err error) {
+	if how == brief {
+		a, ok := Soon(r, pid, func() (a answer[T]) {
+			a.v, a.err = look()
+			return a
+		}, func(a answer[T]) {
+			if a.err == nil {
+				drop(a.v)
+			}
+		})
+		if !ok {
+			return v, ErrBusy
+		}
+		return a.v, a.err
+	}
+	t := newTurn(f == nil)
+	if !r.turns.take(t) {
+		return v, ErrBusy
+	}
+	if f != nil {
+		f.turn.Store(t)
+		defer f.turn.Store(nil)
+	}
+	r.turns.ask(t, func() { v, err = look() })
+	return v, err
+}
 
 // Glance returns the process of a thread, or nil where that can't be said at once.
 func (r *Resolver) Glance(tid uint32) *Process {
 	if p := r.cached(tid); p != nil || tid == 0 {
 		return p
 	}
-	p, _ := Soon(r, int(tid), func() *Process {
-		g, err := r.resolve(tid, brief, nil, nil)
-		if err != nil {
-			return nil
-		}
-		return r.unpin(g)
-	}, nil)
-	return p
+	g, err := r.resolve(tid, brief, nil, nil)
+	if err != nil {
+		return nil
+	}
+	return r.unpin(g)
 }
 
 // ByPid returns the process with that pid, as [Resolver.Lookup] does for the

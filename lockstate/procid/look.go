@@ -4,12 +4,8 @@ package procid
 
 import (
 	"errors"
-	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // ErrBusy says that a process cannot be looked at now: it is in execve(2), which
@@ -17,23 +13,22 @@ import (
 var ErrBusy = errors.New("it is in execve(2)")
 
 const (
-	// lookTime is how long a look at a process may wait. An execve(2) that
-	// waits for nobody is over in a fraction of it.
+	// lookTime is how long a look at a process may wait in the kernel. An execve(2)
+	// that waits for nobody is over in a fraction of it.
 	lookTime = 50 * time.Millisecond
 	// lookPatience bounds a look that does not wait in the kernel, but for its
-	// turn on a machine with too much to do.
+	// thread's turn on a machine with too much to do.
 	lookPatience = 5 * time.Second
-	// maxStuck bounds the looks that are not over, each of which keeps a
+	// maxStuck bounds the looks that the kernel keeps, each of which keeps a
 	// thread.
 	maxStuck = 1024
 )
 
-// looks are those that were not over in time.
+// looks are those that others know of.
 type looks struct {
 	mu      sync.Mutex
-	stuck   map[int]<-chan struct{} // by pid; closed when the look is over
-	flights map[int]*flight         // by pid
-	finding atomic.Int64            // threads that look for flights
+	stuck   map[int]int     // by pid; how many were not over in time, and are not yet
+	flights map[int]*flight // by pid
 }
 
 // Within returns what look finds out about a process, which waits as long as that
@@ -56,85 +51,55 @@ func Within[T any](d time.Duration, look func() T) (v T, ok bool) {
 // while that one is not in execve(2), or false if it was not read in time. Then
 // look goes on by itself, and drop, if there is one, is given the result. Until
 // that is over nobody else waits for the process.
+//
+// look asks the kernel, and does nothing else that may wait: no lock is taken there.
 func Soon[T any](r *Resolver, pid int, look func() T, drop func(T)) (v T, ok bool) {
-	if r.looks.busy(pid) {
+	t := newTurn(false)
+	if r.looks.busy(pid) || !r.turns.take(t) {
 		return v, false
 	}
-	answer, late, over := make(chan T), make(chan struct{}), make(chan struct{})
-	var tid atomic.Int32
+	if r.looks.busy(pid) { // by now
+		r.turns.give(t)
+		return v, false
+	}
+	answer, gone := make(chan T), make(chan struct{})
 	go func() {
-		defer close(over)
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		tid.Store(int32(unix.Gettid()))
-		v := look()
+		var v T
+		r.turns.ask(t, func() { v = look() })
 		select {
 		case answer <- v:
-		case <-late:
+		case <-gone:
 			if drop != nil {
 				drop(v)
 			}
+			r.looks.add(pid, -1)
 		}
 	}()
-	t := time.NewTicker(lookTime)
-	defer t.Stop()
-	for began, waits := time.Now(), false; ; {
-		select {
-		case v = <-answer:
-			return v, true
-		case <-t.C:
-		}
-		waited := waits
-		if waits = inKernel(int(tid.Load())); waits && waited || time.Since(began) > lookPatience {
-			r.looks.add(pid, over)
-			close(late)
-			return v, false
-		}
+	select {
+	case v = <-answer:
+		return v, true
+	case <-t.late:
+		r.looks.add(pid, 1)
+		close(gone)
+		return v, false
 	}
 }
 
-// inKernel reports whether a thread of this process waits where only a kill ends
-// it, as who looks at a process in execve(2) does.
-func inKernel(tid int) bool {
-	st, err := readStatus(tid)
-	return err == nil && st.state == 'D'
-}
-
+// busy reports whether a look at a process goes on that was not over in time.
 func (l *looks) busy(pid int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	over, ok := l.stuck[pid]
-	if !ok {
-		if len(l.stuck) >= maxStuck {
-			l.sweep()
-		}
-		return len(l.stuck) >= maxStuck
-	}
-	select {
-	case <-over:
-		delete(l.stuck, pid)
-		return false
-	default:
-		return true
-	}
+	return l.stuck[pid] > 0
 }
 
-// sweep forgets the looks that are over.
-func (l *looks) sweep() {
-	for pid, over := range l.stuck {
-		select {
-		case <-over:
-			delete(l.stuck, pid)
-		default:
-		}
-	}
-}
-
-func (l *looks) add(pid int, over <-chan struct{}) {
+// add counts the looks at a process that were not over in time.
+func (l *looks) add(pid, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.stuck == nil {
-		l.stuck = make(map[int]<-chan struct{})
+		l.stuck = make(map[int]int)
 	}
-	l.stuck[pid] = over
+	if l.stuck[pid] += n; l.stuck[pid] == 0 {
+		delete(l.stuck, pid)
+	}
 }

@@ -38,11 +38,13 @@ func (s *sighting) current() bool {
 }
 
 // resolve finds the process of a thread, puts both into the cache and returns
-// the process pinned. It is ErrBusy where it would have to wait longer for an
-// ancestor. f is the flight that asks, if one does, and failed what is known of
-// its parent.
+// the process pinned. It is ErrBusy where it would have to wait longer. f is the
+// flight that asks, if one does, and failed what is known of its parent.
 func (r *Resolver) resolve(tid uint32, how patience, f *flight, failed *failure) (*group, error) {
-	s, err := r.find(f, int(tid))
+	s, err := ask(r, int(tid), how, f, func() (*sighting, error) { return r.kernel.find(int(tid)) }, (*sighting).close)
+	if err == ErrBusy {
+		return nil, err
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: thread %d: %w", ErrUnknown, tid, err)
 	}
@@ -52,7 +54,7 @@ func (r *Resolver) resolve(tid uint32, how patience, f *flight, failed *failure)
 	// Its first sighting. The ancestors are taken down now, not when somebody
 	// asks for them: its parent may be gone by then (H2). That is cheap, since
 	// the parent is in the cache mostly.
-	chain, err := r.ancestors(s, how, failed)
+	chain, err := r.ancestors(s, how, f, failed)
 	if err != nil {
 		s.close()
 		return nil, err
@@ -165,19 +167,22 @@ func (k kernel) read(s *sighting) error {
 }
 
 // parent reads a living process's parent anew.
-func (k kernel) parent(s *sighting) (int, error) {
-	if k.info {
+func (r *Resolver) parent(s *sighting, how patience, f *flight) (int, error) {
+	if r.kernel.info {
 		in, err := info(s.group, 0)
 		return int(in.ppid), err
 	}
-	st, err := readLeaderStat(s.id.Pid)
-	return st.ppid, err
+	pid := s.id.Pid
+	return ask(r, pid, how, f, func() (int, error) {
+		st, err := readLeaderStat(pid)
+		return st.ppid, err
+	}, func(int) {})
 }
 
 // ancestors returns the ancestors of a process that is seen for the first time.
 // Those of a parent that was seen before are the recorded ones, whatever became
 // of them since (H2).
-func (r *Resolver) ancestors(s *sighting, how patience, failed *failure) ([]ID, error) {
+func (r *Resolver) ancestors(s *sighting, how patience, f *flight, failed *failure) ([]ID, error) {
 	const tries = 8 // each but the first follows the death of a parent in between
 	ppid := s.ppid
 	for range tries {
@@ -198,7 +203,10 @@ func (r *Resolver) ancestors(s *sighting, how patience, failed *failure) ([]ID, 
 				return nil, fmt.Errorf("an ancestor of pid %d: %w", s.id.Pid, err)
 			}
 		}
-		now, errNow := r.kernel.parent(s)
+		now, errNow := r.parent(s, how, f)
+		if errNow == ErrBusy {
+			return nil, errNow
+		}
 		if errNow != nil {
 			return nil, nil // gone; so is what it descended from, for all that matters
 		}

@@ -37,6 +37,7 @@ type Resolver struct {
 
 	connector connector
 	looks     looks
+	turns     turns
 
 	mu      sync.RWMutex
 	closed  bool                    // guarded by mu
@@ -62,6 +63,7 @@ func NewResolver(o Options) (*Resolver, error) {
 		epfd:      -1,
 		wakefd:    -1,
 		connector: connector{fd: -1},
+		turns:     newTurns(),
 		threads:   make(map[uint32]*thread),
 		groups:    make(map[ID]*group),
 		pids:      make(map[int]*group),
@@ -179,22 +181,7 @@ func (r *Resolver) lives(id ID) (alive, known bool) {
 
 // openSoon is openExact, or ErrBusy.
 func (r *Resolver) openSoon(id ID) (int, error) {
-	type opened struct {
-		fd  int
-		err error
-	}
-	o, ok := Soon(r, id.Pid, func() (o opened) {
-		o.fd, o.err = openExact(id)
-		return o
-	}, func(o opened) {
-		if o.err == nil {
-			unix.Close(o.fd)
-		}
-	})
-	if !ok {
-		return -1, ErrBusy
-	}
-	return o.fd, o.err
+	return ask(r, id.Pid, brief, nil, func() (int, error) { return openExact(id) }, func(fd int) { unix.Close(fd) })
 }
 
 // ExitOf returns how a dead process ended. The answer is unknown, and no success

@@ -54,7 +54,7 @@ func (r *Resolver) watchLate(id ID) {
 	for {
 		g := r.pin(id)
 		if g == nil && fd < 0 {
-			fd, err = openExact(id)
+			fd, err = ask(r, id.Pid, impatient, nil, func() (int, error) { return openExact(id) }, nil)
 		}
 		dead := g == nil && (fd < 0 && isGone(err) || fd >= 0 && readable(fd))
 		done := r.beginLate(id, g, dead)
@@ -65,15 +65,14 @@ func (r *Resolver) watchLate(id ID) {
 			return
 		}
 		again := time.After(lateTime)
-		if f := r.flight(id.Pid); f != nil {
-			select {
-			case <-f.done:
-				if g == nil && r.held(id) != nil {
-					continue
-				}
-			case <-again:
+		f := r.flight(id.Pid)
+		select {
+		case <-f.done:
+			if g == nil && r.held(id) != nil {
 				continue
 			}
+		case <-again:
+			continue
 		}
 		<-again
 	}
