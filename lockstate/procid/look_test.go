@@ -3,12 +3,19 @@
 package procid_test
 
 import (
+	"io"
+	"math/rand/v2"
 	"os"
+	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
@@ -118,13 +125,102 @@ func ownThreads(t *testing.T) int {
 }
 
 // waitingLooks counts the goroutines that wait for what is withheld.
-func waitingLooks() int {
-	b := make([]byte, 1<<20)
-	for {
-		n := runtime.Stack(b, true)
-		if n < len(b) {
-			return strings.Count(string(b[:n]), "procid.(*Resolver).soon(")
+func waitingLooks() int { return strings.Count(stacks(), "procid.(*Resolver).soon(") }
+
+// stacks returns those of all goroutines.
+func stacks() string {
+	for b := make([]byte, 1<<20); ; b = make([]byte, 2*len(b)) {
+		if n := runtime.Stack(b, true); n < len(b) {
+			return string(b[:n])
 		}
-		b = make([]byte, 2*len(b))
 	}
+}
+
+// Whatever becomes of processes while they are looked at, all looks come to an end.
+func TestLooksInAStorm(t *testing.T) {
+	inBothModes(t, func(t *testing.T, r *procid.Resolver, _ bool) {
+		before := looking()
+		var storm []*exec.Cmd
+		for _, script := range []string{
+			"while :; do /bin/true & /bin/true; wait; done",
+			"while :; do sh -c 'exec sh -c \"exec /bin/true\"' & kill -9 $!; done",
+			"while :; do (/bin/true & exec /bin/true); done",
+		} {
+			cmd := exec.Command("sh", "-c", script)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+			cmd.Stderr = io.Discard
+			if err := cmd.Start(); err != nil {
+				t.Skip(err)
+			}
+			storm = append(storm, cmd)
+		}
+		h, d := start(t, "threads 20"), start(t, "deadleader 0")
+		tids := append(h.numbers(t), d.numbers(t)...)
+		stop := time.Now().Add(time.Second)
+		var lookers sync.WaitGroup
+		for i := range 64 {
+			lookers.Go(func() {
+				for n := i; time.Now().Before(stop); n++ {
+					pid := tids[n%len(tids)]
+					if i%2 == 0 {
+						pid = storm[0].Process.Pid + rand.IntN(2000) - 100
+					}
+					ask(r, uint32(pid), n)
+				}
+			})
+		}
+		lookers.Wait()
+		for _, cmd := range storm {
+			unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+			cmd.Wait()
+		}
+		for _, tid := range tids {
+			if p := lookup(t, r, tid); p.ID().Pid != h.pid() && p.ID().Pid != d.pid() {
+				t.Errorf("Lookup(%d) = %v, want pid %d or %d", tid, p.ID(), h.pid(), d.pid())
+			}
+		}
+		for looking() > before {
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
+
+// ask has a resolver look at a thread in one of all ways.
+func ask(r *procid.Resolver, tid uint32, way int) {
+	switch way % 8 {
+	case 0:
+		r.Lookup(tid)
+	case 1:
+		r.Seen(tid)
+	case 2:
+		r.Glance(tid)
+	case 3:
+		r.ByPid(int(tid))
+	case 4:
+		procid.Soon(r, int(tid), func() error { _, err := procid.StartOf(int(tid)); return err }, nil)
+	case 5:
+		stop := make(chan struct{})
+		close(stop)
+		r.LookupUntil(tid, stop)
+	case 6:
+		if p := r.Glance(tid); p != nil {
+			r.Watch(p.ID(), func(id procid.ID, _ procid.Exit) { r.Alive(id) })
+			r.Alive(procid.ID{Pid: p.ID().Pid, Start: p.ID().Start + 1})
+		}
+	case 7:
+		if p := r.Known(tid); p != nil {
+			p.Lineage()
+			r.ExitOf(p.ID())
+			r.Unwatch(p.ID())
+		}
+	}
+}
+
+// looking counts the goroutines that have to do with a look.
+func looking() (n int) {
+	s := stacks()
+	for _, f := range []string{"procid.Soon[", "procid.(*turns).", "procid.(*Resolver).learn(", "procid.(*Resolver).watchLate("} {
+		n += strings.Count(s, f)
+	}
+	return n
 }
