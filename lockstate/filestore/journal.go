@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -59,6 +60,7 @@ type journal struct {
 	syncMu sync.Mutex
 
 	loaded map[uint64][]byte // protected by mu
+	shared bool              // likewise: loaded is live, and must stay as it is
 	stop   chan struct{}
 	done   chan struct{}
 }
@@ -77,7 +79,14 @@ func (s *Store) Unload() {
 	j := &s.journal
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.loaded = nil
+	j.loaded, j.shared = nil, false
+}
+
+// changeLocked is called before live is changed. The caller holds mu.
+func (j *journal) changeLocked() {
+	if j.shared {
+		j.live, j.shared = maps.Clone(j.live), false
+	}
 }
 
 // Put keeps the record of a lock: one line of text, which it copies. One that is
@@ -90,6 +99,7 @@ func (s *Store) Put(token uint64, record []byte) {
 	if ok && bytes.Equal(old, record) {
 		return
 	}
+	j.changeLocked()
 	j.bytes += len(record) - len(old)
 	j.live[token] = bytes.Clone(record)
 	j.seq++
@@ -105,6 +115,7 @@ func (s *Store) Delete(token uint64) {
 	if !ok {
 		return
 	}
+	j.changeLocked()
 	delete(j.live, token)
 	j.bytes -= len(old)
 	j.seq++

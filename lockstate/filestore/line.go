@@ -84,7 +84,8 @@ func intact(text []byte) bool {
 	return ok
 }
 
-// parseLine accepts what appendLine writes, without the newline.
+// parseLine accepts what appendLine writes, without the newline. The record is a
+// part of text.
 func parseLine(text []byte) (l line, ok bool) {
 	var err error
 	rest, ok := wholeLine(text)
@@ -94,7 +95,7 @@ func parseLine(text []byte) (l line, ok bool) {
 	l.op = rest[0]
 	token, record, has := bytes.Cut(rest[2:], []byte(" "))
 	if has {
-		l.record = bytes.Clone(record)
+		l.record = record
 	}
 	l.token, err = strconv.ParseUint(string(token), 10, 64)
 	return l, err == nil && has == (l.op == opPut) && (has || l.op == opDelete || l.op == opEnd)

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
+	"iter"
 	"os"
 	"slices"
 	"strconv"
@@ -135,6 +135,7 @@ func (s *Store) readJournal() (whole bool, err error) {
 		// An earlier one is there only if the daemon died before it could
 		// remove it.
 		from = snapshots[len(snapshots)-1]
+		s.expect([]string{s.snapshotName(from), s.journalName(from)})
 		if err := s.read(s.snapshotName(from), true, false); err != nil {
 			return false, err
 		}
@@ -150,11 +151,23 @@ func (s *Store) readJournal() (whole bool, err error) {
 			j.gen = gen
 		}
 	}
-	j.loaded = maps.Clone(j.live)
+	j.loaded, j.shared = j.live, true
 	for _, r := range j.live {
 		j.bytes += len(r)
 	}
 	return whole, nil
+}
+
+// expect makes room for the records of some files.
+func (s *Store) expect(names []string) {
+	const record = 450 // bytes of one, about
+	size := int64(0)
+	for _, name := range names {
+		if info, err := s.dir.Stat(name); err == nil {
+			size += info.Size()
+		}
+	}
+	s.journal.live = make(map[uint64][]byte, min(size/record, 1<<20))
 }
 
 // empty reports whether nothing was written into some journals.
@@ -163,6 +176,141 @@ func (s *Store) empty(journals []uint64) bool {
 		info, err := s.dir.Stat(s.journalName(gen))
 		return err != nil || info.Size() > 0
 	})
+}
+
+// What a line may be.
+const (
+	lineGood   = iota
+	lineNewer  // as it was written, by a newer version
+	lineCutOff // the last one, without its end
+	lineDamaged
+)
+
+// A parsedLine is a line of a file, or why there are no more.
+type parsedLine struct {
+	line
+	is  int
+	err error
+}
+
+// parsed returns the lines of a file, which it reads on another processor if there
+// is one: everybody waits for a mount. Of a snapshot's first line only what is wrong
+// with it is told. What it hands out is valid until the next one.
+func parsed(f io.Reader, snapshot bool) iter.Seq[parsedLine] {
+	return func(yield func(parsedLine) bool) {
+		const some = 512
+		full, free, stop := make(chan *parsedLines, 2), make(chan *parsedLines, 3), make(chan struct{})
+		for range cap(free) {
+			free <- new(parsedLines)
+		}
+		go func() {
+			defer close(full)
+			p := lineParser{in: lineReader{r: bufio.NewReaderSize(f, 256<<10)}, header: snapshot}
+			for more := true; more; {
+				var batch *parsedLines
+				select {
+				case batch = <-free:
+				case <-stop:
+					return
+				}
+				batch.lines, batch.text = batch.lines[:0], batch.text[:0]
+				for len(batch.lines) < some && more {
+					more = p.next(batch)
+				}
+				full <- batch // there is room for all
+			}
+		}()
+		defer func() {
+			close(stop)
+			for range full { // until it has ended
+			}
+		}()
+		for batch := range full {
+			for _, l := range batch.lines {
+				if !yield(l) {
+					return
+				}
+			}
+			free <- batch
+		}
+	}
+}
+
+// A lineParser parses the lines of a file.
+type lineParser struct {
+	in     lineReader
+	header bool // of a snapshot comes next
+}
+
+// parsedLines are some lines, and the text that they are of.
+type parsedLines struct {
+	lines []parsedLine
+	text  []byte
+}
+
+func (b *parsedLines) add(l parsedLine) { b.lines = append(b.lines, l) }
+
+// next adds what the next line is. It reports whether more follow.
+func (p *lineParser) next(b *parsedLines) (more bool) {
+	text, whole, err := p.in.next()
+	if err != nil {
+		b.add(parsedLine{err: err})
+		return false
+	}
+	if p.header {
+		p.header = false
+		if newerHeader(text) {
+			b.add(parsedLine{is: lineNewer})
+			return false
+		}
+		if whole && string(text)+"\n" == snapshotHeader {
+			return true
+		}
+		b.add(parsedLine{is: lineDamaged})
+	}
+	if !whole && len(text) == 0 {
+		return false
+	}
+	l := parsedLine{}
+	ok := false
+	l.line, ok = parseLine(text)
+	switch {
+	case !whole && bytes.IndexByte(text, 0) < 0:
+		l.is = lineCutOff
+	case whole && !ok && intact(text):
+		l.is = lineNewer
+	case !whole || !ok:
+		l.is = lineDamaged
+	case l.record != nil:
+		at := len(b.text)
+		b.text = append(b.text, l.record...)
+		l.record = b.text[at:]
+	}
+	b.add(l)
+	return true
+}
+
+// A recordRoom is where the records are that are read, which are many: some share a
+// block of memory, and one that comes again stays where it was if it fits.
+type recordRoom struct{ room []byte }
+
+// keep returns a copy of a record, which takes the place of an earlier one; nil:
+// there was none.
+func (r *recordRoom) keep(earlier, record []byte) []byte {
+	if len(record) <= cap(earlier) {
+		return append(earlier[:0], record...)
+	}
+	const block, slack = 4 << 10, 63 // a record comes again with little more in it
+	if len(record) == 0 || len(record) > block/4 {
+		return bytes.Clone(record)
+	}
+	size := (len(record) + slack) &^ slack
+	if cap(r.room)-len(r.room) < size {
+		r.room = make([]byte, 0, block)
+	}
+	at := len(r.room)
+	r.room = r.room[:at+size]
+	return append(r.room[at:at:at+size], record...)
 }
 
 // A lineReader reads lines of any length.
@@ -284,37 +432,22 @@ func (s *Store) read(name string, snapshot, last bool) error {
 		return fmt.Errorf("reading the state: %w", err)
 	}
 	defer f.Close()
-	in := lineReader{r: bufio.NewReaderSize(f, 256<<10)}
 	damaged, torn := 0, false
 	records, ended := 0, !snapshot
-	for first := true; ; first = false {
-		text, whole, err := in.next()
-		if err != nil {
-			return fmt.Errorf("reading the state: %w", err)
-		}
-		if first && snapshot {
-			if newerHeader(text) {
-				return fmt.Errorf("%s: %w", name, ErrNewer)
-			}
-			if whole && string(text)+"\n" == snapshotHeader {
-				continue
-			}
-			damaged++
-		}
-		if !whole && len(text) == 0 {
-			break
-		}
-		l, ok := parseLine(text)
+	var room recordRoom
+	for l := range parsed(f, snapshot) {
 		ended = ended && !snapshot // nothing follows the end
 		switch {
-		case !whole && last && bytes.IndexByte(text, 0) < 0:
+		case l.err != nil:
+			return fmt.Errorf("reading the state: %w", l.err)
+		case l.is == lineCutOff && last:
 			torn = true
-		case whole && !ok && intact(text):
+		case l.is == lineNewer:
 			return fmt.Errorf("%s: %w", name, ErrNewer)
-		case !whole || !ok:
+		case l.is != lineGood:
 			damaged++
 		case l.op == opPut:
-			s.journal.live[l.token] = l.record
+			s.journal.live[l.token] = room.keep(s.journal.live[l.token], l.record)
 			records++
 		case l.op == opDelete:
 			delete(s.journal.live, l.token)

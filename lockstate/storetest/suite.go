@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 
@@ -40,7 +41,8 @@ func Run(t *testing.T, fresh func(t *testing.T) Backend) {
 }
 
 func record(token uint64, version int) []byte {
-	return fmt.Appendf(nil, `{"token":%d,"version":%d,"dir":"a b/\n\u00e9"}`, token, version)
+	long := strings.Repeat("x", version*version*37%1500)
+	return fmt.Appendf(nil, `{"token":%d,"version":%d,"dir":"a b/\n\u00e9%s"}`, token, version, long)
 }
 
 func checkLoad(t *testing.T, s lockstate.Store, want map[uint64][]byte) {
@@ -91,6 +93,11 @@ func testReopen(t *testing.T, b Backend) {
 		checkLoad(t, s, want)
 		s.Put(9, record(9, 1))
 		s.Delete(9)
+		s.Delete(3)
+		s.Put(1, record(1, 5))
+		checkLoad(t, s, want)
+		s.Put(1, record(1, 2))
+		s.Put(3, record(3, 1))
 		checkLoad(t, s, want)
 		closeStore(t, s)
 	}
