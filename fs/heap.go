@@ -3,6 +3,7 @@ package fs
 import (
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 )
 
 // A heapTuner keeps the memory of many nodes small, and gives it back when the
@@ -12,6 +13,8 @@ type heapTuner struct {
 	locks   func() int
 	percent int // what the collector was told; 0: nothing yet
 	most    int // nodes at most since memory was given back
+	resting bool
+	want    atomic.Int32 // what the collector is to be told
 	tuning  sync.Mutex
 	wg      sync.WaitGroup
 }
@@ -38,6 +41,9 @@ func (h *heapTuner) sized(nodes int) {
 
 // tune is sized, now. The caller holds the table's mutex.
 func (h *heapTuner) tune(nodes int) {
+	if h.resting {
+		return
+	}
 	nodes += lockNodes * h.locks()
 	i := 0
 	for nodes > heapSteps[i].nodes {
@@ -53,15 +59,41 @@ func (h *heapTuner) tune(nodes int) {
 		return
 	}
 	h.percent = percent
+	h.tell(percent, free)
+}
+
+// tell has the collector told, and memory given back if free.
+func (h *heapTuner) tell(percent int, free bool) {
+	h.want.Store(int32(percent))
 	// Both wait for a collection that is under way.
 	h.wg.Go(func() {
 		h.tuning.Lock()
 		defer h.tuning.Unlock()
-		debug.SetGCPercent(percent)
+		debug.SetGCPercent(int(h.want.Load())) // the last that was wanted
 		if free {
 			debug.FreeOSMemory()
 		}
 	})
+}
+
+// restLocks is how many locks are put back without a collection: while they are,
+// 2 KiB are left lying for each, about.
+const restLocks = 150_000
+
+// rest has nothing collected until wake: everybody waits for the mount, and all but
+// little of what is there stays. locks is how many will be put back. The caller holds
+// the table's mutex.
+func (h *heapTuner) rest(locks int) {
+	if locks <= restLocks {
+		h.resting = true
+		h.tell(-1, false)
+	}
+}
+
+// wake ends a rest. The caller holds the table's mutex.
+func (h *heapTuner) wake(nodes int) {
+	h.resting, h.percent = false, 0
+	h.tune(nodes)
 }
 
 // close waits for what it started.

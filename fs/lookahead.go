@@ -7,6 +7,12 @@ import (
 	"github.com/stagefs/stagefs/lockstate"
 )
 
+// A kept is a record as the store has it.
+type kept struct {
+	token uint64
+	data  []byte
+}
+
 // A seen is a record of a lock, read, with what is at its path.
 type seen struct {
 	token uint64
@@ -20,7 +26,7 @@ type seen struct {
 // directories while the caller puts locks back: on another processor if there is
 // one, since everybody waits for the mount. What it hands out is valid until the
 // next one. It is for a while in which nobody changes the backing.
-func lookAhead(root int, records map[uint64][]byte, tokens []uint64) iter.Seq[*seen] {
+func lookAhead(root int, records []kept) iter.Seq[*seen] {
 	return func(yield func(*seen) bool) {
 		const some = 128
 		full, free, stop := make(chan []seen, 2), make(chan []seen, 3), make(chan struct{})
@@ -32,16 +38,16 @@ func lookAhead(root int, records map[uint64][]byte, tokens []uint64) iter.Seq[*s
 			near := neighbours{root: root}
 			defer near.close()
 			var reader lockstate.RecordReader
-			for chunk := range slices.Chunk(tokens, some) {
+			for chunk := range slices.Chunk(records, some) {
 				var batch []seen
 				select {
 				case batch = <-free:
 				case <-stop:
 					return
 				}
-				for _, token := range chunk {
-					s := seen{token: token}
-					if s.rec, s.bad = reader.Read(token, records[token]); s.bad == nil {
+				for _, r := range chunk {
+					s := seen{token: r.token}
+					if s.rec, s.bad = reader.Read(r.token, r.data); s.bad == nil {
 						st, err := near.stat(string(s.rec.Path))
 						s.inode, s.err = inodeOf(&st), err
 					}

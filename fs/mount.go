@@ -107,6 +107,8 @@ func Mount(o Options) (_ *Server, err error) {
 	if err := s.newFS(o, root, procs); err != nil {
 		return nil, err
 	}
+	s.fs.nodes.restoring(len(s.store.Load()))
+	undo = append(undo, s.fs.nodes.locksThere)
 	over, err := s.restore()
 	if err != nil {
 		return nil, err
@@ -120,10 +122,12 @@ func Mount(o Options) (_ *Server, err error) {
 	if err := s.mount(&o); err != nil {
 		return nil, err
 	}
+	s.store.Unload() // so that what changes now needs no copy
 	for _, number := range over {
 		s.store.Delete(number)
 	}
 	s.takeOver(left)
+	s.fs.nodes.locksThere()
 	go s.serve()
 	close(s.ready)
 	return s, nil
@@ -164,7 +168,6 @@ func (s *Server) takeOver(left []hotPlace) {
 		fs.adopt(left)
 	}
 	fs.hot.found()
-	s.store.Unload()
 	fs.orphans.scan(fs, true)
 	fs.clearings.Go(fs.emptyTrash)
 }

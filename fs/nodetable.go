@@ -62,11 +62,18 @@ func newNodeTable(t *lockstate.Table) *nodeTable {
 	return tab
 }
 
+// restoring tells that so many locks are about to be put back, at once.
+func (t *nodeTable) restoring(locks int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.heap.rest(locks)
+}
+
 // locksThere tells that there are locks now, perhaps many, without nodes.
 func (t *nodeTable) locksThere() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.heap.tune(t.byID.n)
+	t.heap.wake(t.byID.n)
 }
 
 // changingOf returns the mutex of changes of n.

@@ -1,10 +1,10 @@
 package fs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -77,10 +77,15 @@ func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over [
 	fs.reapMu.Lock()
 	defer fs.reapMu.Unlock()
 	records := store.Load()
-	here := make(map[uint64]bool) // locks whose holders these processes may be
-	locks := slices.Sorted(maps.Keys(records))
-	first, _ := slices.BinarySearch(locks, lockstate.MemberBase) // which is no lock
-	for s := range lookAhead(fs.back.root, records, locks[:first]) {
+	locks := make([]kept, 0, len(records))
+	for number, data := range records {
+		if number < lockstate.MemberBase {
+			locks = append(locks, kept{number, data})
+		}
+	}
+	slices.SortFunc(locks, func(a, b kept) int { return cmp.Compare(a.token, b.token) })
+	here := make([]uint64, 0, len(locks)) // locks whose holders these processes may be, in order
+	for s := range lookAhead(fs.back.root, locks) {
 		if s.bad != nil {
 			return nil, fmt.Errorf("%w: %w", ErrNewerState, s.bad)
 		}
@@ -94,20 +99,20 @@ func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over [
 		default:
 			x.log.tell(slog.LevelInfo, "restored", "dir", l.Path, "protocol", l.Protocol, "pid", l.Owner.Pid, "token", l.Token)
 			if s.rec.World == world {
-				here[s.token] = true
+				here = append(here, s.token)
 			}
 		}
 	}
-	fs.nodes.locksThere()
 	for number, data := range records {
 		if number < lockstate.MemberBase || number >= lockstate.MemberEnd {
 			continue
 		}
 		m, err := lockstate.ParseMember(number, data)
+		_, lives := slices.BinarySearch(here, m.Token)
 		switch {
 		case err != nil:
 			return nil, fmt.Errorf("%w: %w", ErrNewerState, err)
-		case here[m.Token] && fs.procs.Alive(m.Member):
+		case lives && fs.procs.Alive(m.Member):
 			fs.table.KnowMember(number, m)
 		default:
 			over = append(over, number)
@@ -155,7 +160,9 @@ func (x *restoring) lock(s seen) (l lockstate.Lock, ok bool, err error) {
 	switch {
 	case rec.Lease != nil:
 		if bootOf(rec.World) != bootOf(x.world) {
-			rec.Lease.Reboot(fs.table.Clock(), time.Now())
+			l := *rec.Lease // s.rec stays as it is kept
+			l.Reboot(fs.table.Clock(), time.Now())
+			rec.Lease = &l
 			rec.Members = nil
 		}
 	case who.proc == nil:
@@ -173,7 +180,7 @@ func (x *restoring) lock(s seen) (l lockstate.Lock, ok bool, err error) {
 	if owner == nil {
 		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage)
 	}
-	l, err = fs.table.Restore(rec, split(path), owner, files)
+	l, err = fs.table.RestoreKept(rec, &s.rec, split(path), owner, files)
 	return l, err == nil, err
 }
 

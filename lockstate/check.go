@@ -17,12 +17,29 @@ func (t *Table) Check() error {
 	}
 	owned := 0
 	for id, rows := range t.owners {
-		for r := range rows {
+		for i, r := range rows {
 			owned++
-			if r.owner.ID() != id || t.tokens[r.token] != r {
+			if r.owner.ID() != id || t.tokens[r.token] != r || r.ownedAt != i {
 				c.failf("I2: token %d is indexed under %v", r.token, id)
 			}
 		}
+	}
+	heirs := 0
+	for id, rows := range t.heirs {
+		for i, r := range rows {
+			heirs++
+			if r.heirs[0].ID != id || t.tokens[r.token] != r || r.heirAt != i {
+				c.failf("I2: token %d is indexed under the heir %v", r.token, id)
+			}
+		}
+	}
+	for _, r := range t.tokens {
+		if r.lease == nil && len(r.heirs) > 0 {
+			heirs--
+		}
+	}
+	if heirs != 0 {
+		c.failf("I2: %d rows too many by heir", heirs)
 	}
 	if leased := int(t.leased.Load()); owned+leased != len(t.tokens) {
 		c.failf("I2: %d rows by owner, %d leases, %d by token", owned, leased, len(t.tokens))

@@ -11,3 +11,6 @@ func (rec *Record) Plain() bool {
 
 // Plain reads a record if that can be done without reflection.
 func (x *RecordReader) Plain(data []byte) (rec Record, ok bool) { return x.plain(data) }
+
+// Same is same.
+func (rec *Record) Same(o *Record) bool { return rec.same(o) }

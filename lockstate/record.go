@@ -168,6 +168,16 @@ func (t *Table) unlockFlush() {
 // Files are the lock files that are still there. Locks on one directory are
 // restored in the order of their tokens.
 func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files []string) (Lock, error) {
+	return t.restore(rec, nil, path, owner, files)
+}
+
+// RestoreKept is Restore of a lock that the store has as kept, which rec need not be
+// any more: it is written down only if it is not in force as it was kept.
+func (t *Table) RestoreKept(rec Record, kept *Record, path []string, owner *procid.Process, files []string) (Lock, error) {
+	return t.restore(rec, kept, path, owner, files)
+}
+
+func (t *Table) restore(rec Record, kept *Record, path []string, owner *procid.Process, files []string) (Lock, error) {
 	if owner == nil || owner.ID() != rec.Owner {
 		return Lock{}, ErrNobody
 	}
@@ -179,8 +189,36 @@ func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files 
 	if err != nil {
 		return Lock{}, err
 	}
-	t.noteLocked(r)
+	if kept == nil || !t.isKept(r, kept) {
+		t.noteLocked(r)
+	}
 	return r.lock(), nil
+}
+
+func (t *Table) isKept(r *row, kept *Record) bool {
+	now := r.record(t.world)
+	return now.same(kept)
+}
+
+func (rec *Record) isSpecial() bool {
+	return rec.Move != nil || len(rec.Opened) > 0 || len(rec.Members) > 0 || len(rec.Stagers) > 0 || len(rec.Foreign) > 0 || rec.Lease != nil
+}
+
+// same reports whether two records mean the same. It may report false for those that
+// are not of the few fields that most are of.
+func (rec *Record) same(o *Record) bool {
+	if rec.isSpecial() || o.isSpecial() {
+		return false
+	}
+	if rec.Scope != o.Scope && (rec.Scope == nil || o.Scope == nil || *rec.Scope != *o.Scope) {
+		return false
+	}
+	return rec.Token == o.Token && rec.World == o.World && rec.Path == o.Path && rec.Inode == o.Inode &&
+		rec.Kind == o.Kind && rec.Protocol == o.Protocol && rec.Owner == o.Owner && rec.UID == o.UID &&
+		slices.Equal(rec.Lineage, o.Lineage) && rec.Since.Equal(o.Since) && rec.File == o.File &&
+		slices.Equal(rec.Files, o.Files) && slices.Equal(rec.Inodes, o.Inodes) && rec.Keys == o.Keys &&
+		rec.Command == o.Command && rec.Why == o.Why && rec.OnCrash == o.OnCrash && rec.New == o.New &&
+		rec.Changed == o.Changed && rec.Revocable == o.Revocable && rec.Sealed == o.Sealed && rec.Fresh == o.Fresh
 }
 
 // restoreLocked is Restore without writing anything down.

@@ -2,8 +2,10 @@ package lockstate_test
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/procid"
@@ -229,6 +231,137 @@ func TestRestore(t *testing.T) {
 	}
 	if err := tab.Check(); err != nil {
 		t.Error(err)
+	}
+}
+
+// putStore counts what is written.
+type putStore struct {
+	*storetest.Memory
+	puts int
+}
+
+func (s *putStore) Put(token uint64, record []byte) {
+	s.puts++
+	s.Memory.Put(token, record)
+}
+
+// TestRestoreKept: a lock that is in force as it was kept is not written again, and
+// any other one is.
+func TestRestoreKept(t *testing.T) {
+	store := storetest.NewMemory()
+	tab := lockstate.New(lockstate.Options{Store: store, Reserve: store.Reserve, World: "w"})
+	owner := procid.Fake(procid.ID{Pid: 11, Start: 2}, nil)
+	for _, q := range []lockstate.Request{
+		{Dir: tab.At("d"), Kind: lockstate.Implicit, Protocol: "mkdir", New: true},
+		{Dir: tab.At("e"), Kind: lockstate.Explicit, Protocol: "excl", File: "lock"},
+		{Dir: tab.At("f"), Kind: lockstate.Explicit, Protocol: "command", Command: true, Client: "c", TTL: time.Hour},
+	} {
+		q.Process = owner
+		g, err := tab.Acquire(nil, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.Commit()
+	}
+	for name, c := range map[string]struct {
+		change func(rec *lockstate.Record)
+		path   string // "": as it was
+		puts   bool
+	}{
+		"as it was":              {func(*lockstate.Record) {}, "", false},
+		"another inode":          {func(rec *lockstate.Record) { rec.Inode.Ino++ }, "", true},
+		"renamed":                {func(*lockstate.Record) {}, "g", true},
+		"not to be trusted":      {func(rec *lockstate.Record) { rec.Fresh = !rec.Fresh }, "", true},
+		"another boot":           {func(rec *lockstate.Record) { rec.OnCrash = lockstate.Keep }, "", true},
+		"was changed under it":   {func(rec *lockstate.Record) { rec.Changed = true }, "", true},
+		"sealed, since it ended": {func(rec *lockstate.Record) { rec.Sealed = true }, "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, kept := range reopened(t, store) {
+				if kept.Lease != nil && !c.puts {
+					continue // always written
+				}
+				next := &putStore{Memory: store.Reopen()}
+				tab := lockstate.New(lockstate.Options{Store: next, Reserve: next.Reserve, LastToken: next.Tokens(), World: "w"})
+				rec, path := kept, string(kept.Path)
+				c.change(&rec)
+				if c.path != "" {
+					path = c.path
+				}
+				var files []string
+				for _, f := range rec.Files {
+					files = append(files, string(f))
+				}
+				if _, err := tab.RestoreKept(rec, &kept, []string{path}, owner, files); err != nil {
+					t.Fatal(err)
+				}
+				if (next.puts > 0) != c.puts {
+					t.Errorf("%s: written %d times, want %v", kept.Path, next.puts, c.puts)
+				}
+				// Whatever was written, the next one finds the same.
+				again := &putStore{Memory: next.Reopen()}
+				for _, now := range reopened(t, next.Memory) {
+					if now.Token != kept.Token || now.Lease != nil {
+						continue
+					}
+					tab := lockstate.New(lockstate.Options{Store: again, Reserve: again.Reserve, LastToken: again.Tokens(), World: "w"})
+					if _, err := tab.RestoreKept(now, &now, []string{path}, owner, files); err != nil || again.puts > 0 {
+						t.Errorf("%s: then: %v, written %d times", kept.Path, err, again.puts)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestRecordSame: no field of a record is forgotten when two are compared.
+func TestRecordSame(t *testing.T) {
+	var fill func(v reflect.Value)
+	fill = func(v reflect.Value) {
+		switch v.Interface().(type) {
+		case time.Time:
+			v.Set(reflect.ValueOf(time.Unix(1, 0)))
+			return
+		}
+		switch v.Kind() {
+		case reflect.Bool:
+			v.SetBool(true)
+		case reflect.String:
+			v.SetString("x")
+		case reflect.Slice:
+			v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+			fill(v.Index(0))
+		case reflect.Pointer:
+			v.Set(reflect.New(v.Type().Elem()))
+			fill(v.Elem())
+		case reflect.Struct:
+			fill(v.Field(v.NumField() - 1))
+		case reflect.Int, reflect.Int64:
+			v.SetInt(1)
+		default:
+			v.SetUint(1)
+		}
+	}
+	special := map[string]bool{"Move": true, "Opened": true, "Members": true, "Stagers": true, "Foreign": true, "Lease": true}
+	var whole lockstate.Record
+	for i := range reflect.TypeFor[lockstate.Record]().NumField() {
+		var empty, full lockstate.Record
+		name := reflect.TypeFor[lockstate.Record]().Field(i).Name
+		fill(reflect.ValueOf(&full).Elem().Field(i))
+		if empty.Same(&full) || full.Same(&empty) {
+			t.Errorf("%s doesn't matter", name)
+		}
+		if again := full; again.Same(&full) == special[name] {
+			t.Errorf("%s: Same = %v", name, special[name])
+		}
+		if !special[name] {
+			fill(reflect.ValueOf(&whole).Elem().Field(i))
+		}
+	}
+	other := whole
+	other.Lineage, other.Files = slices.Clone(whole.Lineage), slices.Clone(whole.Files)
+	if !whole.Same(&other) {
+		t.Error("the same is not the same")
 	}
 }
 

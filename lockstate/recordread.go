@@ -24,10 +24,11 @@ type RecordReader struct {
 func (x *RecordReader) Read(token uint64, data []byte) (Record, error) {
 	rec, ok := x.plain(data)
 	if !ok {
-		rec = Record{}
-		if err := json.Unmarshal(data, &rec); err != nil {
-			return rec, fmt.Errorf("record of token %d: %w", token, err)
+		odd := new(Record) // so that rec needs no memory of its own
+		if err := json.Unmarshal(data, odd); err != nil {
+			return *odd, fmt.Errorf("record of token %d: %w", token, err)
 		}
+		rec = *odd
 	}
 	if rec.Token != token || rec.Kind > Shared || rec.Path == "" || rec.Path == "." ||
 		rec.Lease != nil && (rec.Lease.Client == "" || rec.Lease.TTL <= 0) || rec.Scope != nil && rec.Scope.Kind > CgroupScope {

@@ -255,7 +255,7 @@ func (t *Table) Owned(id procid.ID) []Lock {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var all []Lock
-	for r := range t.owners[id] {
+	for _, r := range t.owners[id] {
 		if !r.pending {
 			all = append(all, r.lock())
 		}
@@ -270,7 +270,7 @@ func (t *Table) Before(id procid.ID) []procid.ID {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var all []procid.ID
-	for r := range t.heirs[id] {
+	for _, r := range t.heirs[id] {
 		if o := r.owner.ID(); !slices.Contains(all, o) {
 			all = append(all, o)
 		}
@@ -287,7 +287,7 @@ func (t *Table) Before(id procid.ID) []procid.ID {
 func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *procid.Process) (dead []Lock, heirs []procid.ID) {
 	t.mu.Lock()
 	var passing []*row
-	for r := range t.owners[id] {
+	for _, r := range t.owners[id] {
 		if r.inheritable(how) {
 			passing = append(passing, r)
 		}
@@ -304,7 +304,10 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 
 	t.mu.Lock()
 	defer t.unlockFlush()
-	for r := range t.owners[id] {
+	for _, r := range slices.Clone(t.owners[id]) {
+		if t.tokens[r.token] != r || r.owner.ID() != id {
+			continue // it has ended with one before it
+		}
 		if r.inheritable(how) {
 			if p := parents[r.heirs[0].ID]; p != nil {
 				t.disownLocked(r)

@@ -59,9 +59,9 @@ type Table struct {
 
 	mu     sync.Mutex
 	root   *Dir
-	owners map[procid.ID]map[*row]struct{}
-	heirs  map[procid.ID]map[*row]struct{} // by who is next in line (R5)
-	leases leaseHeap                       // by deadline
+	owners map[procid.ID][]*row // in no order: each row knows where it is
+	heirs  map[procid.ID][]*row // likewise, by who is next in line (R5)
+	leases leaseHeap            // by deadline
 	tokens map[uint64]*row
 	keys   map[any]*row
 	// revocable are the open handles by the token of the revocable lock
@@ -106,8 +106,8 @@ func New(o Options) *Table {
 	t := &Table{
 		now: o.Now, reserve: o.Reserve, deny: o.DenyUnlocked, store: o.Store, world: o.World,
 		root:      &Dir{},
-		owners:    make(map[procid.ID]map[*row]struct{}),
-		heirs:     make(map[procid.ID]map[*row]struct{}),
+		owners:    make(map[procid.ID][]*row),
+		heirs:     make(map[procid.ID][]*row),
 		tokens:    make(map[uint64]*row),
 		keys:      make(map[any]*row),
 		revocable: make(map[uint64]map[*Handle]struct{}),
@@ -117,6 +117,7 @@ func New(o Options) *Table {
 	t.claims, t.clock, t.notify, t.gone = o.Claims, o.Clock, o.Notify, o.Gone
 	t.nextMember = MemberBase
 	if o.Store != nil {
+		t.tokens = make(map[uint64]*row, len(o.Store.Load()))
 		for number := range o.Store.Load() {
 			if number < MemberEnd {
 				t.nextMember = max(t.nextMember, number+1)
@@ -245,9 +246,9 @@ func (t *Table) ownLocked(r *row) {
 	if r.lease != nil {
 		return // no process's end is its end
 	}
-	index(t.owners, r.owner.ID(), r)
+	r.ownedAt = push(t.owners, r.owner.ID(), r)
 	if len(r.heirs) > 0 {
-		index(t.heirs, r.heirs[0].ID, r)
+		r.heirAt = push(t.heirs, r.heirs[0].ID, r)
 	}
 }
 
@@ -255,24 +256,42 @@ func (t *Table) disownLocked(r *row) {
 	if r.lease != nil {
 		return
 	}
-	unindex(t.owners, r.owner.ID(), r)
+	if moved := drop(t.owners, r.owner.ID(), r.ownedAt, r); moved != nil {
+		moved.ownedAt = r.ownedAt
+	}
 	if len(r.heirs) > 0 {
-		unindex(t.heirs, r.heirs[0].ID, r)
+		if moved := drop(t.heirs, r.heirs[0].ID, r.heirAt, r); moved != nil {
+			moved.heirAt = r.heirAt
+		}
 	}
 }
 
-func index(m map[procid.ID]map[*row]struct{}, id procid.ID, r *row) {
-	if m[id] == nil {
-		m[id] = make(map[*row]struct{})
-	}
-	m[id][r] = struct{}{}
+// push adds a row to a list, and returns where it is.
+func push(m map[procid.ID][]*row, id procid.ID, r *row) (at int) {
+	list := m[id]
+	m[id] = append(list, r)
+	return len(list)
 }
 
-func unindex(m map[procid.ID]map[*row]struct{}, id procid.ID, r *row) {
-	delete(m[id], r)
-	if len(m[id]) == 0 {
+// drop takes a row out of a list, and returns the one that has its place now, if
+// there is one.
+func drop(m map[procid.ID][]*row, id procid.ID, at int, r *row) (moved *row) {
+	list := m[id]
+	if at >= len(list) || list[at] != r {
+		return nil // it is in none
+	}
+	last := len(list) - 1
+	if at != last {
+		moved = list[last]
+		list[at] = moved
+	}
+	list[last] = nil
+	if last == 0 {
 		delete(m, id)
+	} else {
+		m[id] = list[:last]
 	}
+	return moved
 }
 
 // endLocked takes r out of the table.
