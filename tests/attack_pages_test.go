@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -173,7 +174,11 @@ func pagesHeld(t *testing.T, transport string, opts ...string) (m *Mount, pid in
 	reader.must("open", "r", m.At("D/f"), "rdonly")
 	writer.must("open", "w", m.At("D/f"), "rdwr,append")
 	reader.Start("pread", "r", "4096", "0")
-	<-reading
+	select {
+	case <-reading:
+	case <-time.After(patience):
+		t.Fatal("the daemon does not read with preadv(2)")
+	}
 	writer.must("write", "w", "end") // the kernel is to drop all pages
 	eventually(t, "the kernel waits for the page", func() bool { return sleepsIn(pid, "folio_lock") })
 	mustDo(t, syscall.Kill(pid, syscall.SIGKILL))

@@ -21,6 +21,7 @@ type quick struct {
 	made   fuse.CreateOut
 	size   fuse.GetXAttrOut
 	statfs fuse.StatfsOut
+	room   [1][]byte // for what is read
 }
 
 // takes reports whether a request is one that waits for nobody, but to know its
@@ -165,7 +166,7 @@ func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte, out []byte) (s
 		if int(in.Size) > len(out) {
 			return fuse.EIO, nil
 		}
-		return c.read(cancel, in, out[:in.Size])
+		return c.read(q, cancel, in, out[:in.Size])
 	case opListXattr:
 		return c.xattr(q, out, func(dest []byte) (uint32, fuse.Status) { return c.served.ListXAttr(cancel, h, dest) })
 	}
@@ -213,7 +214,7 @@ func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte, out []byte) (s
 }
 
 // read returns what a file or a directory has, of which there is room for so much.
-func (c *conn) read(cancel <-chan struct{}, in *fuse.ReadIn, room []byte) (fuse.Status, []byte) {
+func (c *conn) read(q *quick, cancel <-chan struct{}, in *fuse.ReadIn, room []byte) (fuse.Status, []byte) {
 	switch in.Opcode {
 	case opReadDir:
 		list := fuse.NewDirEntryList(room, in.Offset)
@@ -229,6 +230,13 @@ func (c *conn) read(cancel <-chan struct{}, in *fuse.ReadIn, room []byte) (fuse.
 	defer found.Done()
 	if status != fuse.OK {
 		return status, nil
+	}
+	if v, ok := found.(interface {
+		Readv([][]byte) (int, fuse.Status)
+	}); ok {
+		q.room[0] = room
+		n, status := v.Readv(q.room[:])
+		return status, room[:n]
 	}
 	data, status := found.Bytes(room)
 	return status, data
