@@ -25,7 +25,7 @@ func TestHang(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			need(t, "fuse", "root")
 			t.Parallel()
-			limit := "2s"
+			limit := "5s"
 			if name == "killed" {
 				limit = "1h"
 			}
@@ -72,11 +72,16 @@ func TestHung(t *testing.T) {
 		t.Skip("TestHang runs it")
 	}
 	m := mount(t)
+	a := agent(t)
+	a.must("open", "x", m.At("x"), "rdwr,creat")
+	a.must("flock", "x", "ex")
+	f, err := os.Open(m.At("x"))
+	mustDo(t, err)
+	go syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
+	// What the daemon has taken up it must answer, or not even a kill ends the wait.
+	eventually(t, "the lock is waited for", func() bool { return sleepsIn(os.Getpid(), "request_wait_answer") })
+	time.Sleep(100 * time.Millisecond)
 	mustDo(t, syscall.Kill(m.cmd.Process.Pid, syscall.SIGSTOP))
-	for _, name := range strings.Fields("a b c") {
-		go os.Stat(m.At(name))
-	}
-	time.Sleep(time.Second) // until they wait for the daemon
 	os.Stdout.WriteString(testRoot() + "\n")
-	os.Stat(m.At("d"))
+	time.Sleep(time.Hour)
 }

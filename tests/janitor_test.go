@@ -142,12 +142,24 @@ func (c connections) waiting(minor string) int {
 // fuseMinor is the number of the connection of a mount; a test's own disk has none.
 func fuseMinor(dev string) (string, bool) { return strings.CutPrefix(dev, "0:") }
 
-// killed tells whether a process is dying: SIGKILL waits for it, or its first thread
-// is dead, which after an exit, or a panic, may be long before the others are.
+// killed tells whether a process is dying: SIGKILL waits for it, or for its first
+// thread, as it does after an exit, or a panic; or that one is dead, which may be long
+// before the others are.
 func killed(pid int) bool {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	_, rest, _ := strings.Cut(string(status), "\nShdPnd:")
-	line, _, _ := strings.Cut(rest, "\n")
-	pending, _ := strconv.ParseUint(strings.TrimSpace(line), 16, 64)
-	return pending&(1<<(unix.SIGKILL-1)) != 0 || strings.Contains(string(status), "\nState:\tZ")
+	for line := range strings.Lines(string(status)) {
+		name, value, _ := strings.Cut(line, ":")
+		value = strings.TrimSpace(value)
+		switch name {
+		case "State":
+			if strings.HasPrefix(value, "Z") {
+				return true
+			}
+		case "SigPnd", "ShdPnd":
+			if pending, _ := strconv.ParseUint(value, 16, 64); pending&(1<<(unix.SIGKILL-1)) != 0 {
+				return true
+			}
+		}
+	}
+	return false
 }
