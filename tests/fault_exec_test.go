@@ -32,27 +32,17 @@ func newElsewhere(t *testing.T) *elsewhere {
 // before [elsewhere.answer]. env goes to that program.
 func (e *elsewhere) stick(a *Agent, env ...string) {
 	e.t.Helper()
-	pid := e.m.cmd.Process.Pid
-	a.must("open", "elsewhere", e.m.At("f"), "rdwr")
-	waiting := e.m.waiting()
-	e.t.Cleanup(func() { // before the agent is waited for
-		e.answer()
-		syscall.Kill(a.Pid, syscall.SIGKILL)
-	})
-	halt(e.t, pid)
-	before := waiting()
-	a.send(append([]string{"exec", "sleep 1000"}, env...))
-	eventually(e.t, "the process waits in execve(2)", func() bool { return waiting() != before })
+	e.stickAll([]*Agent{a}, env...)
 }
 
 // stickAll is stick for several.
-func (e *elsewhere) stickAll(agents ...*Agent) {
+func (e *elsewhere) stickAll(agents []*Agent, env ...string) {
 	e.t.Helper()
 	for _, a := range agents {
 		a.must("open", "elsewhere", e.m.At("f"), "rdwr")
 	}
 	waiting := e.m.waiting()
-	e.t.Cleanup(func() {
+	e.t.Cleanup(func() { // before the agents are waited for
 		e.answer()
 		for _, a := range agents {
 			syscall.Kill(a.Pid, syscall.SIGKILL)
@@ -61,7 +51,7 @@ func (e *elsewhere) stickAll(agents ...*Agent) {
 	halt(e.t, e.m.cmd.Process.Pid)
 	for _, a := range agents {
 		before := waiting()
-		a.send([]string{"exec", "sleep 1000"})
+		a.send(append([]string{"exec", "sleep 1000"}, env...))
 		eventually(e.t, "the process waits in execve(2)", func() bool { return waiting() != before })
 	}
 }
@@ -217,7 +207,7 @@ func TestFaultExecMany(t *testing.T) {
 	for _, p := range parents {
 		children = append(children, p.Child(), p.Child())
 	}
-	e.stickAll(parents...)
+	e.stickAll(parents)
 	var answers []func() string
 	for i, c := range children {
 		dir := "D/" + itoa(i) // the kernel has one at a time change a directory

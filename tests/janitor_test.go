@@ -119,24 +119,18 @@ func openConnections() connections {
 	return connections(dir)
 }
 
+// of is the directory of one connection.
+func (c connections) of(minor string) string { return fmt.Sprintf("/proc/self/fd/%d/%s", c, minor) }
+
 // abort ends a connection, whoever waits in it.
 func (c connections) abort(minor string) {
-	if fd, err := unix.Openat(int(c), minor+"/abort", unix.O_WRONLY|unix.O_CLOEXEC, 0); err == nil {
-		unix.Write(fd, []byte("1"))
-		unix.Close(fd)
-	}
+	os.WriteFile(c.of(minor)+"/abort", []byte("1"), 0)
 }
 
 // waiting is how many requests have no answer yet.
 func (c connections) waiting(minor string) int {
-	fd, err := unix.Openat(int(c), minor+"/waiting", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0
-	}
-	defer unix.Close(fd)
-	b := make([]byte, 32)
-	n, _ := unix.Read(fd, b)
-	return atoi(strings.TrimSpace(string(b[:max(n, 0)])))
+	b, _ := os.ReadFile(c.of(minor) + "/waiting")
+	return atoi(strings.TrimSpace(string(b)))
 }
 
 // fuseMinor is the number of the connection of a mount; a test's own disk has none.
