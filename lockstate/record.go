@@ -195,11 +195,13 @@ func (t *Table) restore(rec Record, kept *Record, path []string, owner *procid.P
 	return r.lock(), nil
 }
 
+// isKept reports whether the record of r is kept, as the store has it.
 func (t *Table) isKept(r *row, kept *Record) bool {
 	now := r.record(t.world)
 	return now.same(kept)
 }
 
+// isSpecial reports whether there is more in a record than most have.
 func (rec *Record) isSpecial() bool {
 	return rec.Move != nil || len(rec.Opened) > 0 || len(rec.Members) > 0 || len(rec.Stagers) > 0 || len(rec.Foreign) > 0 || rec.Lease != nil
 }

@@ -97,6 +97,9 @@ func (i *image) freeze() (thaw func()) {
 	const fiFreeze, fiThaw = 0xc0045877, 0xc0045878
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), fiFreeze, 0); errno != 0 {
 		unix.Close(fd)
+		if os.Getenv("STAGEFS_REQUIRE") == "1" {
+			i.t.Fatalf("%s cannot be frozen: %v", filepath.Base(i.file), errno)
+		}
 		i.t.Skipf("%s cannot be frozen: %v", filepath.Base(i.file), errno)
 	}
 	frozen := true
