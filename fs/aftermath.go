@@ -217,7 +217,7 @@ func (c *clearing) moveWhole() error {
 	}
 	defer c.close()
 	fs := c.fs
-	fs.ns.Lock()
+	fs.lockNames()
 	now, ok := fs.table.Lock(c.spoils.Lock.Token)
 	if !ok {
 		fs.ns.Unlock()
@@ -337,7 +337,7 @@ func (c *clearing) moveBatch(from string, batch []swept) error {
 			c.fs.notifyDir(n)
 		}
 	}()
-	c.fs.ns.Lock()
+	c.fs.lockNames()
 	defer c.fs.ns.Unlock()
 	defer c.fs.back.dirs.dropAdrift()
 	if now, ok := c.fs.table.Lock(c.spoils.Lock.Token); !ok || now.Path != from {

@@ -60,7 +60,8 @@
 //	candidate.mu           never taken beneath FS.ns, but for a lock file's
 //	  FS.reapMu            one death at a time
 //	    FS.ns              names in the backing; exclusive: rename, discard
-//	                       (beneath FS.trashMu, too)
+//	                       (beneath FS.trashMu, too). Who waits to have it alone
+//	                       keeps out the others for moments only (spin.go)
 //	      FS.hiddenMu
 //	      FS.watchMu
 //	      nodeTable.changing  a file and its names

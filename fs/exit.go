@@ -324,7 +324,7 @@ func (fs *FS) discardOf(token uint64, name string, only *identity, place func() 
 }
 
 func (fs *FS) discardEntry(token uint64, name string, only *identity, place func() (dir string, ok bool)) (parent *node, id identity, err error) {
-	fs.ns.Lock()
+	fs.lockNames()
 	defer fs.ns.Unlock()
 	dir, ok := place()
 	if !ok {

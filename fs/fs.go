@@ -68,7 +68,7 @@ type FS struct {
 
 	// aliasMu is held shared by operations on files with several links, and
 	// taken by an acquisition to wait for them.
-	aliasMu sync.RWMutex
+	aliasMu spinMutex
 
 	hot       hotDirs
 	capsOff   capsOff

@@ -176,13 +176,20 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 
 func (fs *FS) locked(exclusive bool, try func() error) error {
 	if exclusive {
-		fs.ns.Lock()
+		fs.lockNames()
 		defer fs.ns.Unlock()
 	} else {
 		fs.ns.RLock()
 		defer fs.ns.RUnlock()
 	}
 	return try()
+}
+
+// lockNames takes FS.ns alone for a change in the backing. Where that is frozen it is
+// waited for before, with nobody behind.
+func (fs *FS) lockNames() {
+	fs.back.awaitThaw()
+	fs.ns.Lock()
 }
 
 // more starts a deadline at its first use and reports whether it lies ahead.

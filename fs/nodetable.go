@@ -2,7 +2,6 @@ package fs
 
 import (
 	"math"
-	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -25,7 +24,7 @@ type nodeTable struct {
 	// shared while a file is changed by its node, and exclusively while it
 	// gets another name: a change belongs to the names that the file had
 	// when it was admitted (W3). A request takes one at a time.
-	changing [64]sync.RWMutex
+	changing [64]spinMutex
 
 	files fileTable
 
@@ -77,7 +76,7 @@ func (t *nodeTable) locksThere() {
 }
 
 // changingOf returns the mutex of changes of n.
-func (t *nodeTable) changingOf(n *node) *sync.RWMutex {
+func (t *nodeTable) changingOf(n *node) *spinMutex {
 	return &t.changing[n.id%uint64(len(t.changing))]
 }
 

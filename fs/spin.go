@@ -7,30 +7,172 @@ import (
 	"time"
 )
 
-// A spinMutex is an RWMutex for short waits. Who waits for it is mostly a thread
-// that is tied to its core, and whom it waits for runs on another one: to sleep
-// and be woken takes longer than most of what is done with it.
+// A spinMutex is a readers-writer lock, as [sync.RWMutex] is, but for two things.
+//
+// It is for short waits: who waits is mostly a thread that is tied to its core, and
+// whom it waits for runs on another one, so that to sleep and be woken takes longer
+// than most of what is done with the lock.
+//
+// And a writer that waits steps back: a reader may be stuck in the backing for as
+// long as a disk is frozen or a server does not answer, and is not to stop the other
+// readers because a writer has come. By turns the writer keeps new readers out, for
+// a moment, and lets them pass.
 type spinMutex struct {
-	sync.RWMutex
+	state    atomic.Int64 // how many readers are in, and the flags below
 	spinning atomic.Int32 // who tries without sleeping
+
+	writers sync.Mutex    // among writers that sleep: one of them is waited for at a time
+	drained chan struct{} // tells that writer that no reader is in; made before pending is set
+
+	mu     sync.Mutex
+	queued int64         // readers that sleep; protected by mu
+	gate   chan struct{} // closed when they are let in, or nil; protected by mu
 }
 
-// spinTime is how long it is tried without sleeping: several times as long as to
-// sleep and be woken takes, for in a line of sleepers each that is woken is late for
-// all behind him.
-const spinTime = 100 * time.Microsecond
+// The flags of a spinMutex's state.
+const (
+	alone   = 1 << (40 + iota) // a writer has it; cleared with mu held
+	closed                     // new readers wait
+	pending                    // a writer sleeps until no reader is in
+	readers = alone - 1        // what counts the readers
+)
+
+const (
+	// spinTime is how long it is tried without sleeping: several times as long as
+	// to sleep and be woken takes, for in a line of sleepers each that is woken is
+	// late for all behind him.
+	spinTime = 100 * time.Microsecond
+	// graceTime is for how long a writer keeps new readers out at first, which is
+	// longer than nearly every call takes; and graceMost at last, so that it has
+	// its turn among calls that all take long.
+	graceTime = 50 * time.Millisecond
+	graceMost = time.Second
+	// stepBack is how many times as long it lets them pass then.
+	stepBack = 5
+)
+
+func (m *spinMutex) TryLock() bool { return m.state.CompareAndSwap(0, alone) }
 
 func (m *spinMutex) Lock() {
-	if !m.TryLock() && !m.spin(m.TryLock) {
-		m.RWMutex.Lock()
+	if m.TryLock() || m.spin(m.TryLock) {
+		return
+	}
+	m.writers.Lock()
+	defer m.writers.Unlock()
+	if m.drained == nil {
+		m.drained = make(chan struct{}, 1)
+	}
+	m.state.Or(pending | closed)
+	began, grace := time.Now(), graceTime
+	turn := time.NewTimer(grace)
+	defer turn.Stop()
+	for out := true; !m.tryTake(); {
+		select {
+		case <-m.drained:
+			continue
+		case <-turn.C:
+		}
+		if out = !out; out {
+			m.state.Or(closed)
+			grace = min(max(graceTime, time.Since(began)/10), graceMost)
+			turn.Reset(grace)
+		} else {
+			m.admit(closed)
+			turn.Reset(stepBack * grace)
+		}
+	}
+}
+
+// tryTake is TryLock for the writer that is waited for.
+func (m *spinMutex) tryTake() bool {
+	for {
+		s := m.state.Load()
+		if s&(alone|readers) != 0 {
+			return false
+		}
+		if m.state.CompareAndSwap(s, alone) {
+			return true
+		}
+	}
+}
+
+func (m *spinMutex) Unlock() { m.admit(alone) }
+
+// admit clears a flag, and lets those readers in that slept because of it: all
+// before the next writer.
+func (m *spinMutex) admit(flag int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if flag != alone && m.state.Load()&alone != 0 {
+		m.state.And(^flag) // they sleep because of another writer, too
+		return
+	}
+	if m.state.Load()&flag == 0 {
+		panic("unlock of what is not locked")
+	}
+	s := m.state.Add(m.queued - flag)
+	if m.gate != nil {
+		close(m.gate)
+	}
+	m.queued, m.gate = 0, nil
+	m.tell(s)
+}
+
+// tell wakes the writer that is waited for, if s says that it can go on.
+func (m *spinMutex) tell(s int64) {
+	if s&pending != 0 && s&(alone|readers) == 0 {
+		select {
+		case m.drained <- struct{}{}:
+		default: // it has been told
+		}
+	}
+}
+
+func (m *spinMutex) TryRLock() bool {
+	for {
+		s := m.state.Load()
+		if s&(alone|closed) != 0 {
+			return false
+		}
+		if m.state.CompareAndSwap(s, s+1) {
+			return true
+		}
 	}
 }
 
 func (m *spinMutex) RLock() {
-	if !m.TryRLock() && !m.spin(m.TryRLock) {
-		m.RWMutex.RLock()
+	if m.TryRLock() || m.spin(m.TryRLock) {
+		return
 	}
+	m.mu.Lock()
+	if m.TryRLock() {
+		m.mu.Unlock()
+		return
+	}
+	if m.gate == nil {
+		m.gate = make(chan struct{})
+	}
+	m.queued++
+	gate := m.gate
+	m.mu.Unlock()
+	<-gate // who opens it has counted this reader
 }
+
+func (m *spinMutex) RUnlock() {
+	s := m.state.Add(-1)
+	if s&readers == readers {
+		panic("unlock of what is not locked")
+	}
+	m.tell(s)
+}
+
+// RLocker is what has RLock and RUnlock for its Lock and Unlock.
+func (m *spinMutex) RLocker() sync.Locker { return (*readLocker)(m) }
+
+type readLocker spinMutex
+
+func (l *readLocker) Lock()   { (*spinMutex)(l).RLock() }
+func (l *readLocker) Unlock() { (*spinMutex)(l).RUnlock() }
 
 // spin reports whether try has succeeded in time. Of a crowd no more do so than
 // leave a core to whom they wait for: else it is in vain.

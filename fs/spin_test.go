@@ -1,9 +1,12 @@
 package fs
 
 import (
+	"math/rand/v2"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // TestSpinMutex: writers are alone, readers are not with one, and nobody who
@@ -62,4 +65,120 @@ func TestSpinMutexCrowd(t *testing.T) {
 	if want := runtime.NumCPU() - 1; tried != want {
 		t.Errorf("%d spin at a time, want %d", tried, want)
 	}
+}
+
+// TestSpinMutexStepsBack: a reader that stays keeps a writer waiting, and neither
+// keeps the other readers; when it goes, the writer has its turn.
+func TestSpinMutexStepsBack(t *testing.T) {
+	var m spinMutex
+	m.RLock()
+	var writers sync.WaitGroup
+	for range 3 {
+		writers.Go(func() {
+			m.Lock()
+			defer m.Unlock()
+		})
+	}
+	for m.state.Load()&closed == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	for range 100 { // of which the first waits until the writer steps back
+		var readers sync.WaitGroup
+		for range 4 {
+			readers.Go(func() {
+				m.RLocker().Lock()
+				time.Sleep(time.Millisecond)
+				m.RLocker().Unlock()
+			})
+		}
+		readers.Wait()
+	}
+	if m.TryLock() {
+		t.Error("a writer is with a reader")
+	}
+	m.RUnlock()
+	writers.Wait()
+	if s := m.state.Load(); s != 0 {
+		t.Errorf("state %#x when nobody has it", s)
+	}
+}
+
+// TestSpinMutexSlow: writers have their turns among readers that follow each other
+// without a gap, some of them for longer than writers wait in one go; and still
+// nobody is with a writer.
+func TestSpinMutexSlow(t *testing.T) {
+	var m spinMutex
+	var writing atomic.Bool
+	var done atomic.Bool
+	var reads, inside atomic.Int64
+	var readers, writers sync.WaitGroup
+	for i := range 8 {
+		readers.Go(func() {
+			r := rand.New(rand.NewPCG(1, uint64(i)))
+			for !done.Load() {
+				m.RLock()
+				inside.Add(1)
+				for range 1 + r.IntN(5) {
+					if writing.Load() {
+						t.Error("a reader is with a writer")
+					}
+					time.Sleep(time.Millisecond)
+				}
+				if r.IntN(50) == 0 {
+					time.Sleep(graceTime + 10*time.Millisecond)
+				}
+				inside.Add(-1)
+				m.RUnlock()
+				reads.Add(1)
+			}
+		})
+	}
+	for range 2 {
+		writers.Go(func() {
+			for range 10 {
+				m.Lock()
+				if writing.Swap(true) || inside.Load() != 0 {
+					t.Error("a writer is not alone")
+				}
+				time.Sleep(time.Millisecond)
+				writing.Store(false)
+				m.Unlock()
+			}
+		})
+	}
+	writers.Wait()
+	done.Store(true)
+	readers.Wait()
+	if s := m.state.Load(); s != 0 || reads.Load() == 0 {
+		t.Errorf("state %#x when nobody has it, after %d reads", s, reads.Load())
+	}
+}
+
+// TestSpinMutexLongWriter: who waits for a writer that stays is let in by it alone,
+// whoever else waits to write.
+func TestSpinMutexLongWriter(t *testing.T) {
+	var m spinMutex
+	var over atomic.Bool
+	m.Lock()
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			m.RLock()
+			defer m.RUnlock()
+			if !over.Load() {
+				t.Error("a reader is with a writer")
+			}
+		})
+		all.Go(func() {
+			m.Lock()
+			defer m.Unlock()
+			if !over.Load() {
+				t.Error("a writer is with another")
+			}
+		})
+	}
+	time.Sleep(2 * (1 + stepBack) * graceTime) // they step back, and come again
+	over.Store(true)
+	m.Unlock()
+	all.Wait()
 }

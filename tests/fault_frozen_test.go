@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +20,8 @@ const frozenCalls = 40
 
 // TestFaultFrozen: while the backing is frozen, so that whoever changes something
 // there waits in a system call that nothing ends, whoever only looks is answered, on
-// the same core as on the others; when it thaws, all calls succeed.
+// the same core as on the others, also if it is a rename that waits; when it thaws,
+// all calls succeed.
 func TestFaultFrozen(t *testing.T) {
 	need(t, "taskset")
 	for _, transport := range transports {
@@ -36,14 +39,29 @@ func TestFaultFrozen(t *testing.T) {
 					mustDo(t, err)
 				}
 			}
+			for _, name := range []string{"first", "last"} {
+				openDir(t, m.Back(name))
+				mustDo(t, os.WriteFile(m.Back(name+"/old"), nil, 0o644))
+				_, err := os.Stat(m.At(name + "/old"))
+				mustDo(t, err)
+			}
 			thaw := disk.freeze()
 			defer thaw() // before anything is waited for that is stuck
 			var calls []*Proc
-			for i := range frozenCalls {
-				calls = append(calls, startCmd(t, exec.Command("taskset", "-c", "0", "touch", m.At(fmt.Sprintf("stuck%d/f", i)))))
-			}
 			waiting := m.waiting()
-			eventually(t, "all are stuck", func() bool { return waiting() >= frozenCalls })
+			stick := func(argv ...string) {
+				calls = append(calls, startCmd(t, exec.Command("taskset", append([]string{"-c", "0"}, argv...)...)))
+			}
+			rename := func(dir string) {
+				stick("mv", "-T", m.At(dir+"/old"), m.At(dir+"/f"))
+				eventually(t, "the rename is stuck", func() bool { return waiting() >= len(calls) })
+			}
+			rename("first")
+			for i := range frozenCalls {
+				stick("touch", m.At(fmt.Sprintf("stuck%d/f", i)))
+			}
+			eventually(t, "all are stuck", func() bool { return waiting() >= len(calls) })
+			rename("last")
 
 			const script = `for d; do stat -c %s $d/f & done; wait`
 			for core := range 2 {
@@ -70,12 +88,71 @@ func TestFaultFrozen(t *testing.T) {
 				if r := p.Wait(); r.Status != 0 {
 					t.Errorf("call %d: %v", i, r)
 				}
-				if _, err := os.Stat(m.Back(fmt.Sprintf("stuck%d/f", i))); err != nil {
-					t.Error(err)
-				}
+			}
+			made, err := filepath.Glob(m.Back("*/f"))
+			if err != nil || len(made) != 2*frozenCalls+2 {
+				t.Errorf("made are %q (%v)", made, err)
 			}
 		})
 	}
+}
+
+// TestFaultStuckCall: a call that the backing does not answer, as with one bad file
+// of a server, and a rename that has to wait for it, keep nobody else waiting.
+func TestFaultStuckCall(t *testing.T) {
+	need(t, "root", "fuse")
+	byTransport(t, func(t *testing.T, opts ...string) {
+		m := mount(t, opts...)
+		for _, dir := range []string{"slow", "moved1", "moved2", "free"} {
+			openDir(t, m.Back(dir))
+			mustDo(t, os.WriteFile(m.Back(dir+"/f"), []byte("x"), 0o644))
+			_, err := os.Stat(m.At(dir + "/f"))
+			mustDo(t, err)
+		}
+		answer := unansweredOpen(t, m.Back("slow/f"))
+		defer answer()
+		waiting := m.waiting()
+		calls := []*Proc{startCmd(t, exec.Command("cat", m.At("slow/f")))}
+		eventually(t, "the open is stuck", func() bool { return waiting() >= 1 })
+		for _, dir := range []string{"moved1", "moved2"} {
+			calls = append(calls, startCmd(t, exec.Command("mv", "-T", m.At(dir+"/f"), m.At(dir+"/g"))))
+			eventually(t, "the rename waits", func() bool { return waiting() >= len(calls) })
+		}
+		const script = `cd "$1" && for i in 1 2 3 4 5 6 7 8 9 10; do
+			mkdir d$i && echo x >d$i/f && cat d$i/f && chmod 600 d$i/f && rm d$i/f && rmdir d$i || exit
+		done`
+		others := startCmd(t, exec.Command("sh", "-c", script, "sh", m.At("free")))
+		eventually(t, "the others go on", others.over)
+		if r := others.Wait(); r.Status != 0 || strings.Count(r.Out, "x") != 10 {
+			t.Errorf("the others: %v", r)
+		}
+		for i, p := range calls {
+			if p.over() {
+				t.Errorf("call %d did not wait", i)
+			}
+		}
+		answer()
+		for i, p := range calls {
+			if r := p.Wait(); r.Status != 0 {
+				t.Errorf("call %d: %v", i, r)
+			}
+		}
+	})
+}
+
+// unansweredOpen has whoever opens a file wait until answer is called, or this
+// process ends.
+func unansweredOpen(t *testing.T, file string) (answer func()) {
+	t.Helper()
+	fd, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC, unix.O_RDONLY)
+	if err == nil {
+		err = unix.FanotifyMark(fd, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM, unix.AT_FDCWD, file)
+	}
+	if err != nil {
+		t.Fatalf("fanotify(7) has no permission events here: %v", err)
+	}
+	var once sync.Once
+	return func() { once.Do(func() { unix.Close(fd) }) }
 }
 
 // over reports whether the program has ended.
