@@ -2,9 +2,9 @@ package fs
 
 import (
 	"iter"
-	"slices"
 
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/prefetch"
 )
 
 // A kept is a record as the store has it.
@@ -29,45 +29,29 @@ type seen struct {
 func lookAhead(root int, records []kept) iter.Seq[*seen] {
 	return func(yield func(*seen) bool) {
 		const some = 128
-		full, free, stop := make(chan []seen, 2), make(chan []seen, 3), make(chan struct{})
-		for range cap(free) {
-			free <- make([]seen, 0, some)
-		}
-		go func() {
-			defer close(full)
-			near := neighbours{root: root}
-			defer near.close()
-			var reader lockstate.RecordReader
-			for chunk := range slices.Chunk(records, some) {
-				var batch []seen
-				select {
-				case batch = <-free:
-				case <-stop:
-					return
+		near := neighbours{root: root}
+		defer near.close()
+		var reader lockstate.RecordReader
+		rest := records
+		for batch := range prefetch.Batches(func(b *[]seen) (more bool) {
+			now := rest[:min(some, len(rest))]
+			rest = rest[len(now):]
+			*b = (*b)[:0]
+			for _, r := range now {
+				s := seen{token: r.token}
+				if s.rec, s.bad = reader.Read(r.token, r.data); s.bad == nil {
+					st, err := near.stat(string(s.rec.Path))
+					s.inode, s.err = inodeOf(&st), err
 				}
-				for _, r := range chunk {
-					s := seen{token: r.token}
-					if s.rec, s.bad = reader.Read(r.token, r.data); s.bad == nil {
-						st, err := near.stat(string(s.rec.Path))
-						s.inode, s.err = inodeOf(&st), err
-					}
-					batch = append(batch, s)
-				}
-				full <- batch // there is room for all
+				*b = append(*b, s)
 			}
-		}()
-		defer func() {
-			close(stop)
-			for range full { // until it has ended
-			}
-		}()
-		for batch := range full {
-			for i := range batch {
-				if !yield(&batch[i]) {
+			return len(rest) > 0
+		}) {
+			for i := range *batch {
+				if !yield(&(*batch)[i]) {
 					return
 				}
 			}
-			free <- batch[:0]
 		}
 	}
 }

@@ -180,7 +180,7 @@ func (x *restoring) lock(s seen) (l lockstate.Lock, ok bool, err error) {
 	if owner == nil {
 		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage)
 	}
-	l, err = fs.table.RestoreKept(rec, &s.rec, split(path), owner, files)
+	l, err = fs.table.Restore(rec, &s.rec, split(path), owner, files)
 	return l, err == nil, err
 }
 

@@ -165,19 +165,10 @@ func (t *Table) unlockFlush() {
 
 // Restore puts a lock back that an earlier table has recorded, at the given
 // path: with its token, for owner, who is the process that the record names.
-// Files are the lock files that are still there. Locks on one directory are
-// restored in the order of their tokens.
-func (t *Table) Restore(rec Record, path []string, owner *procid.Process, files []string) (Lock, error) {
-	return t.restore(rec, nil, path, owner, files)
-}
-
-// RestoreKept is Restore of a lock that the store has as kept, which rec need not be
-// any more: it is written down only if it is not in force as it was kept.
-func (t *Table) RestoreKept(rec Record, kept *Record, path []string, owner *procid.Process, files []string) (Lock, error) {
-	return t.restore(rec, kept, path, owner, files)
-}
-
-func (t *Table) restore(rec Record, kept *Record, path []string, owner *procid.Process, files []string) (Lock, error) {
+// Files are the lock files that are still there. The store has the lock as kept, or,
+// if that is nil, in some other way: it is written down unless it is in force as it
+// was kept. Locks on one directory are restored in the order of their tokens.
+func (t *Table) Restore(rec Record, kept *Record, path []string, owner *procid.Process, files []string) (Lock, error) {
 	if owner == nil || owner.ID() != rec.Owner {
 		return Lock{}, ErrNobody
 	}

@@ -80,7 +80,7 @@ func TestMembers(t *testing.T) {
 	next := store.Reopen()
 	tab = lockstate.New(lockstate.Options{Store: next, Reserve: next.Reserve, LastToken: next.Tokens(), Gone: dies})
 	d = tab.At("d")
-	if _, err := tab.Restore(reopened(t, store)[0], []string{"d"}, owner, nil); err != nil {
+	if _, err := tab.Restore(reopened(t, store)[0], nil, []string{"d"}, owner, nil); err != nil {
 		t.Fatal(err)
 	}
 	for number, data := range next.Load() {
@@ -209,14 +209,14 @@ func TestRestore(t *testing.T) {
 	next := store.Reopen()
 	tab = lockstate.New(lockstate.Options{Store: next, Reserve: next.Reserve, LastToken: next.Tokens()})
 	other := procid.Fake(procid.ID{Pid: 12, Start: 2}, nil)
-	if _, err := tab.Restore(recs[0], []string{"d"}, other, nil); err == nil {
+	if _, err := tab.Restore(recs[0], nil, []string{"d"}, other, nil); err == nil {
 		t.Error("restored for another process")
 	}
-	l, err := tab.Restore(recs[0], []string{"d"}, owner, nil)
+	l, err := tab.Restore(recs[0], nil, []string{"d"}, owner, nil)
 	if err != nil || l.Token != recs[0].Token || l.Why != "w" || !l.Command {
 		t.Errorf("Restore() = %+v, %v", l, err)
 	}
-	if _, err := tab.Restore(recs[0], []string{"e"}, owner, nil); err == nil {
+	if _, err := tab.Restore(recs[0], nil, []string{"e"}, owner, nil); err == nil {
 		t.Error("restored twice")
 	}
 	if _, err := tab.Begin(lockstate.Change{Process: other, Dirs: []*lockstate.Dir{tab.At("d")}}); err == nil {
@@ -292,7 +292,7 @@ func TestRestoreKept(t *testing.T) {
 				for _, f := range rec.Files {
 					files = append(files, string(f))
 				}
-				if _, err := tab.RestoreKept(rec, &kept, []string{path}, owner, files); err != nil {
+				if _, err := tab.Restore(rec, &kept, []string{path}, owner, files); err != nil {
 					t.Fatal(err)
 				}
 				if (next.puts > 0) != c.puts {
@@ -305,7 +305,7 @@ func TestRestoreKept(t *testing.T) {
 						continue
 					}
 					tab := lockstate.New(lockstate.Options{Store: again, Reserve: again.Reserve, LastToken: again.Tokens(), World: "w"})
-					if _, err := tab.RestoreKept(now, &now, []string{path}, owner, files); err != nil || again.puts > 0 {
+					if _, err := tab.Restore(now, &now, []string{path}, owner, files); err != nil || again.puts > 0 {
 						t.Errorf("%s: then: %v, written %d times", kept.Path, err, again.puts)
 					}
 				}
@@ -373,7 +373,7 @@ func FuzzRecord(f *testing.F) {
 			return
 		}
 		tab := lockstate.New(lockstate.Options{LastToken: 1})
-		tab.Restore(rec, []string{"a"}, procid.Fake(rec.Owner, nil), nil)
+		tab.Restore(rec, nil, []string{"a"}, procid.Fake(rec.Owner, nil), nil)
 		if err := tab.Check(); err != nil {
 			t.Error(err)
 		}

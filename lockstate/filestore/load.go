@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/stagefs/stagefs/lockstate/prefetch"
 )
 
 func (s *Store) journalName(gen uint64) string {
@@ -199,39 +201,19 @@ type parsedLine struct {
 func parsed(f io.Reader, snapshot bool) iter.Seq[parsedLine] {
 	return func(yield func(parsedLine) bool) {
 		const some = 512
-		full, free, stop := make(chan *parsedLines, 2), make(chan *parsedLines, 3), make(chan struct{})
-		for range cap(free) {
-			free <- new(parsedLines)
-		}
-		go func() {
-			defer close(full)
-			p := lineParser{in: lineReader{r: bufio.NewReaderSize(f, 256<<10)}, header: snapshot}
-			for more := true; more; {
-				var batch *parsedLines
-				select {
-				case batch = <-free:
-				case <-stop:
-					return
-				}
-				batch.lines, batch.text = batch.lines[:0], batch.text[:0]
-				for len(batch.lines) < some && more {
-					more = p.next(batch)
-				}
-				full <- batch // there is room for all
+		p := lineParser{in: lineReader{r: bufio.NewReaderSize(f, 256<<10)}, header: snapshot}
+		for batch := range prefetch.Batches(func(b *parsedLines) (more bool) {
+			b.lines, b.text = b.lines[:0], b.text[:0]
+			for more = true; len(b.lines) < some && more; {
+				more = p.next(b)
 			}
-		}()
-		defer func() {
-			close(stop)
-			for range full { // until it has ended
-			}
-		}()
-		for batch := range full {
+			return more
+		}) {
 			for _, l := range batch.lines {
 				if !yield(l) {
 					return
 				}
 			}
-			free <- batch
 		}
 	}
 }
