@@ -36,7 +36,7 @@ func (fs *FS) fillEntry(h *fuse.InHeader, out *fuse.EntryOut, n *node, st *unix.
 	if fs.disguise(h, n, &out.Attr) {
 		return
 	}
-	out.SetAttrTimeout(n.attrsValidFor())
+	out.SetAttrTimeout(n.attrsValidFor(st.Size))
 }
 
 // disguise shows the lock file of a live lock as modified just now to all but
@@ -229,7 +229,7 @@ func (fs *FS) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 	}
 	fillAttr(&out.Attr, &st)
 	if !fs.disguise(&in.InHeader, n, &out.Attr) && in.NodeId == n.id {
-		out.SetTimeout(n.attrsValidFor())
+		out.SetTimeout(n.attrsValidFor(st.Size))
 	}
 	return fuse.OK
 }
@@ -333,7 +333,7 @@ func (fs *FS) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut
 	var a fuse.Attr
 	fillAttr(&a, &st)
 	if !fs.disguise(&in.InHeader, n, &a) && in.NodeId == n.id {
-		out.SetTimeout(n.attrsValidFor())
+		out.SetTimeout(n.attrsValidFor(st.Size))
 	}
 	x := &out.Statx
 	x.Mask, x.Blksize, x.Attributes, x.AttributesMask = st.Mask, st.Blksize, st.Attributes, st.Attributes_mask

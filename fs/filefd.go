@@ -188,17 +188,24 @@ func (h *handle) openFD() int {
 	return f.fd
 }
 
-// attrsValidFor is how long the kernel may keep the attributes of n: not at all
-// while a mapping changes it of which the kernel tells nobody.
-func (n *node) attrsValidFor() time.Duration {
-	f := n.tab.files.get(n)
-	if f == nil {
-		return validFor
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.mappable > 0 || len(f.lingering) > 0 {
+// attrsValidFor is how long the kernel may keep the attributes of n, which has so
+// many bytes: not at all while a mapping changes it of which the kernel tells nobody.
+// In an empty file there is nothing to be changed; whatever makes it longer goes
+// through the kernel, which asks again then.
+func (n *node) attrsValidFor(size uint64) time.Duration {
+	if size > 0 && n.mayBeMapped() {
 		return 0
 	}
 	return validFor
+}
+
+// mayBeMapped reports whether n may be mapped writable past the daemon.
+func (n *node) mayBeMapped() bool {
+	f := n.tab.files.get(n)
+	if f == nil {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.mappable > 0 || len(f.lingering) > 0
 }

@@ -161,7 +161,7 @@ func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut)
 	open.NodeId = out.EntryOut.NodeId
 	if status = fs.Open(r.cancel, open, &out.OpenOut); status != fuse.OK {
 		fs.nodes.forget(open.NodeId, 1)
-	} else if n := fs.nodes.get(open.NodeId); n != nil && n.attrsValidFor() == 0 {
+	} else if n := fs.nodes.get(open.NodeId); n != nil && n.mayBeMapped() {
 		out.SetAttrTimeout(0) // they were read before the open
 	}
 	return status, false

@@ -94,7 +94,7 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 	fillAttr(&out.Attr, &st)
 	fs.changedBeside(in.NodeId, n)
 	if !fs.disguise(&in.InHeader, n, &out.Attr) && in.NodeId == n.id {
-		out.SetTimeout(n.attrsValidFor())
+		out.SetTimeout(n.attrsValidFor(st.Size))
 	}
 	return fuse.OK
 }

@@ -19,6 +19,7 @@ func timeProbes() []probeCase {
 		{"who may set times", probeTimesOfOthers},
 		{"which calls change which times", probeTimeChanges},
 		{"times of mapped writes", probeMappedTimes},
+		{"times of mapped writes, of files that were empty", probeGrownTimes},
 		{"attributes asked for one at a time", probeSingleAttributes},
 		{"atime of reads", probeAtime},
 	}
@@ -202,6 +203,12 @@ func probeTimeChanges(p *probe) {
 	}
 }
 
+// lookAt asks for no atime, which mmap(2) changes.
+func (p *probe) lookAt(name string) (st unix.Statx_t) {
+	p.must(unix.Statx(unix.AT_FDCWD, p.at(name), 0, unix.STATX_MTIME|unix.STATX_CTIME|unix.STATX_BLOCKS|unix.STATX_SIZE, &st))
+	return st
+}
+
 func (p *probe) mapWrite(name string) error {
 	fd := p.open(name, unix.O_RDWR)
 	defer unix.Close(fd)
@@ -218,23 +225,19 @@ func (p *probe) mapWrite(name string) error {
 
 // probeMappedTimes writes through a mapping to a file whose attributes the kernel
 // was asked for shortly before the open, and looks at once: while the mapping is
-// there, and when all is closed. It asks for no atime, which mmap(2) changes.
+// there, and when all is closed.
 func probeMappedTimes(p *probe) {
-	look := func(name string) (st unix.Statx_t) {
-		p.must(unix.Statx(unix.AT_FDCWD, p.at(name), 0, unix.STATX_MTIME|unix.STATX_CTIME|unix.STATX_BLOCKS, &st))
-		return st
-	}
 	for _, flags := range []int{unix.O_RDWR, unix.O_RDWR | unix.O_CREAT} {
 		name := fmt.Sprintf("mapped%o", flags)
 		p.file(name, strings.Repeat("x", 8192), 0o644)
 		p.must(unix.Truncate(p.at(name), 1<<20)) // a hole, that a write fills
 		for i := range 2 {
-			before := look(name)
+			before := p.lookAt(name)
 			for time.Since(time.Unix(before.Ctime.Sec, int64(before.Ctime.Nsec))) < 10*time.Millisecond {
 				time.Sleep(time.Millisecond) // so that now is another time
 			}
 			note := func(when string) {
-				after := look(name)
+				after := p.lookAt(name)
 				p.note("%o %d %s: mtime changed %v, ctime %v, grew by %d", flags, i, when,
 					after.Mtime != before.Mtime, after.Ctime != before.Ctime, after.Blocks-before.Blocks)
 			}
@@ -244,6 +247,64 @@ func probeMappedTimes(p *probe) {
 				note("mapped")
 			})
 			note("closed")
+		}
+	}
+}
+
+// probeGrownTimes writes through a mapping to a file that was made empty and got
+// longer in several ways, with a look in between or without one.
+func probeGrownTimes(p *probe) {
+	const size = 8192
+	p.file("source", strings.Repeat("s", size), 0o644)
+	source := p.open("source", unix.O_RDONLY)
+	defer unix.Close(source)
+	for _, grow := range []struct {
+		name string
+		do   func(name string, fd int) error
+	}{
+		{"ftruncate", func(name string, fd int) error { return unix.Ftruncate(fd, size) }},
+		{"truncate", func(name string, fd int) error { return unix.Truncate(p.at(name), size) }},
+		{"pwrite", func(name string, fd int) error {
+			_, err := unix.Pwrite(fd, make([]byte, size), 0)
+			return err
+		}},
+		{"a write of another descriptor", func(name string, fd int) error {
+			other := p.open(name, unix.O_WRONLY|unix.O_APPEND)
+			defer unix.Close(other)
+			_, err := unix.Write(other, make([]byte, size))
+			return err
+		}},
+		{"fallocate", func(name string, fd int) error { return unix.Fallocate(fd, 0, 0, size) }},
+		{"copy_file_range", func(name string, fd int) error {
+			from := int64(0)
+			_, err := unix.CopyFileRange(source, &from, fd, nil, size, 0)
+			return err
+		}},
+		{"sendfile", func(name string, fd int) error {
+			from := int64(0)
+			_, err := unix.Sendfile(fd, source, &from, size)
+			return err
+		}},
+	} {
+		for _, looks := range []bool{false, true} {
+			name := fmt.Sprintf("%s %v", grow.name, looks)
+			fd := p.open(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL)
+			err := grow.do(name, fd)
+			m, mapErr := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			p.must(mapErr)
+			if looks {
+				p.lookAt(name)
+			}
+			time.Sleep(20 * time.Millisecond) // so that now is another time
+			began := time.Now().Add(-10 * time.Millisecond)
+			now := func(ts unix.StatxTimestamp) bool { return time.Unix(ts.Sec, int64(ts.Nsec)).After(began) }
+			m[5000]++
+			p.must(unix.Msync(m, unix.MS_SYNC))
+			st := p.lookAt(name)
+			p.note("%s: %v, of %d bytes in %d blocks, written to by the mapping: mtime %v, ctime %v", name, err, st.Size, st.Blocks,
+				now(st.Mtime), now(st.Ctime))
+			p.must(unix.Munmap(m))
+			unix.Close(fd)
 		}
 	}
 }
