@@ -289,6 +289,7 @@ func (fs *FS) Readlink(cancel <-chan struct{}, h *fuse.InHeader) ([]byte, fuse.S
 
 // StatFs is statfs(2).
 func (fs *FS) StatFs(cancel <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
+	fs.nodes.awaitRemoved()
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
 	fd := fs.back.root

@@ -155,6 +155,11 @@ func (fs *FS) dropNode(n *node, doomed []int) []int {
 	if m := n.more.Load(); m != nil && m.fd >= 0 {
 		doomed = append(doomed, m.fd)
 		m.fd = -1
+		fs.nodes.gone++
+		fs.nodes.closing.Add(1)
+		if m.round == fs.nodes.round {
+			fs.nodes.awaited.Add(-1)
+		}
 		if m.big {
 			m.big = false
 			fs.nodes.big.Add(-1)

@@ -46,6 +46,7 @@ type nodeMore struct {
 	links   *linkSet // names beyond the first, or nil
 	fd      int      // keeps a file that has lost its last name; else -1
 	big     bool     // and much room with it
+	round   uint64   // nodeTable.round when it was given that
 	pins    int      // uses by the daemon itself
 	writers map[*lockstate.Handle]struct{}
 
@@ -361,10 +362,11 @@ func (n *node) keep(fd int, big bool) (kept bool) {
 	if m.fd >= 0 {
 		return false
 	}
-	m.fd, m.big = fd, big
+	m.fd, m.big, m.round = fd, big, n.tab.round
 	if big {
 		n.tab.big.Add(1)
 	}
+	n.tab.awaited.Add(1)
 	return true
 }
 

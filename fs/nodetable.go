@@ -3,6 +3,7 @@ package fs
 import (
 	"math"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -46,6 +47,12 @@ type nodeTable struct {
 	// take longer for that than all the rest takes together.
 	doomed []int
 	big    atomic.Int32 // how many nodes have nodeMore.big; changed with mu held
+
+	// For awaitRemoved. Changed with mu held, but for what was closed.
+	awaited atomic.Int32 // nodes of this round that keep a removed file
+	round   uint64
+	gone    int32        // removed files among doomed
+	closing atomic.Int32 // removed files that nothing keeps, until they are closed
 }
 
 // firstNode is the first number of an ordinary node: those below are the root
@@ -53,7 +60,7 @@ type nodeTable struct {
 const firstNode = 1 << 10
 
 func newNodeTable(t *lockstate.Table) *nodeTable {
-	tab := &nodeTable{table: t, next: firstNode}
+	tab := &nodeTable{table: t, next: firstNode, round: 1}
 	tab.byID.init()
 	tab.byKey.init()
 	tab.heap.locks = t.Len
@@ -115,12 +122,44 @@ func (t *nodeTable) find(key identity) *node {
 
 // unlock gives mu back after nodes were released perhaps.
 func (t *nodeTable) unlock() {
-	doomed := t.doomed
-	t.doomed = nil
+	doomed, gone := t.doomed, t.gone
+	t.doomed, t.gone = nil, 0
 	t.mu.Unlock()
 	for _, fd := range doomed {
 		unix.Close(fd)
 	}
+	if gone > 0 {
+		t.closing.Add(-gone)
+	}
+}
+
+const (
+	forgetTime = 200 * time.Millisecond // for the kernel to say that it has dropped a removed file
+	returnTime = 2 * time.Second        // for the backing to give back what it held
+)
+
+// awaitRemoved waits until the backing has back what removed files held. The kernel
+// drops them before the removal returns, but says so later, by FORGET. Those that
+// somebody still has open are waited for only once.
+func (t *nodeTable) awaitRemoved() {
+	if !awaitNone(&t.awaited, forgetTime) {
+		t.mu.Lock()
+		t.round++
+		t.awaited.Store(0)
+		t.mu.Unlock()
+	}
+	awaitNone(&t.closing, returnTime)
+}
+
+func awaitNone(count *atomic.Int32, most time.Duration) bool {
+	var end time.Time
+	for count.Load() > 0 {
+		if !more(&end, most) {
+			return false
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	return true
 }
 
 // removalsOf returns a number that changes when a name in parent goes. Whoever
