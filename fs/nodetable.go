@@ -2,6 +2,7 @@ package fs
 
 import (
 	"math"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -60,7 +61,9 @@ type nodeTable struct {
 const firstNode = 1 << 10
 
 func newNodeTable(t *lockstate.Table) *nodeTable {
-	tab := &nodeTable{table: t, next: firstNode, round: 1}
+	// The kernel makes file handles of the numbers, and takes them for those of
+	// whatever has the number in the next mount: so that has others.
+	tab := &nodeTable{table: t, next: firstNode + rand.Uint64N(firstFresh>>1), round: 1}
 	tab.byID.init()
 	tab.byKey.init()
 	tab.heap.locks = t.Len
