@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -308,6 +309,23 @@ func (fs *FS) StatFs(cancel <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsO
 	out.Files, out.Ffree = st.Files, st.Ffree
 	out.Bsize, out.Frsize, out.NameLen = uint32(st.Bsize), uint32(st.Frsize), uint32(st.Namelen)
 	return fuse.OK
+}
+
+// awaitRoom waits for what removed files held where room is short: data that passes the
+// daemon by cannot wait later.
+func (fs *FS) awaitRoom() {
+	var st unix.Statfs_t
+	if fs.nodes.awaited.Load() == 0 && fs.nodes.closing.Load() == 0 || unix.Fstatfs(fs.back.root, &st) != nil {
+		return
+	}
+	if st.Bavail < st.Blocks/16 {
+		fs.nodes.awaitRemoved()
+	}
+}
+
+// hasRoomNow reports whether what failed for want of room may succeed now.
+func (fs *FS) hasRoomNow(err error) bool {
+	return (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) && fs.nodes.awaitRemoved()
 }
 
 // Statx is statx(2) where the kernel asks for a birth time.

@@ -103,6 +103,7 @@ const (
 // during a try; exclusive excludes all other tries.
 func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status {
 	var settle, closing, passing time.Time
+	waitedForRoom := false
 	for reaps := 0; ; {
 		err := fs.locked(exclusive, func() error {
 			r.trying = true
@@ -128,6 +129,10 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 				if !r.rest(500 * time.Microsecond) {
 					return fuse.EINTR
 				}
+				continue
+			}
+			if !waitedForRoom && fs.hasRoomNow(err) {
+				waitedForRoom = true
 				continue
 			}
 			if !refused(err) {

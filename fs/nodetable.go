@@ -143,8 +143,11 @@ const (
 
 // awaitRemoved waits until the backing has back what removed files held. The kernel
 // drops them before the removal returns, but says so later, by FORGET. Those that
-// somebody still has open are waited for only once.
-func (t *nodeTable) awaitRemoved() {
+// somebody still has open are waited for only once. It reports whether there were any.
+func (t *nodeTable) awaitRemoved() bool {
+	if t.awaited.Load() == 0 && t.closing.Load() == 0 {
+		return false
+	}
 	if !awaitNone(&t.awaited, forgetTime) {
 		t.mu.Lock()
 		t.round++
@@ -152,6 +155,7 @@ func (t *nodeTable) awaitRemoved() {
 		t.mu.Unlock()
 	}
 	awaitNone(&t.closing, returnTime)
+	return true
 }
 
 func awaitNone(count *atomic.Int32, most time.Duration) bool {

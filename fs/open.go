@@ -37,6 +37,7 @@ const createTries = 1000
 
 // Create is open(2) of a file that is not there.
 func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	fs.awaitRoom()
 	for tries := 1; ; tries++ {
 		status, gone := fs.createOnce(cancel, in, name, out)
 		if !gone || tries == createTries {
@@ -200,6 +201,9 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 			return status
 		}
 		n = fs.nodes.get(in.NodeId)
+	}
+	if in.Flags&unix.O_ACCMODE != unix.O_RDONLY {
+		fs.awaitRoom()
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "open", node: n}
 	var by link

@@ -91,7 +91,11 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 // gate first.
 func (fs *FS) changing(cancel <-chan struct{}, header *fuse.InHeader, h *handle, op string, change func() error) fuse.Status {
 	if h.opener == nil {
-		return statusOf(change())
+		err := change()
+		if fs.hasRoomNow(err) {
+			err = change()
+		}
+		return statusOf(err)
 	}
 	r := &request{fs: fs, cancel: cancel, header: header, op: op, node: h.node}
 	return fs.attempt(r, false, func() error {

@@ -43,3 +43,24 @@ func TestM2RoomAtOnce(t *testing.T) {
 	}
 	mustDo(t, f.Close())
 }
+
+// TestM2RoomForTheNext: where the file system is full, what a removed file took can be
+// written at once.
+func TestM2RoomForTheNext(t *testing.T) {
+	disk := newImage(t, 384)
+	content := bytes.Repeat([]byte("x"), 256<<20)
+	for _, opts := range [][]string{{"--disable-locking"}, {"--disable-locking", "--no-passthrough"}} {
+		m := disk.mount(opts...)
+		for i := range 3 {
+			mustDo(t, os.WriteFile(m.At("file"), content, 0o644))
+			disk.fill()
+			mustDo(t, os.Remove(m.At("file")))
+			if err := os.WriteFile(m.At("next"), content[:16<<20], 0o644); err != nil {
+				t.Errorf("%v, removal no. %d: %v", opts, i, err)
+			}
+			mustDo(t, os.Remove(m.At("next")))
+			disk.free()
+		}
+		m.stop()
+	}
+}
