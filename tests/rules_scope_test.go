@@ -250,9 +250,10 @@ func TestH3Step(t *testing.T) {
 	mustDo(t, os.Mkdir(m.Back("board"), 0o755))
 	fifo := filepath.Join(tempDir(t), "go")
 	mustDo(t, syscall.Mkfifo(fifo, 0o600))
+	mustDo(t, syscall.Mkfifo(fifo+".end", 0o600)) // one for both could be read while its first writer still has it
 	cmd := exec.Command("setsid", "-w", "/bin/sh", "-c", `
 		mkdir "$1/board/v1" && echo begun >"$1/board/v1/a" || exit
-		(read x <"$2"; echo more >"$1/board/v1/b" && cat "$1/board/v1/b" >"$1/board/v1/c"; read x <"$2") >/dev/null 2>&1 &
+		(read x <"$2"; echo more >"$1/board/v1/b" && cat "$1/board/v1/b" >"$1/board/v1/c"; read x <"$2.end") >/dev/null 2>&1 &
 		exit 0`, "sh", m.Path, fifo)
 	if r := runCmd(t, cmd); r.Status != 0 {
 		t.Fatalf("the step: %v", r)
@@ -268,9 +269,35 @@ func TestH3Step(t *testing.T) {
 	if row := m.Locks()["board/v1"]; row.Token != token || row.Scope != "session" {
 		t.Errorf("the row: %+v, want token %d still", row, token)
 	}
-	mustDo(t, os.WriteFile(fifo, []byte("end\n"), 0))
+	mustDo(t, os.WriteFile(fifo+".end", []byte("end\n"), 0))
 	m.awaitFree("board/v1")
 	other.must("put", m.At("board/v1/x"), "", "creat")
+}
+
+// TestH3Background: a program that puts itself into the background, as daemon(3)
+// does it: in a session of its own, with a parent that is gone before it comes to
+// the mount.
+func TestH3Background(t *testing.T) {
+	need(t, "root", "fuse", "setsid")
+	m := mount(t, "--owner=cgroup")
+	fifo := filepath.Join(tempDir(t), "go")
+	mustDo(t, syscall.Mkfifo(fifo, 0o600))
+	mustDo(t, syscall.Mkfifo(fifo+".end", 0o600)) // one for both could be read while its first writer still has it
+	cmd := exec.Command("/bin/sh", "-c", `
+		echo $$ >"$3/cgroup.procs" && mkdir "$1/D" || exit
+		(setsid sh -c 'read x <"$2"; echo more >"$1/D/f"; read x <"$2.end"' sh "$1" "$2" >/dev/null 2>&1 &)`,
+		"sh", m.Path, fifo, cgroup(t))
+	if r := runCmd(t, cmd); r.Status != 0 {
+		t.Fatalf("the script: %v", r)
+	}
+	mustDo(t, os.WriteFile(fifo, []byte("go\n"), 0))
+	eventually(t, "it has written", func() bool {
+		b, _ := os.ReadFile(m.Back("D/f"))
+		return string(b) == "more\n"
+	})
+	agent(t).want("EBUSY", "put", m.At("D/x"), "", "creat")
+	mustDo(t, os.WriteFile(fifo+".end", []byte("end\n"), 0))
+	m.awaitFree("D")
 }
 
 // TestH3RootCgroup: processes in no cgroup of their own hold alone, where the mount
