@@ -311,6 +311,10 @@ func (fs *FS) StatFs(cancel <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsO
 	return fuse.OK
 }
 
+// roomShort is what bytes are little to have left, if it is also little of all: a
+// sixteenth.
+const roomShort = 1 << 30
+
 // awaitRoom waits for what removed files held where room is short: data that passes the
 // daemon by cannot wait later.
 func (fs *FS) awaitRoom() {
@@ -318,7 +322,7 @@ func (fs *FS) awaitRoom() {
 	if fs.nodes.awaited.Load() == 0 && fs.nodes.closing.Load() == 0 || unix.Fstatfs(fs.back.root, &st) != nil {
 		return
 	}
-	if st.Bavail < st.Blocks/16 {
+	if st.Bavail < min(st.Blocks/16, roomShort/uint64(st.Bsize)) {
 		fs.nodes.awaitRemoved()
 	}
 }
