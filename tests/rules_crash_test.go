@@ -207,10 +207,6 @@ func TestR7Locked(t *testing.T) {
 // not unlocked or closed before (R2).
 func TestR7Closed(t *testing.T) {
 	m := mount(t, "--on-crash", "destroy")
-	closeLast := func(a *Agent, dir string) { // the daemon hears of it after close(2)
-		a.must("close", "l")
-		m.awaitFree(filepath.Base(dir))
-	}
 	for lock, args := range map[string][]string{"flock": {"l"}, "setlk": {"l", "wr"}} {
 		for name, e := range map[string]struct {
 			kept bool
@@ -219,8 +215,8 @@ func TestR7Closed(t *testing.T) {
 			"killed":       {false, func(a *Agent, _ string) { a.Kill() }},
 			"exit 1":       {false, func(a *Agent, _ string) { a.Exit(1) }},
 			"exit 0":       {true, func(a *Agent, _ string) { a.Exit(0) }},
-			"closed":       {true, func(a *Agent, dir string) { closeLast(a, dir); a.Kill() }},
-			"removed":      {true, func(a *Agent, dir string) { closeLast(a, dir); a.must("unlink", dir+"/devserver"); a.Exit(1) }},
+			"closed":       {true, func(a *Agent, _ string) { a.must("close", "l"); a.Kill() }},
+			"removed":      {true, func(a *Agent, dir string) { a.must("close", "l"); a.must("unlink", dir+"/devserver"); a.Exit(1) }},
 			"nothing made": {true, func(a *Agent, dir string) { a.must("unlink", dir+"/f"); a.Exit(0) }},
 		} {
 			t.Run(lock+", "+name, func(t *testing.T) {
