@@ -29,6 +29,7 @@ type carriedHandle struct {
 	Lock      *lockstate.CarriedHandle
 	Fresh     bool
 	Flushed   bool
+	Dying     bool
 	Released  int64
 	Candidate bool
 	Opener    *carriedProc
@@ -45,7 +46,7 @@ func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
 	keep := func(h *handle, id uint64) {
 		index[h] = len(c.Handles)
 		x := carriedHandle{
-			ID: id, Node: h.node.id, FD: h.fd.get(), Flags: h.flags, Mode: h.mode, Fresh: h.fresh, Flushed: h.flushed.Load(),
+			ID: id, Node: h.node.id, FD: h.fd.get(), Flags: h.flags, Mode: h.mode, Fresh: h.fresh, Flushed: h.flushed.Load(), Dying: h.dying.Load(),
 			Released: h.released.Load(), Candidate: h.candidate.Load(), Opener: carryProc(h.opener), Private: cands.index(h.cand),
 			Rights: h.rights, As: h.as, ByName: h.by.name,
 		}
@@ -101,6 +102,7 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 			h.by = link{dir, x.ByName}
 		}
 		h.flushed.Store(x.Flushed)
+		h.dying.Store(x.Dying)
 		h.released.Store(x.Released)
 		h.candidate.Store(x.Candidate)
 		if x.Private >= 0 {

@@ -12,7 +12,7 @@ func (fs *FS) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if h := fs.handles.get(in.Fh, in.NodeId); h != nil {
 		h.flushed.Store(true)
 		in.NodeId = h.node.id // which the locks on the file go by
-		fs.closedCopy(in)
+		fs.closedCopy(in, h)
 	}
 	return fuse.OK
 }
@@ -28,7 +28,7 @@ func (fs *FS) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 		return
 	}
 	in.NodeId = h.node.id
-	fs.closedLast(in)
+	fs.closedLast(in, h)
 	if h.cand != nil {
 		h.cand.closed(h)
 	}

@@ -191,7 +191,7 @@ func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lo
 			err = unix.EAGAIN // for attempt, not for the caller
 		}
 		if err == nil {
-			fs.settleLocked(node, nil, false) // it may be less than it was
+			fs.settleLocked(node, nil, nil) // it may be less than it was
 		}
 		return err
 	})

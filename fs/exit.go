@@ -177,12 +177,16 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		if l.Sealed {
 			continue // what it left is being cleared away
 		}
+		clears := (l.Crashed || crashed(how)) && fs.table.Policy(l) != lockstate.Keep
+		if clears && !fs.awaitClosed(l) {
+			continue
+		}
 		fs.endKeys(l)
 		fs.reapWithin(l, fs.carryOutOf)
 		if err := fs.cleanUp(l); err != nil {
 			log.tell(slog.LevelWarn, "cannot clean up after a dead process", "dir", l.Path, "err", err)
 		}
-		if (l.Crashed || crashed(how)) && fs.clear(l, fs.table.Policy(l), lockstate.Ending{Reason: lockstate.Exited}, clearing{log: log}) {
+		if clears && fs.clear(l, fs.table.Policy(l), lockstate.Ending{Reason: lockstate.Exited}, clearing{log: log}) {
 			continue
 		}
 		fs.table.End(l.Token, lockstate.Exited)

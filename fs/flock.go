@@ -209,12 +209,13 @@ func (fs *FS) unlock(node uint64, l advisory.Lock) {
 	fs.lockMu.Lock()
 	defer fs.lockMu.Unlock()
 	fs.advisory.Unlock(node, l)
-	fs.settleLocked(node, []fdKey{keyOf(node, &l)}, false)
+	fs.settleLocked(node, []fdKey{keyOf(node, &l)}, nil)
 }
 
 // settleLocked ends the locks on directories that descriptor locks kept which
-// are no more (R2). closed: because of close(2), or of what exit(2) closes.
-func (fs *FS) settleLocked(node uint64, keys []fdKey, closed bool) {
+// are no more (R2). dying is for those that ended because of close(2): it tells
+// whether that was part of the owner's exit(2).
+func (fs *FS) settleLocked(node uint64, keys []fdKey, dying func(procid.ID) bool) {
 	keys = slices.DeleteFunc(keys, func(k fdKey) bool { return !fs.table.HasKey(k) })
 	if len(keys) > 0 {
 		left := fs.advisory.Locks(node)
@@ -222,7 +223,7 @@ func (fs *FS) settleLocked(node uint64, keys []fdKey, closed bool) {
 			if slices.ContainsFunc(left, func(l advisory.Lock) bool { return keyOf(node, &l) == k }) {
 				continue
 			}
-			if closed && fs.table.LeaveToExit(k, procid.Exiting) {
+			if dying != nil && fs.table.LeaveToExit(k, dying) {
 				continue
 			}
 			if l, ok := fs.table.ReleaseKey(k); ok {
@@ -248,6 +249,7 @@ func (fs *FS) isLockFile(node uint64) bool {
 // endKeys takes the descriptor locks away that kept a lock which ends for
 // another reason, so that nobody hears of a lock that there is no more (R4).
 func (fs *FS) endKeys(l lockstate.Lock) {
+	fs.table.LeaveKeys(l.Token) // how it ends is the caller's to say
 	for _, k := range l.Keys {
 		key := k.(fdKey)
 		lock := advisory.Lock{Owner: key.id, End: advisory.MaxEnd}
@@ -259,18 +261,23 @@ func (fs *FS) endKeys(l lockstate.Lock) {
 }
 
 // closedCopy drops the record locks of whoever closed a descriptor.
-func (fs *FS) closedCopy(in *fuse.FlushIn) {
+func (fs *FS) closedCopy(in *fuse.FlushIn, h *handle) {
 	if !fs.advisory.Locked(in.NodeId) {
 		return // as with nearly all files
+	}
+	if fs.table.Tracks() {
+		// A RELEASE would come too late to tell: close(2) does not wait for it.
+		owner, ok := fs.table.OwnerBy(fdKey{in.NodeId, true, in.Fh})
+		h.dying.Store(ok && procid.Exiting(owner))
 	}
 	fs.lockMu.Lock()
 	defer fs.lockMu.Unlock()
 	fs.advisory.Flush(in.NodeId, in.LockOwner)
-	fs.settleLocked(in.NodeId, []fdKey{{in.NodeId, false, in.LockOwner}}, true)
+	fs.settleLocked(in.NodeId, []fdKey{{in.NodeId, false, in.LockOwner}}, procid.Exiting)
 }
 
 // closedLast drops what was locked through a description that is gone.
-func (fs *FS) closedLast(in *fuse.ReleaseIn) {
+func (fs *FS) closedLast(in *fuse.ReleaseIn, h *handle) {
 	if !fs.advisory.Locked(in.NodeId) {
 		fs.advisory.Release(in.NodeId, in.Fh)
 		return
@@ -284,5 +291,28 @@ func (fs *FS) closedLast(in *fuse.ReleaseIn) {
 		}
 	}
 	fs.advisory.Release(in.NodeId, in.Fh)
-	fs.settleLocked(in.NodeId, keys, true)
+	dying := procid.Exiting
+	if h.flushed.Load() {
+		dying = func(procid.ID) bool { return h.dying.Load() }
+	}
+	fs.settleLocked(in.NodeId, keys, dying)
+}
+
+// closedTime bounds the wait for the RELEASE of a description of a process that has
+// died since. One that its child has open, too, has none for longer.
+const closedTime = 100 * time.Millisecond
+
+// awaitClosed waits for the RELEASE of what the dead owner of a lock had closed
+// before it died. It reports false if the lock has ended by that: it was given up (R2).
+func (fs *FS) awaitClosed(l lockstate.Lock) (still bool) {
+	closed := func(k any) bool {
+		key := k.(fdKey)
+		h := fs.handles.get(key.id, key.node)
+		return key.flock && h != nil && h.flushed.Load() && !h.dying.Load() && fs.table.HasKey(k)
+	}
+	for began := (time.Time{}); slices.ContainsFunc(l.Keys, closed) && more(&began, closedTime); {
+		time.Sleep(100 * time.Microsecond)
+	}
+	_, still = fs.table.Lock(l.Token)
+	return still
 }

@@ -48,6 +48,7 @@ func (c *candidate) settleLocked(n *node, fd int, st *unix.Statx_t) {
 			h.by = link{c.parent, c.name}
 		}
 		h.flushed.Store(old.flushed.Load())
+		h.dying.Store(old.dying.Load())
 		if err := fs.openOwnLocked(n, f, h, fd, st); err != nil {
 			fs.log.Debug("opened for each operation", "file", c.name, "err", err)
 		}

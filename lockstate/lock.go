@@ -112,7 +112,7 @@ type row struct {
 	move    *Move // under way; never changed, but replaced
 	sealed  bool  // holds for nobody any more
 	crashed bool  // it was sealed when the last daemon died
-	leaving bool  // its owner's exit has closed its descriptor, see [Table.LeaveToExit]
+	leaving bool  // what kept it is gone, and its end to come: see [Table.LeaveToExit], [Table.LeaveKeys]
 	content content
 	scope   Scope
 	lease   *lease // nil: processes own it

@@ -103,6 +103,22 @@ func (t *Table) LeaveToExit(key any, dying func(procid.ID) bool) bool {
 	return true
 }
 
+// LeaveKeys tells that the lock with a token is about to end, and that the descriptor
+// locks which keep it are going to be taken away: they don't end it any more.
+func (t *Table) LeaveKeys(token uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.tokens[token]
+	if r == nil || len(r.keys) == 0 {
+		return
+	}
+	for k := range r.keys {
+		delete(t.keys, k)
+	}
+	clear(r.keys)
+	r.leaving = !r.kept()
+}
+
 // onlyKeptLocked returns the owner of the lock that a descriptor lock keeps. It
 // reports false if something else does so, too, or if nothing depends on how that
 // owner ends.

@@ -174,8 +174,12 @@ func (h *hands) do(w []string) (out string, err error) {
 		return "", err
 	case "linkfd":
 		return "", unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd(w[1])), unix.AT_FDCWD, w[2], unix.AT_SYMLINK_FOLLOW)
-	case "flock":
-		return "", unix.Flock(fd(w[1]), unix.LOCK_EX|unix.LOCK_NB)
+	case "flock": // flock NAME [un]
+		how := unix.LOCK_EX | unix.LOCK_NB
+		if w[2] == "un" {
+			how = unix.LOCK_UN
+		}
+		return "", unix.Flock(fd(w[1]), how)
 	case "flockw": // and wait
 		return "", unix.Flock(fd(w[1]), unix.LOCK_EX)
 	case "setlk", "getlk": // setlk NAME wr|un: a POSIX lock on the whole file

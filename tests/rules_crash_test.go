@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -203,24 +204,35 @@ func TestR7Locked(t *testing.T) {
 	}
 }
 
-// TestR7Closed: a lock on a descriptor ends with the process as others do, if it was
-// not unlocked or closed before (R2).
+// TestR7Closed: a lock on a descriptor ends as others do, with the process, a command,
+// or as the command's user says, if it was not unlocked or closed before (R2, R6).
 func TestR7Closed(t *testing.T) {
 	m := mount(t, "--on-crash", "destroy")
+	events := m.events(t)
+	command := func(line string) func(*Agent, string) {
+		return func(a *Agent, dir string) { a.must("put", m.control("ctl"), fmt.Sprintf(line, dir), "wronly") }
+	}
 	for lock, args := range map[string][]string{"flock": {"l"}, "setlk": {"l", "wr"}} {
 		for name, e := range map[string]struct {
-			kept bool
-			end  func(a *Agent, dir string)
+			left   []string // nil: the directory is gone
+			reason string
+			end    func(a *Agent, dir string)
 		}{
-			"killed":       {false, func(a *Agent, _ string) { a.Kill() }},
-			"exit 1":       {false, func(a *Agent, _ string) { a.Exit(1) }},
-			"exit 0":       {true, func(a *Agent, _ string) { a.Exit(0) }},
-			"closed":       {true, func(a *Agent, _ string) { a.must("close", "l"); a.Kill() }},
-			"removed":      {true, func(a *Agent, dir string) { a.must("close", "l"); a.must("unlink", dir+"/devserver"); a.Exit(1) }},
-			"nothing made": {true, func(a *Agent, dir string) { a.must("unlink", dir+"/f"); a.Exit(0) }},
+			"killed":       {[]string{"devserver="}, "exited", func(a *Agent, _ string) { a.Kill() }},
+			"exit 1":       {[]string{"devserver="}, "exited", func(a *Agent, _ string) { a.Exit(1) }},
+			"exit 0":       {[]string{"devserver=", "f=1"}, "exited", func(a *Agent, _ string) { a.Exit(0) }},
+			"closed":       {[]string{"devserver=", "f=1"}, "unlocked", func(a *Agent, _ string) { a.must("close", "l"); a.Kill() }},
+			"unlocked":     {[]string{"devserver=", "f=1"}, "unlocked", func(a *Agent, _ string) { a.must(lock, "l", "un"); a.Kill() }},
+			"removed":      {[]string{"f=1"}, "unlocked", func(a *Agent, dir string) { a.must("close", "l"); a.must("unlink", m.At(dir, "devserver")); a.Exit(1) }},
+			"nothing made": {[]string{"devserver="}, "exited", func(a *Agent, dir string) { a.must("unlink", m.At(dir, "f")); a.Exit(0) }},
+			"released":     {[]string{"devserver=", "f=1"}, "released", command("release %s\n")},
+			"failed":       {[]string{"devserver="}, "failed", command("release %s failed\n")},
+			"destroyed":    {nil, "released", command("release %s destroy\n")},
+			"broken":       {[]string{"devserver=", "f=1"}, "broken", command("break %s test\n")},
 		} {
 			t.Run(lock+", "+name, func(t *testing.T) {
 				m := m.on(t)
+				events.t = t
 				dir := strings.ReplaceAll(lock+" "+name, " ", "-")
 				openDir(t, m.Back(dir))
 				openFile(t, m.Back(dir, "devserver"), "")
@@ -228,14 +240,70 @@ func TestR7Closed(t *testing.T) {
 				a.must("open", "l", m.At(dir, "devserver"), "rdwr")
 				a.must(append([]string{lock}, args...)...)
 				a.must("put", m.At(dir, "f"), "1", "wronly,creat")
-				e.end(a, m.At(dir))
-				m.awaitFree(dir)
-				if name != "nothing made" && exists(m.Back(dir, "f")) != e.kept {
-					t.Errorf("what it made is there: %v, want %v", !e.kept, e.kept)
+				e.end(a, dir)
+				if l := ending(events, dir); l.Reason != e.reason {
+					t.Errorf("it ended: %+v, want %q", l, e.reason)
 				}
+				m.awaitFree(dir)
+				if e.left == nil {
+					wantGone(t, m, dir)
+					return
+				}
+				wantTree(t, m.Back(dir), e.left)
 				agent(t).must("creat", m.At(dir, "new"), "wronly,creat")
 			})
 		}
+	}
+}
+
+// ending returns the event that tells how the lock on dir ended.
+func ending(s *eventStream, dir string) lockstate.Event {
+	for {
+		if e := s.next(); e.Dir == dir && (e.Event == "released" || e.Event == "broken") {
+			return e
+		}
+	}
+}
+
+// TestR7ClosedShared: an owner that has closed its descriptor of a lock which a child
+// has, too, and is killed, has crashed before the lock was given up. If the child
+// ended before, it has not.
+func TestR7ClosedShared(t *testing.T) {
+	m := mount(t, "--on-crash", "destroy")
+	for name, left := range map[string][]string{"owner": {"devserver="}, "child": {"devserver=", "f=1"}} {
+		t.Run(name+" killed", func(t *testing.T) {
+			m := m.on(t)
+			openDir(t, m.Back(name))
+			openFile(t, m.Back(name, "devserver"), "")
+			script := `exec 9>devserver; flock 9; printf 1 > f; sleep 100 & exec 9>&-; echo $!; read go; kill -9 $$`
+			cmd := exec.Command("sh", "-c", script)
+			cmd.Dir = m.At(name)
+			in, err := cmd.StdinPipe()
+			mustDo(t, err)
+			out, err := cmd.StdoutPipe()
+			mustDo(t, err)
+			mustDo(t, cmd.Start())
+			defer cmd.Wait()
+			defer in.Close()
+			var child int
+			_, err = fmt.Fscanln(out, &child)
+			mustDo(t, err)
+			end := func() {
+				mustDo(t, syscall.Kill(child, syscall.SIGKILL))
+				eventually(t, "the child ends", func() bool { return !running(child) })
+			}
+			if name == "child" {
+				end()
+				m.awaitFree(name)
+			}
+			fmt.Fprintln(in)
+			cmd.Wait()
+			m.awaitFree(name)
+			wantTree(t, m.Back(name), left)
+			if name == "owner" {
+				end()
+			}
+		})
 	}
 }
 
