@@ -5,6 +5,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
 )
 
 // orphanList remembers the lock files that no lock stands behind: those that
@@ -122,10 +124,31 @@ func (fs *FS) exists(at orphanAt) bool {
 	return statAt(fd, at.name, &st) == nil
 }
 
+// isLockedBy reports whether a lock is by a descriptor of the lock file with that
+// name; of one that another daemon's client had it may be any (R2).
+func (fs *FS) isLockedBy(l lockstate.Lock, name string) bool {
+	return l.LostKey || slices.ContainsFunc(l.Keys, func(k any) bool {
+		n := fs.nodes.get(k.(fdKey).node)
+		return n != nil && slices.ContainsFunc(n.lockNames(), func(at link) bool { return at.parent.dir == l.Dir && at.name == name })
+	})
+}
+
+// idle returns the orphans that nobody has locked by a descriptor meanwhile.
+func (o *orphanList) idle(fs *FS) []orphanAt {
+	return slices.DeleteFunc(o.current(fs), func(at orphanAt) bool {
+		d, ok := fs.table.Find(split(at.dir)...)
+		if !ok {
+			return false
+		}
+		defer fs.table.Forget(d)
+		return slices.ContainsFunc(fs.table.On(d), func(l lockstate.Lock) bool { return fs.isLockedBy(l, at.name) })
+	})
+}
+
 // list returns the paths of all orphans.
 func (o *orphanList) list(fs *FS) []string {
 	var all []string
-	for _, at := range o.current(fs) {
+	for _, at := range o.idle(fs) {
 		all = append(all, join(at.dir, at.name))
 	}
 	slices.Sort(all)
@@ -135,7 +158,7 @@ func (o *orphanList) list(fs *FS) []string {
 // in returns the names of the orphans in one directory.
 func (o *orphanList) in(fs *FS, dir string) []string {
 	var all []string
-	for _, at := range o.current(fs) {
+	for _, at := range o.idle(fs) {
 		if at.dir == dir {
 			all = append(all, at.name)
 		}

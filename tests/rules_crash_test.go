@@ -241,10 +241,10 @@ func TestR7Closed(t *testing.T) {
 				a.must(append([]string{lock}, args...)...)
 				a.must("put", m.At(dir, "f"), "1", "wronly,creat")
 				e.end(a, dir)
+				m.awaitFree(dir)
 				if l := ending(events, dir); l.Reason != e.reason {
 					t.Errorf("it ended: %+v, want %q", l, e.reason)
 				}
-				m.awaitFree(dir)
 				if e.left == nil {
 					wantGone(t, m, dir)
 					return
@@ -252,15 +252,6 @@ func TestR7Closed(t *testing.T) {
 				wantTree(t, m.Back(dir), e.left)
 				agent(t).must("creat", m.At(dir, "new"), "wronly,creat")
 			})
-		}
-	}
-}
-
-// ending returns the event that tells how the lock on dir ended.
-func ending(s *eventStream, dir string) lockstate.Event {
-	for {
-		if e := s.next(); e.Dir == dir && (e.Event == "released" || e.Event == "broken") {
-			return e
 		}
 	}
 }

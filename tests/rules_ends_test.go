@@ -1,0 +1,211 @@
+//go:build linux
+
+package tests
+
+import (
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// A endedWay is a way to lock a directory, as TestR6Ends uses it.
+type endedWay struct {
+	fresh   bool // the directory is made
+	lock    func(m *Mount, a *Agent, dir string)
+	session bool     // the owner has one of its own
+	files   []string // of what it makes, that which stays with what was staged
+}
+
+// endedWays are the protocols (A1 to A9).
+var endedWays = map[string]endedWay{
+	"mkdir": {fresh: true, lock: func(m *Mount, a *Agent, dir string) { a.must("mkdir", m.At(dir)) }},
+	"mkdir+creat": {fresh: true, lock: func(m *Mount, a *Agent, dir string) {
+		a.must("mkdir", m.At(dir))
+		a.must("creat", m.At(dir, "devserver"), "wronly,creat,excl")
+	}},
+	"mkdir+flock": {fresh: true, files: []string{"devserver="}, lock: func(m *Mount, a *Agent, dir string) {
+		a.must("mkdir", m.At(dir))
+		a.must("open", "l", m.At(dir, "devserver"), "rdwr,creat")
+		a.must("flock", "l")
+	}},
+	"creat":    {lock: func(m *Mount, a *Agent, dir string) { a.must("creat", m.At(dir, "devserver"), "wronly,creat,excl") }},
+	"lock dir": {lock: func(m *Mount, a *Agent, dir string) { a.must("mkdir", m.At(dir, "devserver.lock")) }},
+	"link": {lock: func(m *Mount, a *Agent, dir string) {
+		u := m.At(dir, candidateName(a.t, a))
+		a.must("put", u, "pid", "creat,excl")
+		a.must("link", u, m.At(dir, "devserver.lock"))
+		a.must("unlink", u)
+	}},
+	"flock": {files: []string{"devserver="}, lock: func(m *Mount, a *Agent, dir string) {
+		openFile(a.t, m.Back(dir, "devserver"), "")
+		a.must("open", "l", m.At(dir, "devserver"), "rdwr")
+		a.must("flock", "l")
+	}},
+	"setlk": {files: []string{"devserver="}, lock: func(m *Mount, a *Agent, dir string) {
+		openFile(a.t, m.Back(dir, "devserver"), "")
+		a.must("open", "l", m.At(dir, "devserver"), "rdwr")
+		a.must("setlk", "l", "wr")
+	}},
+	"both": {files: []string{"devserver="}, lock: func(m *Mount, a *Agent, dir string) {
+		openFile(a.t, m.Back(dir, "devserver"), "")
+		a.must("open", "l", m.At(dir, "devserver"), "rdwr")
+		a.must("flock", "l")
+		a.must("creat", m.At(dir, "devserver.lock"), "wronly,creat,excl")
+	}},
+	"command": {lock: func(m *Mount, a *Agent, dir string) { a.mustCommand(m, "acquire %s", dir) }},
+	"command+flock": {files: []string{"devserver="}, lock: func(m *Mount, a *Agent, dir string) {
+		openFile(a.t, m.Back(dir, "devserver"), "")
+		a.mustCommand(m, "acquire %s", dir)
+		a.must("open", "l", m.At(dir, "devserver"), "rdwr")
+		a.must("flock", "l")
+	}},
+	"session": {session: true, lock: func(m *Mount, a *Agent, dir string) { a.mustCommand(m, "acquire %s owner=session", dir) }},
+}
+
+// TestR6Ends: every lock ends in every way, with the reason of that way and what is
+// then to become of the content (R7), nothing left in the way of the next one; also
+// after an upgrade of the daemon, and its crash.
+func TestR6Ends(t *testing.T) {
+	ends := map[string]struct {
+		reason string
+		keeps  bool
+		end    func(m *Mount, a *Agent, dir string)
+	}{
+		"killed":    {"exited", false, func(_ *Mount, a *Agent, _ string) { a.Kill() }},
+		"exit 1":    {"exited", false, func(_ *Mount, a *Agent, _ string) { a.Exit(1) }},
+		"exit 0":    {"exited", true, func(_ *Mount, a *Agent, _ string) { a.Exit(0) }},
+		"released":  {"released", true, func(m *Mount, a *Agent, dir string) { a.mustCommand(m, "release %s", dir) }},
+		"failed":    {"failed", false, func(m *Mount, a *Agent, dir string) { a.mustCommand(m, "release %s failed", dir) }},
+		"destroyed": {"released", false, func(m *Mount, a *Agent, dir string) { a.mustCommand(m, "release %s destroy", dir) }},
+		"broken":    {"broken", true, func(m *Mount, a *Agent, dir string) { a.mustCommand(m, "break %s test", dir) }},
+	}
+	for when, between := range map[string]func(m *Mount){
+		"plain":    func(m *Mount) {},
+		"replaced": func(m *Mount) { m.replace() },
+		"crashed": func(m *Mount) {
+			old := m.daemon()
+			mustDo(m.t, syscall.Kill(old, syscall.SIGKILL))
+			eventually(m.t, "another daemon serves", func() bool { now := m.daemon(); return now != old && now != 0 })
+		},
+	} {
+		policies := []string{"destroy"}
+		if when == "plain" {
+			policies = []string{"keep", "destroy", "quarantine"}
+		}
+		for _, policy := range policies {
+			t.Run(when+", "+policy, func(t *testing.T) {
+				m := mount(t, "--on-crash", policy, "--supervise")
+				dirOf := func(way, end string) string {
+					return strings.NewReplacer(" ", "-", "+", "-").Replace(way + "." + end)
+				}
+				owners := make(map[string]*Agent)
+				for way, w := range endedWays {
+					for end := range ends {
+						dir := dirOf(way, end)
+						if !w.fresh {
+							openDir(t, m.Back(dir))
+							openFile(t, m.Back(dir, "was"), "")
+						}
+						a := agent(t)
+						if w.session {
+							a = a.Child("setsid")
+						}
+						w.lock(m, a, dir)
+						a.must("put", m.At(dir, "f"), "1", "wronly,creat")
+						owners[dir] = a
+					}
+				}
+				between(m)
+				for way, w := range endedWays {
+					for end, e := range ends {
+						t.Run(way+", "+end, func(t *testing.T) {
+							m := m.on(t)
+							dir := dirOf(way, end)
+							a := owners[dir]
+							a.t = t
+							s := m.events(t)
+							e.end(m, a, dir)
+							m.awaitFree(dir)
+							dies := e.reason == "exited" && policy == "keep" // its descriptors may be closed first
+							if l := ending(s, dir); l.Reason != e.reason && !(dies && l.Reason == "unlocked") {
+								t.Errorf("it ended: %+v, want %q", l, e.reason)
+							}
+							// What was in the directory when a daemon died is not told apart.
+							keeps := e.keeps || policy == "keep" || when == "crashed" && !w.fresh
+							switch {
+							case end == "destroyed", !keeps && w.fresh:
+								wantGone(t, m, dir)
+								return
+							case keeps:
+								wantTree(t, m.Back(dir), w.left("f=1"))
+							default:
+								wantTree(t, m.Back(dir), w.left())
+							}
+							b := agent(t)
+							b.must("creat", m.At(dir, "devserver.lock"), "wronly,creat,excl")
+							b.must("put", m.At(dir, "f"), "2", "wronly,creat")
+							b.must("unlink", m.At(dir, "devserver.lock"))
+						})
+					}
+				}
+			})
+		}
+	}
+}
+
+// left is what is in the directory afterwards, and more.
+func (w *endedWay) left(more ...string) []string {
+	all := append(slices.Clone(w.files), more...)
+	if !w.fresh {
+		all = append(all, "was=")
+	}
+	return all
+}
+
+// ending returns the event that tells how the lock on dir ended.
+func ending(s *eventStream, dir string) lockstate.Event {
+	for {
+		if e := s.next(); e.Dir == dir && (e.Event == "released" || e.Event == "broken") {
+			return e
+		}
+	}
+}
+
+// TestS3Locked: a lock file from before the mount that somebody has locked by its
+// descriptor is no orphan meanwhile: a break ends the lock and leaves it.
+func TestS3Locked(t *testing.T) {
+	for lock, args := range map[string][]string{"flock": {"l"}, "setlk": {"l", "wr"}} {
+		t.Run(lock, func(t *testing.T) {
+			dir := staticDir(t)
+			openDir(t, dir+"/D")
+			openFile(t, dir+"/D/devserver", "")
+			m := mountDir(t, dir, dir+".mnt")
+			orphans := func() int { return len(m.Listing().Orphans) }
+			eventually(t, "it is listed", func() bool { return orphans() == 1 })
+			for _, end := range []string{"unlock", "break"} {
+				a := agent(t)
+				a.must("open", "l", m.At("D/devserver"), "rdwr")
+				a.must(append([]string{lock}, args...)...)
+				if orphans() != 0 {
+					t.Error("the file is listed while it is locked")
+				}
+				if end == "break" {
+					m.wantStatus(0, "", "break", "--why", "test", m.At("D"))
+				} else {
+					a.must(lock, "l", "un")
+				}
+				m.awaitFree("D")
+				if orphans() != 1 || !exists(m.Back("D/devserver")) {
+					t.Errorf("after the %s: %d listed, want that it is there, and listed", end, orphans())
+				}
+			}
+			m.wantStatus(0, "", "break", "--why", "test", m.At("D"))
+			if orphans() != 0 || exists(m.Back("D/devserver")) {
+				t.Error("a break of the orphan leaves it")
+			}
+		})
+	}
+}
