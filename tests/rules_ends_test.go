@@ -156,6 +156,63 @@ func TestR6Ends(t *testing.T) {
 	}
 }
 
+// TestL1Ends: so does a lease, which a process's end is nothing to.
+func TestL1Ends(t *testing.T) {
+	m := mount(t, "--on-crash", "destroy")
+	ends := map[string]struct {
+		reason string
+		keeps  bool
+		line   string
+	}{
+		"released":  {"released", true, "release %s client=x"},
+		"failed":    {"failed", false, "release %s client=x failed"},
+		"destroyed": {"released", false, "release %s client=x destroy"},
+		"expired":   {"expired", false, "renew %s client=x ttl=10ms"},
+		"broken":    {"broken", true, "break %s test"},
+	}
+	for way, w := range map[string]endedWay{
+		"lease":       {lock: func(*Mount, *Agent, string) {}},
+		"lease+creat": endedWays["creat"],
+		"lease+dir":   endedWays["lock dir"],
+		"lease+link":  endedWays["link"],
+		"lease+flock": endedWays["flock"],
+		"lease+setlk": endedWays["setlk"],
+	} {
+		for end, e := range ends {
+			t.Run(way+", "+end, func(t *testing.T) {
+				m := m.on(t)
+				dir := way + "." + end
+				openDir(t, m.Back(dir))
+				openFile(t, m.Back(dir, "was"), "")
+				a := agent(t)
+				a.mustCommand(m, "acquire %s client=x ttl=1h", dir)
+				w.lock(m, a, dir)
+				a.must("put", m.At(dir, "f"), "1", "wronly,creat")
+				a.Kill()
+				a = agent(t)
+				s := m.events(t)
+				a.mustCommand(m, e.line, dir)
+				m.awaitFree(dir)
+				if l := ending(s, dir); l.Reason != e.reason {
+					t.Errorf("it ended: %+v, want %q", l, e.reason)
+				}
+				switch {
+				case end == "destroyed":
+					wantGone(t, m, dir)
+					return
+				case e.keeps:
+					wantTree(t, m.Back(dir), w.left("f=1"))
+				default:
+					wantTree(t, m.Back(dir), w.left())
+				}
+				b := agent(t)
+				b.must("creat", m.At(dir, "devserver.lock"), "wronly,creat,excl")
+				b.must("put", m.At(dir, "f"), "2", "wronly,creat")
+			})
+		}
+	}
+}
+
 // left is what is in the directory afterwards, and more.
 func (w *endedWay) left(more ...string) []string {
 	all := append(slices.Clone(w.files), more...)
