@@ -29,7 +29,7 @@ type carriedHandle struct {
 	Lock      *lockstate.CarriedHandle
 	Fresh     bool
 	Flushed   bool
-	Dying     bool
+	Dying     *procid.ID
 	Released  int64
 	Candidate bool
 	Opener    *carriedProc

@@ -267,8 +267,11 @@ func (fs *FS) closedCopy(in *fuse.FlushIn, h *handle) {
 	}
 	if fs.table.Tracks() {
 		// A RELEASE would come too late to tell: close(2) does not wait for it.
-		owner, ok := fs.table.OwnerBy(fdKey{in.NodeId, true, in.Fh})
-		h.dying.Store(ok && procid.Exiting(owner))
+		var dying *procid.ID
+		if owner, ok := fs.table.OwnerBy(fdKey{in.NodeId, true, in.Fh}); ok && procid.Exiting(owner) {
+			dying = &owner
+		}
+		h.dying.Store(dying)
 	}
 	fs.lockMu.Lock()
 	defer fs.lockMu.Unlock()
@@ -293,7 +296,7 @@ func (fs *FS) closedLast(in *fuse.ReleaseIn, h *handle) {
 	fs.advisory.Release(in.NodeId, in.Fh)
 	dying := procid.Exiting
 	if h.flushed.Load() {
-		dying = func(procid.ID) bool { return h.dying.Load() }
+		dying = func(id procid.ID) bool { d := h.dying.Load(); return d != nil && *d == id }
 	}
 	fs.settleLocked(in.NodeId, keys, dying)
 }
@@ -308,7 +311,7 @@ func (fs *FS) awaitClosed(l lockstate.Lock) (still bool) {
 	closed := func(k any) bool {
 		key := k.(fdKey)
 		h := fs.handles.get(key.id, key.node)
-		return key.flock && h != nil && h.flushed.Load() && !h.dying.Load() && fs.table.HasKey(k)
+		return key.flock && h != nil && h.flushed.Load() && h.dying.Load() == nil && fs.table.HasKey(k)
 	}
 	for began := (time.Time{}); slices.ContainsFunc(l.Keys, closed) && more(&began, closedTime); {
 		time.Sleep(100 * time.Microsecond)

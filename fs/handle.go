@@ -25,9 +25,9 @@ type handle struct {
 	// flushed is set once a descriptor of it was closed: a RELEASE may be
 	// on its way.
 	flushed atomic.Bool
-	// dying says of the last of these that the owner of the lock which a flock
-	// lock through h keeps was in exit(2).
-	dying atomic.Bool
+	// dying is the owner of the lock which a flock lock through h keeps, if that
+	// one was in exit(2) when the last of these was.
+	dying atomic.Pointer[procid.ID]
 	// released is when the kernel gave up the last descriptor, in ns; 0:
 	// not yet.
 	released atomic.Int64
