@@ -208,8 +208,13 @@ type member struct {
 // represent has p stand for the scope that owns a lock (H3), and reports false if
 // that lock is no more.
 func (fs *FS) represent(l lockstate.Lock, p *procid.Process) bool {
-	if !fs.table.Represent(l.Token, p) {
+	ended, ok := fs.table.Represent(l.Token, p)
+	if !ok {
 		return false
+	}
+	if ended != nil {
+		fs.logReleased(*ended, lockstate.Unlocked)
+		return true
 	}
 	if err := fs.watch(p); err != nil {
 		fs.log.Warn("the end of a lock's scope may be noticed late", "dir", l.Path, "pid", p.ID().Pid, "err", err)

@@ -220,19 +220,25 @@ func (t *Table) Leased() bool { return t.leased.Load() > 0 }
 func (t *Table) Clock() time.Duration { return t.clock() }
 
 // Represent makes p stand for the scope that owns a lock, when the process that
-// did so is dead (H3).
-func (t *Table) Represent(token uint64, p *procid.Process) bool {
+// did so is dead (H3). A lock whose descriptor that one's exit has closed ends (R2),
+// and is returned.
+func (t *Table) Represent(token uint64, p *procid.Process) (ended *Lock, ok bool) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush()
 	r := t.tokens[token]
-	if r == nil || r.scope.Kind == ProcessScope {
-		return false
+	switch {
+	case r == nil || r.scope.Kind == ProcessScope:
+		return nil, false
+	case r.leaving:
+		l := r.lock()
+		t.endLocked(r, Ending{Reason: Unlocked})
+		return &l, true
 	}
 	t.disownLocked(r)
 	r.remember(r.owner.ID()) // its descendants stay holders
 	r.owner = p
 	t.ownLocked(r)
-	return true
+	return nil, true
 }
 
 // leaseHeap orders leases by their deadline.

@@ -272,7 +272,7 @@ func TestH3Represent(t *testing.T) {
 		if len(dead) != 1 || len(heirs) != 0 || dead[0].Scope != scope {
 			t.Fatalf("Exit() = %v, %v, want the scope's lock", dead, heirs)
 		}
-		if !f.Represent(l.Token, f.parent) || f.owner(l.Token) != f.parent.ID() || f.Owns(f.stranger.ID()) {
+		if ended, ok := f.Represent(l.Token, f.parent); ended != nil || !ok || f.owner(l.Token) != f.parent.ID() || f.Owns(f.stranger.ID()) {
 			t.Errorf("the owner is %v, want %v", f.owner(l.Token), f.parent.ID())
 		}
 		f.mayChange(newProc(500, 50, f.stranger), "a") // a descendant of one that held

@@ -124,7 +124,7 @@ func (t *Table) LeaveKeys(token uint64) {
 // owner ends.
 func (t *Table) onlyKeptLocked(key any) (owner procid.ID, ok bool) {
 	r := t.keys[key]
-	if r == nil || r.pending || r.lease != nil || r.scope.Kind != ProcessScope || !t.tracksLocked(r) ||
+	if r == nil || r.pending || r.lease != nil || !t.tracksLocked(r) ||
 		r.command || r.lostKey || len(r.files) > 0 || len(r.keys) > 1 {
 		return procid.ID{}, false
 	}

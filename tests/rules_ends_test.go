@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"syscall"
@@ -82,7 +83,7 @@ func TestR6Ends(t *testing.T) {
 		"destroyed": {"released", false, func(m *Mount, a *Agent, dir string) { a.mustCommand(m, "release %s destroy", dir) }},
 		"broken":    {"broken", true, func(m *Mount, a *Agent, dir string) { a.mustCommand(m, "break %s test", dir) }},
 	}
-	for when, between := range map[string]func(m *Mount){
+	before := map[string]func(m *Mount){
 		"plain":    func(m *Mount) {},
 		"replaced": func(m *Mount) { m.replace() },
 		"crashed": func(m *Mount) {
@@ -90,67 +91,102 @@ func TestR6Ends(t *testing.T) {
 			mustDo(m.t, syscall.Kill(old, syscall.SIGKILL))
 			eventually(m.t, "another daemon serves", func() bool { now := m.daemon(); return now != old && now != 0 })
 		},
+	}
+	for _, c := range []struct{ when, policy, scope string }{
+		{"plain", "keep", "process"},
+		{"plain", "destroy", "process"},
+		{"plain", "quarantine", "process"},
+		{"replaced", "destroy", "process"},
+		{"crashed", "destroy", "process"},
+		{"plain", "destroy", "session"},
 	} {
-		policies := []string{"destroy"}
-		if when == "plain" {
-			policies = []string{"keep", "destroy", "quarantine"}
-		}
-		for _, policy := range policies {
-			t.Run(when+", "+policy, func(t *testing.T) {
-				m := mount(t, "--on-crash", policy, "--supervise")
-				dirOf := func(way, end string) string {
-					return strings.NewReplacer(" ", "-", "+", "-").Replace(way + "." + end)
+		t.Run(c.when+", "+c.policy+", "+c.scope, func(t *testing.T) {
+			m := mount(t, "--on-crash", c.policy, "--supervise", "--owner", c.scope)
+			dirOf := func(way, end string) string {
+				return strings.NewReplacer(" ", "-", "+", "-").Replace(way + "." + end)
+			}
+			owners := make(map[string]*Agent)
+			for way, w := range endedWays {
+				for end := range ends {
+					dir := dirOf(way, end)
+					if !w.fresh {
+						openDir(t, m.Back(dir))
+						openFile(t, m.Back(dir, "was"), "")
+					}
+					a := agent(t)
+					if w.session || c.scope == "session" {
+						a = a.Child("setsid")
+					}
+					w.lock(m, a, dir)
+					a.must("put", m.At(dir, "f"), "1", "wronly,creat")
+					owners[dir] = a
 				}
-				owners := make(map[string]*Agent)
-				for way, w := range endedWays {
-					for end := range ends {
+			}
+			before[c.when](m)
+			for way, w := range endedWays {
+				for end, e := range ends {
+					t.Run(way+", "+end, func(t *testing.T) {
+						m := m.on(t)
 						dir := dirOf(way, end)
-						if !w.fresh {
-							openDir(t, m.Back(dir))
-							openFile(t, m.Back(dir, "was"), "")
+						a := owners[dir]
+						a.t = t
+						s := m.events(t)
+						e.end(m, a, dir)
+						m.awaitFree(dir)
+						dies := e.reason == "exited" && c.policy == "keep" // its descriptors may be closed first
+						if l := ending(s, dir); l.Reason != e.reason && !(dies && l.Reason == "unlocked") {
+							t.Errorf("it ended: %+v, want %q", l, e.reason)
 						}
-						a := agent(t)
-						if w.session {
-							a = a.Child("setsid")
+						// What was in the directory when a daemon died is not told apart.
+						keeps := e.keeps || c.policy == "keep" || c.when == "crashed" && !w.fresh
+						switch {
+						case end == "destroyed", !keeps && w.fresh:
+							wantGone(t, m, dir)
+							return
+						case keeps:
+							wantTree(t, m.Back(dir), w.left("f=1"))
+						default:
+							wantTree(t, m.Back(dir), w.left())
 						}
-						w.lock(m, a, dir)
-						a.must("put", m.At(dir, "f"), "1", "wronly,creat")
-						owners[dir] = a
-					}
+						b := agent(t)
+						b.must("creat", m.At(dir, "devserver.lock"), "wronly,creat,excl")
+						b.must("put", m.At(dir, "f"), "2", "wronly,creat")
+						b.must("unlink", m.At(dir, "devserver.lock"))
+					})
 				}
-				between(m)
-				for way, w := range endedWays {
-					for end, e := range ends {
-						t.Run(way+", "+end, func(t *testing.T) {
-							m := m.on(t)
-							dir := dirOf(way, end)
-							a := owners[dir]
-							a.t = t
-							s := m.events(t)
-							e.end(m, a, dir)
-							m.awaitFree(dir)
-							dies := e.reason == "exited" && policy == "keep" // its descriptors may be closed first
-							if l := ending(s, dir); l.Reason != e.reason && !(dies && l.Reason == "unlocked") {
-								t.Errorf("it ended: %+v, want %q", l, e.reason)
-							}
-							// What was in the directory when a daemon died is not told apart.
-							keeps := e.keeps || policy == "keep" || when == "crashed" && !w.fresh
-							switch {
-							case end == "destroyed", !keeps && w.fresh:
-								wantGone(t, m, dir)
-								return
-							case keeps:
-								wantTree(t, m.Back(dir), w.left("f=1"))
-							default:
-								wantTree(t, m.Back(dir), w.left())
-							}
-							b := agent(t)
-							b.must("creat", m.At(dir, "devserver.lock"), "wronly,creat,excl")
-							b.must("put", m.At(dir, "f"), "2", "wronly,creat")
-							b.must("unlink", m.At(dir, "devserver.lock"))
-						})
-					}
+			}
+		})
+	}
+}
+
+// TestR7Scope: a session owns what one of its processes has locked by a descriptor,
+// so it has not crashed if only that one did; the lock ends nevertheless (R2).
+func TestR7Scope(t *testing.T) {
+	m := mount(t, "--on-crash", "destroy", "--owner", "session")
+	for lock, args := range map[string][]string{"flock": {"l"}, "setlk": {"l", "wr"}} {
+		for _, last := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, last %v", lock, last), func(t *testing.T) {
+				m := m.on(t)
+				dir := fmt.Sprintf("%s-%v", lock, last)
+				openDir(t, m.Back(dir))
+				openFile(t, m.Back(dir, "devserver"), "")
+				leader := agent(t).Child("setsid")
+				a := leader.Child()
+				a.must("open", "l", m.At(dir, "devserver"), "rdwr")
+				a.must(append([]string{lock}, args...)...)
+				leader.must("put", m.At(dir, "f"), "1", "wronly,creat")
+				left, reason := []string{"devserver=", "f=1"}, "unlocked"
+				if last {
+					leader.Kill()
+					left, reason = []string{"devserver="}, "exited"
 				}
+				s := m.events(t)
+				a.Kill()
+				m.awaitFree(dir)
+				if l := ending(s, dir); l.Reason != reason {
+					t.Errorf("it ended: %+v, want %q", l, reason)
+				}
+				wantTree(t, m.Back(dir), left)
 			})
 		}
 	}
