@@ -214,11 +214,12 @@ func injectMain(value string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
+	to := int(socket.Fd()) // which itself makes a call that may have to ask
 	const setFilter, newListener = 1, 8
 	p := unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]}
 	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, setFilter, newListener, uintptr(unsafe.Pointer(&p)))
 	if errno == 0 {
-		err = unix.Sendmsg(int(socket.Fd()), []byte{0}, unix.UnixRights(int(fd)), nil, 0)
+		err = unix.Sendmsg(to, []byte{0}, unix.UnixRights(int(fd)), nil, 0)
 	} else {
 		err = errno
 	}

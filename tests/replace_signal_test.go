@@ -41,7 +41,6 @@ func TestM4ReplaceSignal(t *testing.T) {
 // execve(2) and of the next program's start among them, unmounts and ends the
 // daemon, by the one program or the other; supervised or not. No lock is lost by it.
 func TestM4ReplaceSignalAnytime(t *testing.T) {
-	signals := []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
 	for _, opts := range [][]string{nil, {"--supervise"}} {
 		t.Run("opts"+strings.Join(opts, ""), func(t *testing.T) {
 			m := mountOver(t, opts...)
@@ -69,7 +68,7 @@ func TestM4ReplaceSignalAnytime(t *testing.T) {
 				}
 				for time.Since(began) < after {
 				}
-				sig := signals[i%len(signals)]
+				sig := stops[i%len(stops)]
 				mustDo(t, m.cmd.Process.Signal(sig))
 				ended := false
 				for end := time.Now().Add(patience); !ended && time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -96,21 +95,26 @@ func TestM4ReplaceSignalAnytime(t *testing.T) {
 	}
 }
 
+// stops are the signals that end a daemon.
+var stops = []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
+
 // signalSteps is at how many moments of a replacement a signal is sent.
 const signalSteps = 30
 
 // awaitExec waits until a process runs another program, or p has ended.
 func awaitExec(t *testing.T, pid int, p *Proc) {
 	t.Helper()
-	auxv := func() string { // has other addresses in each program
-		b, _ := os.ReadFile("/proc/" + itoa(pid) + "/auxv")
-		return string(b)
-	}
-	for before := auxv(); auxv() == before; {
+	for before := programOf(pid); programOf(pid) == before; {
 		select {
 		case <-p.done:
 			return
 		default:
 		}
 	}
+}
+
+// programOf tells the programs apart that a process runs one after the other.
+func programOf(pid int) string {
+	auxv, _ := os.ReadFile("/proc/" + itoa(pid) + "/auxv") // has other addresses in each
+	return string(auxv)
 }

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -195,8 +194,7 @@ func closeAll(all []process) {
 func dieBy(sig syscall.Signal) {
 	// The command's core dump is enough.
 	unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
-	var byDefault [4]uint64 // struct sigaction of the kernel, SIG_DFL
-	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
+	act(sig, action{})
 	unix.Kill(unix.Getpid(), sig)
 	runtime.Gosched()
 	time.Sleep(100 * time.Millisecond)

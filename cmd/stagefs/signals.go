@@ -8,11 +8,16 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
+	"strings"
 	"syscall"
+	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // stopSignals end a daemon (M4).
@@ -66,9 +71,9 @@ func (c *command) paused(f func() error) error {
 // wait carries out a pause for serve, which has or has not been told to end.
 //
 // A stop signal that comes after it has looked ends the process at once, in this
-// program or the next one, until that listens: Go lets no program block it, and one
-// that was ignored would be lost. Who asked for the replacement, or the supervisor,
-// then unmounts.
+// program or the next one, until that listens: Go lets a program neither block it nor
+// start with it blocked, and one that was ignored would be lost. Who asked for the
+// replacement, or the supervisor, then unmounts.
 func (p *pause) wait(signals chan os.Signal, ignored []syscall.Signal, stopped bool) {
 	signal.Stop(signals)
 	defer notifyStop(signals, ignored)
@@ -76,6 +81,72 @@ func (p *pause) wait(signals chan os.Signal, ignored []syscall.Signal, stopped b
 		p.granted <- false
 		return
 	}
+	defer leaveToKernel(ignored)()
 	p.granted <- true
 	<-p.resume
+}
+
+// leaveToKernel has the stop signals end this process as they do by default, until over
+// is called.
+//
+// Go's handler ends it, too, but later: a thread has taken the signal by then, and if
+// that thread is ended first, by another one's execve(2), the signal is lost. The kernel
+// has the process end in the moment in which the signal is sent, and lets no execve(2)
+// change that.
+func leaveToKernel(ignored []syscall.Signal) (over func()) {
+	before := make(map[syscall.Signal]action)
+	for _, s := range stopSignals() {
+		if !slices.Contains(ignored, s) {
+			before[s] = act(s, action{})
+		}
+	}
+	awaitHandlers() // of a signal that was taken before
+	return func() {
+		for s, a := range before {
+			act(s, a)
+		}
+	}
+}
+
+// awaitHandlers waits until no thread is in Go's handler of a signal that it took before.
+// All others are blocked in it: a thread that takes one that is sent now has left it.
+func awaitHandlers() {
+	taken := make(chan os.Signal, 1)
+	signal.Notify(taken, roundSignal) // else Go blocks it in one thread
+	defer signal.Stop(taken)
+	threads, _ := os.ReadDir("/proc/self/task")
+	var called []int
+	for _, t := range threads {
+		if tid, err := strconv.Atoi(t.Name()); err == nil && unix.Tgkill(os.Getpid(), tid, roundSignal) == nil {
+			called = append(called, tid)
+		}
+	}
+	for end := time.Now().Add(handlerTime); time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
+		called = slices.DeleteFunc(called, func(tid int) bool {
+			s, _ := procid.ReadStatus(tid) // empty: it has ended
+			pending, _ := strconv.ParseUint(s.Field("SigPnd"), 16, 64)
+			// The kernel's own threads, of a ring, take none.
+			return pending&(1<<(roundSignal-1)) == 0 || strings.HasPrefix(s.Field("Name"), "iou-")
+		})
+		if len(called) == 0 {
+			return
+		}
+	}
+}
+
+const (
+	// roundSignal is sent to each thread. Nobody else has a use for it.
+	roundSignal = syscall.Signal(61)
+	// handlerTime bounds how long that may take. A thread that takes longer is in no
+	// handler, but in a call that is not answered.
+	handlerTime = time.Second
+)
+
+// An action is the kernel's struct sigaction; the zero one is the default.
+type action [4]uint64
+
+// act sets what is done at a signal, past Go, and returns what was done before.
+func act(sig syscall.Signal, a action) (before action) {
+	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&a)), uintptr(unsafe.Pointer(&before)), 8, 0, 0)
+	return before
 }
