@@ -38,8 +38,7 @@ func (r *row) staged(p *procid.Process) (news bool) {
 	below := slices.Index(chain, owner)
 	ids := []procid.ID{p.ID()}
 	for i, a := range chain {
-		// Who was left behind has one above the owner for a parent.
-		if i < below && !r.owner.Descends(a) || below < 0 && r.member(a) {
+		if i < below || below < 0 && r.member(a) {
 			ids = append(ids, a)
 		}
 	}

@@ -21,10 +21,7 @@ type flight struct {
 }
 
 // A busyError says whose process has to be known first.
-type busyError struct {
-	pid   int
-	maker bool // it made the process, or one above: what it is, is of some use
-}
+type busyError struct{ pid int }
 
 func (e *busyError) Error() string { return fmt.Sprintf("pid %d is not known yet", e.pid) }
 func (e *busyError) Unwrap() error { return ErrBusy }
@@ -34,10 +31,6 @@ type failure struct {
 	pid int
 	err error
 }
-
-// makerWaits is how many waits, of lateTime each, a maker is worth that is in
-// execve(2): who was left behind is known without it, if not as its descendant.
-const makerWaits = 5
 
 var (
 	// errCircle: numbers of processes went round while they were looked at.
@@ -74,7 +67,7 @@ func (r *Resolver) flight(pid int) *flight {
 func (r *Resolver) learn(tid uint32, f *flight, stop <-chan struct{}) (*Process, error) {
 	const tries = 8 // each but the first follows the death of a parent in between
 	var failed *failure
-	for known, waits := 0, 0; known < tries; {
+	for known := 0; known < tries; {
 		g, err := r.resolve(tid, impatient, f, failed)
 		if err == nil {
 			return r.unpin(g), nil
@@ -84,11 +77,7 @@ func (r *Resolver) learn(tid uint32, f *flight, stop <-chan struct{}) (*Process,
 			return nil, err
 		}
 		over := false
-		failed, over, err = r.wait(f, busy.pid, stop)
-		if waits++; busy.maker && (errors.Is(err, ErrBusy) || err == nil && !over && waits >= makerWaits) {
-			failed, over, err = &failure{busy.pid, ErrBusy}, true, nil
-		}
-		if err != nil {
+		if failed, over, err = r.wait(f, busy.pid, stop); err != nil {
 			return nil, err
 		}
 		if over {

@@ -36,7 +36,6 @@ type Resolver struct {
 	clock  atomic.Uint64  // counts uses, for the LRU order
 
 	connector connector
-	births    births
 	looks     looks
 	turns     turns
 
