@@ -177,7 +177,8 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		if l.Sealed {
 			continue // what it left is being cleared away
 		}
-		clears := (l.Crashed || crashed(how)) && fs.table.Policy(l) != lockstate.Keep
+		policy := fs.table.Policy(l)
+		clears := (l.Crashed || crashed(how)) && policy != lockstate.Keep
 		if clears && !fs.awaitClosed(l) {
 			continue
 		}
@@ -186,7 +187,7 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		if err := fs.cleanUp(l); err != nil {
 			log.tell(slog.LevelWarn, "cannot clean up after a dead process", "dir", l.Path, "err", err)
 		}
-		if clears && fs.clear(l, fs.table.Policy(l), lockstate.Ending{Reason: lockstate.Exited}, clearing{log: log}) {
+		if clears && fs.clear(l, policy, lockstate.Ending{Reason: lockstate.Exited}, clearing{log: log}) {
 			continue
 		}
 		fs.table.End(l.Token, lockstate.Exited)

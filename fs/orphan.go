@@ -84,17 +84,17 @@ func (o *orphanList) add(at orphanAt) {
 
 // isOrphan reports whether no lock stands behind a lock file.
 func (fs *FS) isOrphan(dir, name string) bool {
+	return !slices.ContainsFunc(fs.locksOn(dir), func(l lockstate.Lock) bool { return slices.Contains(l.Files, name) })
+}
+
+// locksOn returns the locks on a directory.
+func (fs *FS) locksOn(dir string) []lockstate.Lock {
 	d, ok := fs.table.Find(split(dir)...)
 	if !ok {
-		return true
+		return nil
 	}
 	defer fs.table.Forget(d)
-	for _, l := range fs.table.On(d) {
-		if slices.Contains(l.Files, name) {
-			return false
-		}
-	}
-	return true
+	return fs.table.On(d)
 }
 
 // current returns the orphans that still are some, and forgets the others.
@@ -136,12 +136,7 @@ func (fs *FS) isLockedBy(l lockstate.Lock, name string) bool {
 // idle returns the orphans that nobody has locked by a descriptor meanwhile.
 func (o *orphanList) idle(fs *FS) []orphanAt {
 	return slices.DeleteFunc(o.current(fs), func(at orphanAt) bool {
-		d, ok := fs.table.Find(split(at.dir)...)
-		if !ok {
-			return false
-		}
-		defer fs.table.Forget(d)
-		return slices.ContainsFunc(fs.table.On(d), func(l lockstate.Lock) bool { return fs.isLockedBy(l, at.name) })
+		return slices.ContainsFunc(fs.locksOn(at.dir), func(l lockstate.Lock) bool { return fs.isLockedBy(l, at.name) })
 	})
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/stagefs/stagefs/lockstate"
 )
 
-// A endedWay is a way to lock a directory, as TestR6Ends uses it.
+// An endedWay is a way to lock a directory, as TestR6Ends uses it.
 type endedWay struct {
 	fresh   bool // the directory is made
 	lock    func(m *Mount, a *Agent, dir string)
@@ -139,19 +139,7 @@ func TestR6Ends(t *testing.T) {
 						}
 						// What was in the directory when a daemon died is not told apart.
 						keeps := e.keeps || c.policy == "keep" || c.when == "crashed" && !w.fresh
-						switch {
-						case end == "destroyed", !keeps && w.fresh:
-							wantGone(t, m, dir)
-							return
-						case keeps:
-							wantTree(t, m.Back(dir), w.left("f=1"))
-						default:
-							wantTree(t, m.Back(dir), w.left())
-						}
-						b := agent(t)
-						b.must("creat", m.At(dir, "devserver.lock"), "wronly,creat,excl")
-						b.must("put", m.At(dir, "f"), "2", "wronly,creat")
-						b.must("unlink", m.At(dir, "devserver.lock"))
+						w.wantAfter(t, m, dir, end == "destroyed", keeps)
 					})
 				}
 			}
@@ -232,21 +220,29 @@ func TestL1Ends(t *testing.T) {
 				if l := ending(s, dir); l.Reason != e.reason {
 					t.Errorf("it ended: %+v, want %q", l, e.reason)
 				}
-				switch {
-				case end == "destroyed":
-					wantGone(t, m, dir)
-					return
-				case e.keeps:
-					wantTree(t, m.Back(dir), w.left("f=1"))
-				default:
-					wantTree(t, m.Back(dir), w.left())
-				}
-				b := agent(t)
-				b.must("creat", m.At(dir, "devserver.lock"), "wronly,creat,excl")
-				b.must("put", m.At(dir, "f"), "2", "wronly,creat")
+				w.wantAfter(t, m, dir, end == "destroyed", e.keeps)
 			})
 		}
 	}
+}
+
+// wantAfter expects what is to become of the content (R7), and that the next one can
+// lock the directory.
+func (w *endedWay) wantAfter(t *testing.T, m *Mount, dir string, destroyed, keeps bool) {
+	t.Helper()
+	switch {
+	case destroyed, !keeps && w.fresh:
+		wantGone(t, m, dir)
+		return
+	case keeps:
+		wantTree(t, m.Back(dir), w.left("f=1"))
+	default:
+		wantTree(t, m.Back(dir), w.left())
+	}
+	b := agent(t)
+	b.must("creat", m.At(dir, "devserver.lock"), "wronly,creat,excl")
+	b.must("put", m.At(dir, "f"), "2", "wronly,creat")
+	b.must("unlink", m.At(dir, "devserver.lock"))
 }
 
 // left is what is in the directory afterwards, and more.
