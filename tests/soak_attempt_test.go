@@ -29,7 +29,9 @@ type attempt struct {
 	cmd     *exec.Cmd
 	ended   chan struct{} // closed when the leader is dead
 	mark    *os.File
-	killed  bool
+
+	killed    bool
+	published bool // before it was killed
 }
 
 // run stages the build, and kills the stager after a time unless 0. It returns
@@ -65,15 +67,19 @@ func (a *attempt) run(killAfter time.Duration) (finished bool) {
 		s.violate("%s: hangs: %s", a.id, a.show())
 		a.killAll()
 	case <-s.ctx.Done():
-		a.killed = true
+		a.killed, a.published = true, a.done()
 		a.killAll()
 	}
 	a.killAll() // what a killed leader has left running
 	<-a.ended
 	err = a.cmd.Wait()
 	a.awaitRivals()
-	_, doneErr := os.Stat(s.path("done", a.id))
-	finished = doneErr == nil
+	finished = a.done()
+	if a.killed {
+		// A leader that dies alone may leave its publish.sh behind, which waits
+		// for a rival: that one may do as it likes from then on.
+		finished = a.published
+	}
 	a.awaitFree()
 	switch {
 	case finished:
@@ -87,12 +93,21 @@ func (a *attempt) run(killAfter time.Duration) (finished bool) {
 	return finished
 }
 
+// name is the attempt's among all soaks of the machine.
+func (a *attempt) name() string { return a.s.path(a.id) }
+
+// done tells whether the stager has published the build.
+func (a *attempt) done() bool {
+	_, err := os.Stat(a.s.path("done", a.id))
+	return err == nil
+}
+
 func (a *attempt) start(log *os.File) {
 	s := a.s
 	argv := a.kind.argv
 	a.cmd = exec.Command(argv[0], append(slices.Clone(argv[1:len(argv)-1]), strings.ReplaceAll(argv[len(argv)-1], "@", s.dir))...)
 	a.cmd.Dir = "/"
-	a.cmd.Env = append(os.Environ(), envBuild+"="+a.id, "LC_ALL=C", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null",
+	a.cmd.Env = append(os.Environ(), envBuild+"="+a.name(), "LC_ALL=C", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null",
 		"SRC="+s.src.dir, "D="+s.m.At(a.dir), "ZIP="+s.path("src.zip"), "REPO="+s.path("repo"), "LIST="+s.path(a.id+".list"),
 		"PUBLISH="+s.path("publish.sh"), "MARK="+s.path("live", a.id), "DONE="+s.path("done", a.id))
 	a.cmd.Stdout, a.cmd.Stderr = log, log
@@ -119,6 +134,7 @@ func (a *attempt) kill() {
 			doomed = append(doomed, row.Token)
 		}
 	}
+	a.published = a.done()
 	at := time.Now()
 	if alone {
 		a.s.leaderKills.Add(1)
@@ -162,7 +178,7 @@ func (a *attempt) killAll() {
 	syscall.Kill(-a.cmd.Process.Pid, syscall.SIGKILL)
 	<-a.ended
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		left := pidsWithEnv(envBuild + "=" + a.id)
+		left := pidsWithEnv(envBuild + "=" + a.name())
 		if len(left) == 0 {
 			return
 		}
