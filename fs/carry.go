@@ -42,6 +42,7 @@ type carried struct {
 	PassDev    uint32
 
 	Procs   []procid.Carried
+	Births  []procid.CarriedBirth
 	Watched []procid.ID
 
 	NextNode, NextHandle uint64
@@ -125,7 +126,7 @@ func (s *Server) carry(t *transport.State) (c *carried, fds []int, err error) {
 	c = &carried{
 		Format: HandoverFormat, Mountpoint: s.mountpoint, MountID: fs.mountID, Transport: *t, Root: fs.back.root, Started: fs.started,
 		Passing: fs.pass.on.Load(), PassDev: fs.pass.dev,
-		Procs: fs.procs.Carry(), Stats: fs.table.Stats(), LastToken: fs.table.LastToken(), Advisory: fs.advisory.Carry(),
+		Procs: fs.procs.Carry(), Births: fs.procs.CarryBirths(), Stats: fs.table.Stats(), LastToken: fs.table.LastToken(), Advisory: fs.advisory.Carry(),
 	}
 	copyFields(&c.Options, fs.opts)
 	if c.State, err = s.store.Carry(); err != nil {

@@ -46,6 +46,7 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	if err := s.newFS(o, c.Root, procs); err != nil {
 		return nil, err
 	}
+	procs.TakeUpBirths(c.Births)
 	// All of these are known, and recorded anew.
 	s.fs.leftHot(s.store)
 	left := s.fs.cands.start(s.store, s.world)

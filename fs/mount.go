@@ -210,6 +210,9 @@ func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) 
 		return err
 	}
 	if fs := s.fs; !o.NoLocking {
+		if err := procs.FollowBirths(); err != nil {
+			fs.log.Info("who loses its parent before its first call is nobody's descendant here", "why", err)
+		}
 		s.store.Notify(func(err error) {
 			if err != nil {
 				reason := err.Error()

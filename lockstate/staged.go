@@ -38,7 +38,8 @@ func (r *row) staged(p *procid.Process) (news bool) {
 	below := slices.Index(chain, owner)
 	ids := []procid.ID{p.ID()}
 	for i, a := range chain {
-		if i < below || below < 0 && r.member(a) {
+		// Who was left behind has one above the owner for a parent.
+		if i < below && !r.owner.Descends(a) || below < 0 && r.member(a) {
 			ids = append(ids, a)
 		}
 	}

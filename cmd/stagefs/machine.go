@@ -37,7 +37,7 @@ func (m machine) examine() []finding {
 	if m.euid != 0 {
 		all = append(all, m.checkFusermount(), m.checkAllowOther())
 	}
-	return append(all, m.checkPidNamespace(), m.checkPidfd(), m.checkUring(), m.checkTimeout(), m.checkPassthrough(),
+	return append(all, m.checkPidNamespace(), m.checkPidfd(), checkBirths(), m.checkUring(), m.checkTimeout(), m.checkPassthrough(),
 		checkOpenFiles(), checkMounts())
 }
 
@@ -147,6 +147,18 @@ func (m machine) checkPidfd() finding {
 		return finding{"pidfd", statusNote, "does not tell the exit status of a process that was reaped: hand-over to the parent may be missed", "Linux 6.15 or newer"}
 	}
 	return finding{"pidfd", statusOK, "tells threads, parents and exit statuses", ""}
+}
+
+// checkBirths tries whether the kernel tells who makes which process.
+func checkBirths() finding {
+	const name = "descent"
+	if err := procid.TryBirths(); err != nil {
+		return finding{
+			name, statusNote, fmt.Sprintf("who loses its parent before its first call in the mount is nobody's descendant: %v", err),
+			"mount as root; in a container: --cap-add PERFMON",
+		}
+	}
+	return finding{name, statusOK, "also known of processes that lost their parents before their first call in the mount", ""}
 }
 
 // checkUring tells which transport a mount takes, and how it gets the fastest.

@@ -10,7 +10,8 @@
 // time: the number alone is given to another process later (H1). A caller is
 // named by the id of one of its threads, because that is what the kernel puts
 // into a FUSE request. An ancestor is a process that was on the way from pid 1
-// down to another when that one was first seen.
+// down to another when that one was first seen, or, once [Resolver.FollowBirths] was
+// called, when it was made.
 //
 // # Guaranteed
 //
@@ -21,6 +22,11 @@
 //   - Descent is recorded when a process is first seen, and a process only ever
 //     loses ancestors later. So one that its parent left behind keeps those it
 //     was seen with, and hands them on to the children it has from then on (H2).
+//   - Who was left behind before it was first seen has those for ancestors, too, from
+//     whom it was when it was made after FollowBirths, however many of them are dead by
+//     then: the kernel writes down each birth before the child may run. What is not
+//     certain is not used: a process never has an ancestor that did not make it, nor
+//     one of those from whom it descends.
 //   - A process lives until its last thread is gone. A zombie is dead; a process
 //     whose first thread ended before the others is not.
 //   - A watch that has begun fires once, well within the 10 ms of R4, and no
@@ -33,6 +39,14 @@
 //   - A process that was pushed out of the cache (see maxThreads; the dead go
 //     first) and re-parented before it is seen again has lost its old
 //     ancestors. A watched process is not pushed out.
+//   - Births are not known of from before FollowBirths, from while the kernel's
+//     buffers were full (see ringMost), and where perf_event_open(2) for all processes
+//     takes rights that the daemon does not have. A processor that is switched on, and
+//     off again before the next process is looked at that was left behind, is not
+//     noticed: what was born there is unknown then, and one of several with the
+//     same pid could be taken for another.
+//   - Of who was made by a process that was never seen, before the daemon was replaced,
+//     and itself left one behind after it, that one's descent is unknown.
 //   - [Exit.Known] can be false: the status of a process that was reaped before
 //     it could be read is kept by the kernel only since Linux 6.15. Before, the
 //     process events connector tells it to root in the initial namespaces, of
@@ -86,7 +100,7 @@
 //
 // # Lock order
 //
-//	connector.mu
+//	connector.mu, births.mu
 //	    Resolver.mu
 //
 // looks.mu and turns.mu are each taken with nothing else, and nothing waits with
@@ -94,5 +108,6 @@
 // Resolver.mu is held over poll(2) with no timeout, PIDFD_GET_INFO, epoll_ctl(2)
 // and close(2) of process descriptors, none of which waits, and never over /proc
 // or a callback. connector.mu is held over what is done to the connector's socket,
-// which never waits either, so that events are taken in in their order.
+// which never waits either, so that events are taken in in their order; births.mu
+// likewise over the buffers of births.
 package procid

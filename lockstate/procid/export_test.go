@@ -2,7 +2,11 @@
 
 package procid
 
-import "golang.org/x/sys/unix"
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
 
 // Deafen has the connector lose events, as it would on a machine where a great
 // many processes end while the daemon does not run, until listen is called.
@@ -90,3 +94,94 @@ func (r *Resolver) Withhold(pid int) (tell func()) {
 func (r *Resolver) Keep(most int) {
 	r.turns.state, r.turns.most = func(int) byte { return 'D' }, most
 }
+
+// Births is what a resolver knows of who made whom, without a kernel.
+type Births struct{ b births }
+
+// NewBirths begins at that time.
+func NewBirths(since uint64) *Births {
+	return &Births{births{since: since, latest: make(map[int]*birth), left: make(map[int]leaf), full: 1 << 30}}
+}
+
+// Note takes in that a thread was made, or has ended.
+func (b *Births) Note(at uint64, pid, tid, maker int, exit bool) {
+	b.b.note(taskEvent{at: at, pid: pid, tid: tid, maker: maker, exit: exit})
+}
+
+// See tells that p lives.
+func (b *Births) See(p *Process) { b.b.known(p.id.Pid).is(p) }
+
+// Above returns the nearest of those from whom the process with a pid descends who
+// was seen, or 0, and the pid of one that has to be.
+func (b *Births) Above(pid int) (seen ID, unseen int) {
+	x := b.b.known(pid)
+	if x.proc != nil {
+		return x.proc.id, 0
+	}
+	p, m := b.b.above(x)
+	if p != nil {
+		seen = p.id
+	}
+	if m != nil {
+		unseen = m.pid
+	}
+	return seen, unseen
+}
+
+// Sweep forgets the dead, and returns how many it knows then.
+func (b *Births) Sweep() int {
+	b.b.full = 0
+	b.b.sweep()
+	return len(b.b.latest)
+}
+
+// Fits reports whether a process with that start time may be the latest with its pid.
+func (b *Births) Fits(id ID) bool { return b.b.fits(b.b.known(id.Pid), id.Start) }
+
+// Begin begins the births anew, as if some were lost, and reports how often it was
+// done.
+func (r *Resolver) Begin() int {
+	b := &r.births
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.leave()
+	r.openBirthsLocked()
+	return b.epoch
+}
+
+// SwitchOff has a processor tell nothing any more, as one that was switched off and on.
+func (r *Resolver) SwitchOff(number int) {
+	b := &r.births
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	unix.IoctlSetInt(b.rings.all[number%len(b.rings.all)].fd, unix.PERF_EVENT_IOC_DISABLE, 0)
+}
+
+// A TestRing is the buffer of a processor.
+type TestRing struct{ g ring }
+
+// NewTestRing has room for that many records.
+func NewTestRing(records int) *TestRing {
+	return &TestRing{ring{mem: make([]byte, os.Getpagesize()+records*recordSize)}}
+}
+
+// Add has the kernel write something.
+func (r *TestRing) Add(b []byte) {
+	p, data := r.g.page(), r.g.data()
+	for i := range b {
+		data[(p.Data_head+uint64(i))%uint64(len(data))] = b[i]
+	}
+	p.Data_head += uint64(len(b))
+}
+
+// Read returns how many events there were up to a time.
+func (r *TestRing) Read(now uint64) (pids []int, ok bool) {
+	events, ok := r.g.read(nil, now)
+	for _, ev := range events {
+		pids = append(pids, ev.pid)
+	}
+	return pids, ok
+}
+
+// ParseCPUs is parseCPUs.
+func ParseCPUs(list string) ([]int, error) { return parseCPUs(list) }

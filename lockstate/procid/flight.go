@@ -21,7 +21,10 @@ type flight struct {
 }
 
 // A busyError says whose process has to be known first.
-type busyError struct{ pid int }
+type busyError struct {
+	pid   int
+	maker bool // it made the process, or one above: what it is, is of some use
+}
 
 func (e *busyError) Error() string { return fmt.Sprintf("pid %d is not known yet", e.pid) }
 func (e *busyError) Unwrap() error { return ErrBusy }
@@ -31,6 +34,10 @@ type failure struct {
 	pid int
 	err error
 }
+
+// makerWaits is how many waits, of lateTime each, a maker is worth that is in
+// execve(2): who was left behind is known without it, if not as its descendant.
+const makerWaits = 5
 
 var (
 	// errCircle: numbers of processes went round while they were looked at.
@@ -67,7 +74,7 @@ func (r *Resolver) flight(pid int) *flight {
 func (r *Resolver) learn(tid uint32, f *flight, stop <-chan struct{}) (*Process, error) {
 	const tries = 8 // each but the first follows the death of a parent in between
 	var failed *failure
-	for known := 0; known < tries; {
+	for known, waits := 0, 0; known < tries; {
 		g, err := r.resolve(tid, impatient, f, failed)
 		if err == nil {
 			return r.unpin(g), nil
@@ -77,7 +84,11 @@ func (r *Resolver) learn(tid uint32, f *flight, stop <-chan struct{}) (*Process,
 			return nil, err
 		}
 		over := false
-		if failed, over, err = r.wait(f, busy.pid, stop); err != nil {
+		failed, over, err = r.wait(f, busy.pid, stop)
+		if waits++; busy.maker && (errors.Is(err, ErrBusy) || err == nil && !over && waits >= makerWaits) {
+			failed, over, err = &failure{busy.pid, ErrBusy}, true, nil
+		}
+		if err != nil {
 			return nil, err
 		}
 		if over {

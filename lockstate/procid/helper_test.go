@@ -147,6 +147,9 @@ func helper(role string, n int) {
 			untilEOF(os.Stdin)
 		}
 
+	case "leftbehind": // as init: says whether who was left behind descends from who made it
+		say(asInit())
+
 	default:
 		fmt.Fprintf(os.Stderr, "no role %q\n", role)
 		os.Exit(1)

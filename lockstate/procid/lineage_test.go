@@ -109,8 +109,8 @@ func TestReparented(t *testing.T) {
 	})
 }
 
-// The other side of H2: a process that was not seen before its parent's end is
-// nobody's descendant but its new parent's.
+// The other side of H2: where births are not followed, a process that was not seen
+// before its parent's end is nobody's descendant but its new parent's.
 func TestDoubleForkUnseen(t *testing.T) {
 	inBothModes(t, func(t *testing.T, r *procid.Resolver, _ bool) {
 		in, out, err := os.Pipe()

@@ -59,12 +59,21 @@ func (r *Resolver) resolve(tid uint32, how patience, f *flight, failed *failure)
 		s.close()
 		return nil, err
 	}
+	more, born, epoch, err := r.made(s, chain, how, failed)
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	if len(more) > 0 {
+		chain = r.prune(append(chain, more...))
+	}
 	p := &Process{id: s.id, uid: s.euid, chain: chain, from: r}
 	g, ok := r.attach(tid, s, p)
 	if !ok {
 		s.close()
 		return nil, fmt.Errorf("%w: %w", ErrUnknown, os.ErrClosed)
 	}
+	r.named(born, epoch, g.proc)
 	return g, nil
 }
 
@@ -195,7 +204,7 @@ func (r *Resolver) ancestors(s *sighting, how patience, f *flight, failed *failu
 			case failed != nil && failed.pid == ppid:
 				err = failed.err
 			case how == impatient:
-				return nil, &busyError{ppid}
+				return nil, &busyError{pid: ppid}
 			default:
 				parent, err = r.ByPid(ppid)
 			}

@@ -36,6 +36,7 @@ type Resolver struct {
 	clock  atomic.Uint64  // counts uses, for the LRU order
 
 	connector connector
+	births    births
 	looks     looks
 	turns     turns
 

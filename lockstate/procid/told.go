@@ -34,6 +34,9 @@ const hearPatience = 500 * time.Millisecond
 // serialExits stands for the connector in epfd.
 const serialExits = math.MaxUint64
 
+// serialBirths stands for the buffers of births in epfd.
+const serialBirths = math.MaxUint64 - 1
+
 // KnowsExits reports whether the status of every process that is watched will
 // be learnt, also of one that is reaped at once: with Linux 6.15 or later, or
 // else where the process events connector can be had. Where it is false, a

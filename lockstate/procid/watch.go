@@ -189,6 +189,7 @@ func (r *Resolver) stopWatcher() error {
 	}
 	r.wg.Wait()
 	r.closeConnector()
+	r.closeBirths()
 	unix.Close(r.epfd)
 	unix.Close(r.wakefd)
 	return nil
@@ -220,6 +221,8 @@ func (r *Resolver) watch() {
 				return
 			case serialExits:
 				r.hear()
+			case serialBirths:
+				r.hearBirths(ev.Events&(unix.EPOLLHUP|unix.EPOLLERR) != 0)
 			default:
 				r.died(serial)
 			}

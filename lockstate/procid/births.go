@@ -1,0 +1,423 @@
+//go:build linux
+
+package procid
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// births tell who made whom, also of those whose maker was gone when they were first
+// seen (H2).
+//
+// They are taken in in the order of time. So the last birth of a number is, at any
+// point, that of the process which has the number, until the next one of the same
+// number: who made a child is known for certain, without any look at it. A process
+// that is seen while it lives is the last birth of its number. Where one event may be
+// missing, all of that ends, and begins anew with what is in the cache.
+type births struct {
+	mu sync.Mutex
+
+	// All of these are guarded by mu.
+	rings  *rings         // nil: nobody tells
+	failed error          // why
+	tried  bool           // whether rings are, or were
+	again  time.Time      // when to try it again; zero: never
+	epoch  int            // how often it began
+	since  uint64         // when it did, CLOCK_BOOTTIME ns: earlier events are of no account
+	latest map[int]*birth // by pid
+	left   map[int]leaf   // what was known before, by pid
+	full   int            // so many in latest are a reason to look who is dead
+	batch  []taskEvent
+}
+
+// A birth is a process, from the moment in which it was made.
+type birth struct {
+	pid     int
+	maker   *birth   // nil: not known, or of no account because proc is
+	at      uint64   // CLOCK_BOOTTIME ns; 0: before births.since
+	threads int      // that live; 0: it is dead, or nobody can say more of it; -1: it is not known how many
+	proc    *Process // who it is, once that was seen
+}
+
+// A leaf is a process of which only the maker is known, and the next known one above
+// that. It counts for a process that was there at that time.
+type leaf struct {
+	at    uint64
+	maker *Process
+}
+
+// fewBirths are not worth a look who is dead.
+const fewBirths = 1024
+
+// ticks returns the moment in the unit of ID.Start.
+func ticks(at uint64) uint64 { return at / (1e9 / 100) } // USER_HZ
+
+// fits reports whether a process that started then may be x. Any later process
+// with its number may not.
+func (b *births) fits(x *birth, start uint64) bool {
+	if x.at == 0 {
+		return start <= ticks(b.since)
+	}
+	return start <= ticks(x.at)
+}
+
+// note takes in what has happened.
+func (b *births) note(ev taskEvent) {
+	if ev.at <= b.since || ev.pid <= 0 || ev.pid > maxPid { // or it is of another pid namespace
+		return
+	}
+	x := b.latest[ev.pid]
+	switch {
+	case ev.exit:
+		if x != nil && x.threads > 0 {
+			x.threads--
+		}
+	case ev.pid != ev.tid: // another thread
+		if x != nil && x.threads > 0 {
+			x.threads++
+		}
+	default:
+		b.latest[ev.pid] = &birth{pid: ev.pid, at: ev.at, threads: 1, maker: b.known(ev.maker)}
+	}
+}
+
+// known returns who has a pid now.
+func (b *births) known(pid int) *birth {
+	if pid <= 0 || pid > maxPid {
+		return nil
+	}
+	x := b.latest[pid]
+	if x == nil {
+		x = &birth{pid: pid, threads: -1}
+		b.latest[pid] = x
+	}
+	return x
+}
+
+// above returns the nearest of those from whom x descends who was seen, or else one
+// that may live, and has to be seen first. Both are nil where nothing is known.
+func (b *births) above(x *birth) (seen *Process, unseen *birth) {
+	for m := x.maker; m != nil; m = m.maker {
+		switch {
+		case m.proc != nil:
+			return m.proc, nil
+		case m.threads != 0 && b.latest[m.pid] == m:
+			return nil, m
+		}
+	}
+	return nil, nil
+}
+
+// is notes who x is.
+func (x *birth) is(p *Process) {
+	x.proc, x.maker = p, nil // whom it descends from is in p
+}
+
+// leave keeps of what is known what can be used without any order of events.
+func (b *births) leave() {
+	for pid, x := range b.latest {
+		if x.at == 0 {
+			continue // as it was before
+		}
+		delete(b.left, pid)
+		if x.proc != nil || x.threads == 0 {
+			continue
+		}
+		for m := x.maker; m != nil; m = m.maker {
+			if m.proc != nil {
+				b.left[pid] = leaf{x.at, m.proc}
+				break
+			}
+		}
+	}
+}
+
+// sweep forgets the dead, but for those from whom the living descend.
+func (b *births) sweep() {
+	if len(b.latest) < b.full {
+		return
+	}
+	gone := func(pid int) bool { return unix.Kill(pid, 0) == unix.ESRCH }
+	for pid, x := range b.latest {
+		for x.maker != nil && x.maker.proc == nil && x.maker.threads == 0 {
+			x.maker = x.maker.maker
+		}
+		if x.threads == 0 || x.threads < 0 && gone(pid) {
+			delete(b.latest, pid)
+		}
+	}
+	for pid := range b.left {
+		if x := b.latest[pid]; x != nil && x.at != 0 || gone(pid) {
+			delete(b.left, pid)
+		}
+	}
+	b.full = 2*len(b.latest) + fewBirths
+}
+
+// FollowBirths makes the resolver learn from now on who makes which process. It fails
+// where the kernel does not tell that.
+func (r *Resolver) FollowBirths() error {
+	b := &r.births
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.tried {
+		b.tried = true
+		b.left = make(map[int]leaf)
+		r.openBirthsLocked()
+	}
+	return b.failed
+}
+
+// openBirthsLocked forgets all births, but for those of processes in the cache. These
+// are there from before to after that moment: so their numbers are not another's.
+//
+// The buffers are always new ones: one that was full says so once more when it is not.
+func (r *Resolver) openBirthsLocked() {
+	b := &r.births
+	b.epoch++
+	b.latest = make(map[int]*birth)
+	if b.rings != nil {
+		b.rings.close()
+		b.again = time.Now().Add(lateTime)
+	}
+	if b.rings, b.failed = openRings(r.epfd); b.failed != nil {
+		return
+	}
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	b.since = boottime()
+	for pid, g := range r.pids {
+		if g.fd >= 0 && !readable(g.fd) {
+			b.latest[pid] = &birth{pid: pid, threads: -1, proc: g.proc}
+		}
+	}
+	b.full = 2*len(b.latest) + fewBirths
+}
+
+// doubtBirthsLocked ends all that is known: an event is missing, nobody knows for how
+// long.
+func (r *Resolver) doubtBirthsLocked() {
+	clear(r.births.left)
+	r.openBirthsLocked()
+}
+
+// hearBirthsLocked takes in all that has happened.
+func (r *Resolver) hearBirthsLocked() {
+	b := &r.births
+	batch, ok := b.rings.read(b.batch[:0])
+	b.batch = batch
+	if !ok {
+		// Some were lost since the last time. What was known then is still true.
+		b.leave()
+		r.openBirthsLocked()
+		return
+	}
+	for _, ev := range batch {
+		b.note(ev)
+	}
+	b.sweep()
+}
+
+// hearBirths keeps the kernel's buffers from being full. One of them may be shut for
+// good: its processor is gone.
+func (r *Resolver) hearBirths(shut bool) {
+	b := &r.births
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.rings == nil:
+	case shut && b.rings.shut(): // and it was none that was closed meanwhile
+		r.doubtBirthsLocked()
+	default:
+		r.hearBirthsLocked()
+	}
+}
+
+// closeBirths comes before the end of epfd.
+func (r *Resolver) closeBirths() {
+	b := &r.births
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.tried, b.again = true, time.Time{}
+	if b.rings != nil {
+		b.rings.close()
+		b.rings = nil
+	}
+}
+
+// birthOf returns the birth of a process, which lives after that as well, or nil.
+func (r *Resolver) birthOf(s *sighting) (x *birth, epoch int) {
+	b := &r.births
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.rings == nil && !b.again.IsZero() && time.Now().After(b.again) { // for want of descriptors
+		b.again = time.Now().Add(lateTime)
+		r.openBirthsLocked()
+	}
+	if b.rings == nil {
+		return nil, 0
+	}
+	r.hearBirthsLocked()
+	if b.rings == nil || readable(s.group) {
+		return nil, 0 // its number may be another's by now
+	}
+	x = b.latest[s.id.Pid]
+	switch {
+	case x == nil && s.id.Start >= ticks(b.since) && !b.rings.whole():
+		r.doubtBirthsLocked()
+		return nil, 0
+	case x == nil && s.id.Start > ticks(b.since):
+		return nil, 0 // it was forgotten: it is about to end
+	case x == nil:
+		x = b.known(s.id.Pid)
+	case !b.fits(x, s.id.Start) || x.proc != nil && x.proc.id != s.id:
+		r.doubtBirthsLocked()
+		return nil, 0
+	}
+	if l, ok := b.left[s.id.Pid]; ok && x.at == 0 && x.proc == nil && x.maker == nil && s.id.Start <= ticks(l.at) {
+		x.maker = &birth{proc: l.maker}
+	}
+	return x, b.epoch
+}
+
+// named notes who x is, if it is still the one.
+func (r *Resolver) named(x *birth, epoch int, p *Process) {
+	if x == nil {
+		return
+	}
+	b := &r.births
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.epoch == epoch && b.latest[x.pid] == x && x.proc == nil {
+		x.is(p)
+	}
+}
+
+// seeBirth notes that p, if not nil, was seen to have the number of x after that was
+// asked. If it is another one, x is dead.
+func (r *Resolver) seeBirth(x *birth, p *Process) {
+	b := &r.births
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.rings == nil {
+		return
+	}
+	r.hearBirthsLocked()
+	// It lives after all events were heard: no other one can have the number.
+	if p != nil && b.latest[x.pid] == x && b.fits(x, p.id.Start) && r.cached(uint32(x.pid)) == p {
+		x.is(p)
+		return
+	}
+	x.threads = 0
+}
+
+// made returns those from whom a process descends although its parents do not,
+// by how it was made: it was left behind. It looks at a maker that lives and was not
+// seen before, and does without where that takes too long.
+func (r *Resolver) made(s *sighting, chain []ID, how patience, failed *failure) (more []ID, x *birth, epoch int, err error) {
+	x, epoch = r.birthOf(s)
+	if x == nil || len(chain) == 0 {
+		return nil, x, epoch, nil
+	}
+	b := &r.births
+	for {
+		b.mu.Lock()
+		same, seen, unseen := b.epoch == epoch, x.proc, (*birth)(nil)
+		if seen == nil {
+			seen, unseen = b.above(x)
+		}
+		b.mu.Unlock()
+		switch {
+		case !same || seen != nil && seen.id == chain[0]:
+			return nil, x, epoch, nil // mostly: its parent has made it
+		case seen == nil && unseen == nil:
+			if x.maker != nil { // of whom it might be known more
+				r.birthsWhole(epoch)
+			}
+			return nil, x, epoch, nil
+		case seen != nil:
+			more = []ID{seen.id}
+			if seen.id == s.id { // seen before, and forgotten
+				more = nil
+			}
+			more = slices.DeleteFunc(append(more, seen.chain...), func(id ID) bool { return slices.Contains(chain, id) })
+			if len(more) > 0 && !r.birthsWhole(epoch) {
+				more = nil
+			}
+			return more, x, epoch, nil
+		}
+		p, err := r.checkPid(unseen.pid, r.cached(uint32(unseen.pid)))
+		if err == nil && p == nil {
+			switch {
+			case failed != nil && failed.pid == unseen.pid:
+				err = failed.err
+			case how == impatient:
+				return nil, nil, 0, &busyError{pid: unseen.pid, maker: true}
+			default:
+				p, err = r.ByPid(unseen.pid)
+			}
+			if errors.Is(err, ErrBusy) {
+				return nil, x, epoch, nil
+			}
+		}
+		r.seeBirth(unseen, p)
+	}
+}
+
+// birthsWhole reports whether no event can have been lost unheard.
+func (r *Resolver) birthsWhole(epoch int) bool {
+	b := &r.births
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.rings == nil || b.epoch != epoch {
+		return false
+	}
+	if b.rings.whole() {
+		return true
+	}
+	// A processor came, or went and came back.
+	r.doubtBirthsLocked()
+	return false
+}
+
+// A CarriedBirth is what a resolver knows of a process that was not seen, for the
+// daemon that goes on in its place.
+type CarriedBirth struct {
+	Pid   int
+	At    uint64 // CLOCK_BOOTTIME ns
+	Above []ID   // from whom it descends, nearest first, but for the unseen
+}
+
+// CarryBirths returns what is known of processes that were not seen.
+func (r *Resolver) CarryBirths() (all []CarriedBirth) {
+	b := &r.births
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.rings == nil {
+		return nil
+	}
+	r.hearBirthsLocked()
+	b.leave()
+	for pid, l := range b.left {
+		all = append(all, CarriedBirth{pid, l.at, append([]ID{l.maker.id}, l.maker.chain...)})
+	}
+	return all
+}
+
+// TakeUpBirths makes a resolver know what an earlier one did. It comes after
+// FollowBirths.
+func (r *Resolver) TakeUpBirths(all []CarriedBirth) {
+	b := &r.births
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range all {
+		if b.rings != nil && len(c.Above) > 0 {
+			b.left[c.Pid] = leaf{c.At, &Process{id: c.Above[0], chain: c.Above[1:], from: r}}
+		}
+	}
+}
