@@ -104,9 +104,9 @@ func (k kernel) tryExitStatus(id ID, fd int) (e Exit, patience time.Duration) {
 	if k.blind {
 		return Exit{}, exitPatience
 	}
-	st, err := zombieStat(id.Pid)
+	st, shown, err := zombieStat(id.Pid)
 	gone := err != errNoZombie && (err != nil || st.start != id.Start)
-	if err == nil && !gone && (st.state == 'Z' || st.state == 'X') && (st.code != 0 || mayKnow(id.Pid)) {
+	if err == nil && !gone && (st.state == 'Z' || st.state == 'X') && shown {
 		return fromWait(st.code), 0
 	}
 	if k.info && fd >= 0 {
@@ -142,7 +142,7 @@ func EndOf(pid, fd int) Exit {
 		if in, err := info(fd, pidfdInfoExit); err == nil && in.mask&pidfdInfoExit != 0 {
 			return fromWait(int(in.exitCode))
 		}
-		if st, err := zombieStat(pid); err == nil && (st.code != 0 || mayKnow(pid)) {
+		if st, shown, err := zombieStat(pid); err == nil && shown {
 			return fromWait(st.code)
 		}
 		if waited >= surePatience {
@@ -151,25 +151,24 @@ func EndOf(pid, fd int) Exit {
 	}
 }
 
-// zombieStat is readStat for what is dead. Whoever has the pid by now may be in
-// execve(2), and its stat file wait for that; its status file does not.
-func zombieStat(pid int) (stat, error) {
-	st, err := readStatus(pid)
-	if err == nil && st.state != 'Z' && st.state != 'X' {
+// zombieStat is readStat for what is dead, and tells whether the status in it is
+// the true one. Whoever has the pid by now may be in execve(2), and its stat file
+// wait for that; its status file does not.
+//
+// To those who may not trace the process the kernel shows a 0, which must not pass
+// for success. The link is a thing of the same permission: a zombie's leads
+// nowhere, but only who may look learns that. It is asked before, because that of
+// a process which was reaped leads nowhere either.
+func zombieStat(pid int) (st stat, shown bool, err error) {
+	dead, err := readStatus(pid)
+	if err == nil && dead.state != 'Z' && dead.state != 'X' {
 		err = errNoZombie
 	}
 	if err != nil {
-		return stat{}, err
+		return stat{}, false, err
 	}
-	return readStat(pid)
-}
-
-// mayKnow reports whether the kernel shows us the exit status in a zombie's
-// stat file. To those who may not trace the process it shows 0, which must not
-// pass for success. The link is a thing of the same permission: a zombie's
-// leads nowhere, but only who may look learns that.
-func mayKnow(pid int) bool {
 	var buf [1]byte
-	_, err := unix.Readlink(procPath(pid, "exe"), buf[:])
-	return err == nil || err == unix.ENOENT
+	_, denied := unix.Readlink(procPath(pid, "exe"), buf[:])
+	st, err = readStat(pid)
+	return st, st.code != 0 || denied == nil || denied == unix.ENOENT, err
 }

@@ -3,10 +3,14 @@
 package procid_test
 
 import (
+	"bufio"
+	"os/exec"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -126,6 +130,46 @@ func TestWatchWithoutPermission(t *testing.T) {
 			}
 			if got := daemon.numbers(t); !slices.Equal(got, tt.want) && got[0] != 0 {
 				t.Errorf("another user saw known, code, signal = %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+// Reaped between two looks at it, a process has nothing to hide any more; the 0
+// that was shown before is no success for that.
+func TestWatchReapedBetween(t *testing.T) {
+	const nobody = 65534
+	strace, err := exec.LookPath("strace")
+	if err != nil {
+		t.Skip("needs strace")
+	}
+	for _, call := range []string{"openat", "readlinkat"} {
+		t.Run(call, func(t *testing.T) {
+			h := start(t, "exit 3")
+			h.numbers(t)
+			daemon := startIn(t, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}, "observe "+strconv.Itoa(h.pid()))
+			if daemon.numbers(t)[0] == 0 {
+				t.Skip("this kernel keeps no exit status of the reaped")
+			}
+			// Each look takes so long that the process is gone at the next.
+			slow := exec.Command(strace, "-f", "-o", "/dev/null", "-e", "trace="+call, "-e", "inject="+call+":delay_enter=100000", "-p", strconv.Itoa(daemon.pid()))
+			said, err := slow.StderrPipe()
+			if err == nil {
+				err = slow.Start()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { slow.Process.Kill(); slow.Wait() })
+			if line, err := bufio.NewReader(said).ReadString('\n'); !strings.Contains(line, "attached") {
+				t.Skipf("strace can't trace: %q, %v", line, err)
+			}
+			h.stdin.Close()
+			zombie(t, h.pid())
+			time.Sleep(50 * time.Millisecond)
+			h.Wait()
+			if got, want := daemon.numbers(t), []int{1, 3, 0}; !slices.Equal(got, want) {
+				t.Errorf("another user saw known, code, signal = %v, want %v", got, want)
 			}
 		})
 	}
