@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -379,4 +380,21 @@ func asInit() int {
 func must(p *procid.Process, err error) *procid.Process {
 	check(err)
 	return p
+}
+
+// A buffer that fills up while it is read has lost some, although the kernel does not
+// say so yet.
+func TestRingFull(t *testing.T) {
+	b := record(7, 1, 1)
+	for range 2000 {
+		r := procid.NewTestRing(64)
+		var lost atomic.Bool
+		go r.Fill(b, &lost)
+		for ok := true; ok; {
+			full := lost.Load()
+			if _, ok = r.Read(1); ok && full {
+				t.Fatal("Read() = true of a buffer that was full")
+			}
+		}
+	}
 }

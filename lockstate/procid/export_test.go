@@ -4,6 +4,7 @@ package procid
 
 import (
 	"os"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -185,3 +186,18 @@ func (r *TestRing) Read(now uint64) (pids []int, ok bool) {
 
 // ParseCPUs is parseCPUs.
 func ParseCPUs(list string) ([]int, error) { return parseCPUs(list) }
+
+// Fill has the kernel write records until one is lost, and reports that to lost.
+func (r *TestRing) Fill(record []byte, lost *atomic.Bool) {
+	p, data := r.g.page(), r.g.data()
+	size := uint64(len(data))
+	for {
+		head := p.Data_head // nobody else writes it
+		if size-(head-atomic.LoadUint64(&p.Data_tail)) <= uint64(len(record)) {
+			lost.Store(true)
+			return
+		}
+		copy(data[head%size:], record)
+		atomic.StoreUint64(&p.Data_head, head+uint64(len(record)))
+	}
+}

@@ -277,14 +277,15 @@ func (s *rings) read(batch []taskEvent) (_ []taskEvent, ok bool) {
 func (g *ring) read(batch []taskEvent, now uint64) (_ []taskEvent, ok bool) {
 	p, data := g.page(), g.data()
 	size := uint64(len(data))
-	head, tail := atomic.LoadUint64(&p.Data_head), atomic.LoadUint64(&p.Data_tail)
+	head, first := atomic.LoadUint64(&p.Data_head), atomic.LoadUint64(&p.Data_tail)
 	// Where there was no room for a record, and one of their loss, there was none for
 	// any since.
 	const room = 4 * recordSize
-	if head-tail > size-room {
+	if head-first > size-room {
 		return batch, false
 	}
 	var wrapped [recordSize]byte
+	tail := first
 	for tail < head {
 		b := data[tail%size:]
 		if len(b) < recordSize {
@@ -307,5 +308,7 @@ func (g *ring) read(batch []taskEvent, now uint64) (_ []taskEvent, ok bool) {
 		tail += recordSize
 	}
 	atomic.StoreUint64(&p.Data_tail, tail)
-	return batch, true
+	// It may have been full before that, and the kernel says so no sooner than with the
+	// next record there.
+	return batch, atomic.LoadUint64(&p.Data_head)-first <= size-room
 }
