@@ -377,6 +377,35 @@ func asInit() int {
 	return 0
 }
 
+// Where the list of processors is not the kernel's, births on those that it hides would
+// be unknown.
+func TestLeftBehindHiddenProcessor(t *testing.T) {
+	following(t, newResolver(t, false))
+	h := startIn(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}, "hidden")
+	if got := h.numbers(t); got[0] != 0 {
+		t.Error("births are followed by a list of processors that somebody else has made")
+	}
+}
+
+// amongHidden puts another list of processors in the place of the kernel's.
+func amongHidden() int {
+	const online = "/sys/devices/system/cpu/online"
+	check(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	f, err := os.CreateTemp("", "online")
+	check(err)
+	defer os.Remove(f.Name())
+	_, err = f.WriteString("0\n")
+	check(err)
+	check(unix.Mount(f.Name(), online, "", unix.MS_BIND, ""))
+	r, err := procid.NewResolver(procid.Options{})
+	check(err)
+	defer r.Close()
+	if r.FollowBirths() == nil || procid.TryBirths() == nil {
+		return 1
+	}
+	return 0
+}
+
 func must(p *procid.Process, err error) *procid.Process {
 	check(err)
 	return p

@@ -150,6 +150,9 @@ func helper(role string, n int) {
 	case "leftbehind": // as init: says whether who was left behind descends from who made it
 		say(asInit())
 
+	case "hidden": // says whether births are followed where a processor may be hidden
+		say(amongHidden())
+
 	default:
 		fmt.Fprintf(os.Stderr, "no role %q\n", role)
 		os.Exit(1)

@@ -77,7 +77,10 @@ func boottime() uint64 {
 	return uint64(now.Nano())
 }
 
-var errCoarse = errors.New("the kernel's clock is too coarse")
+var (
+	errCoarse   = errors.New("the kernel's clock is too coarse")
+	errNotSysfs = errors.New(onlineFile + " is not the kernel's")
+)
 
 // TryBirths reports why the kernel does not tell who makes which process, if that is
 // so.
@@ -105,8 +108,11 @@ func openRings(epfd int) (s *rings, err error) {
 			break
 		}
 	}
+	if err != nil && err != errNotSysfs {
+		err = fmt.Errorf("perf_event_open(2): %w", err)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("perf_event_open(2): %w", err)
+		return nil, err
 	}
 	return s, nil
 }
@@ -120,6 +126,14 @@ func tryRings(epfd int) (s *rings, err error) {
 	}()
 	if s.online, err = unix.Open(onlineFile, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		return s, err
+	}
+	// In a container something else may be mounted there (lxcfs), which hides processors.
+	var fs unix.Statfs_t
+	if err = unix.Fstatfs(s.online, &fs); err != nil {
+		return s, err
+	}
+	if fs.Type != unix.SYSFS_MAGIC {
+		return s, errNotSysfs
 	}
 	if s.cpus, err = s.cpusNow(); err != nil {
 		return s, err
