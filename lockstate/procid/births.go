@@ -244,6 +244,7 @@ func (r *Resolver) closeBirths() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.tried, b.again = true, time.Time{}
+	b.epoch++ // who still asks about one finds nothing out any more
 	if b.rings != nil {
 		b.rings.close()
 		b.rings = nil
@@ -331,12 +332,13 @@ func (r *Resolver) made(s *sighting, chain []ID, how patience, failed *failure) 
 		if seen == nil {
 			seen, unseen = b.above(x)
 		}
+		made := x.maker != nil
 		b.mu.Unlock()
 		switch {
 		case !same || seen != nil && seen.id == chain[0]:
 			return nil, x, epoch, nil // mostly: its parent has made it
 		case seen == nil && unseen == nil:
-			if x.maker != nil { // of whom it might be known more
+			if made { // by one of whom more might be known
 				r.birthsWhole(epoch)
 			}
 			return nil, x, epoch, nil
