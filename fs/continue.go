@@ -153,12 +153,10 @@ func (fs *FS) takeUpRows(c *carried) error {
 	return nil
 }
 
-// carriedFDs returns the descriptors that were inherited for c.
+// carriedFDs returns the descriptors that were inherited for c, but for those of
+// processes: the resolver has them, and may have closed some by now.
 func carriedFDs(c *carried) []int {
 	fds := []int{c.Transport.FD, c.Root}
-	for _, p := range c.Procs {
-		fds = append(fds, p.FD)
-	}
 	for _, f := range c.Files {
 		fds = append(fds, f.FD)
 	}

@@ -31,20 +31,34 @@ func (r *Resolver) Carry() []Carried {
 }
 
 // TakeUp makes a new resolver know what an earlier one did. It owns the
-// descriptors from then on.
+// descriptors from then on, and makes them close-on-exec.
 func (r *Resolver) TakeUp(all []Carried) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	var living []Carried
 	for _, c := range all {
-		if r.groups[c.ID] != nil {
-			unix.Close(c.FD)
-			continue
+		unix.CloseOnExec(c.FD)
+		if readable(c.FD) {
+			r.takeUpLocked(c)
+		} else {
+			living = append(living, c)
 		}
-		g := &group{proc: &Process{id: c.ID, uid: c.UID, chain: c.Chain, from: r}, fd: c.FD, told: told{leader: c.Leaderless}}
-		r.groups[c.ID] = g
-		r.pids[c.ID.Pid] = g
-		r.insertLocked(uint32(c.ID.Pid), &thread{group: g, fd: -1})
 	}
+	// Who has the number of a dead one displaces it.
+	for _, c := range living {
+		r.takeUpLocked(c)
+	}
+}
+
+func (r *Resolver) takeUpLocked(c Carried) {
+	if r.groups[c.ID] != nil {
+		unix.Close(c.FD)
+		return
+	}
+	g := &group{proc: &Process{id: c.ID, uid: c.UID, chain: c.Chain, from: r}, fd: c.FD, told: told{leader: c.Leaderless}}
+	r.groups[c.ID] = g
+	r.pids[c.ID.Pid] = g
+	r.insertLocked(uint32(c.ID.Pid), &thread{group: g, fd: -1})
 }
 
 // Process returns the process with an identity if it is in the cache, as what was
