@@ -111,7 +111,6 @@ func TestWatchAbandoned(t *testing.T) {
 // An ordinary user's daemon: the kernel shows it another user's status only
 // after that one was reaped, and a 0 before, which must not pass for success.
 func TestWatchWithoutPermission(t *testing.T) {
-	const nobody = 65534
 	for _, tt := range []struct {
 		name string
 		reap bool
@@ -123,7 +122,7 @@ func TestWatchWithoutPermission(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			h := start(t, "exit 3")
 			h.numbers(t)
-			daemon := startIn(t, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}, "observe "+strconv.Itoa(h.pid()))
+			daemon := watchedByNobody(t, h)
 			daemon.numbers(t)
 			h.stdin.Close()
 			if tt.reap {
@@ -136,10 +135,16 @@ func TestWatchWithoutPermission(t *testing.T) {
 	}
 }
 
+// watchedByNobody starts an ordinary user's daemon that tells how h ends.
+func watchedByNobody(t *testing.T, h *process) *process {
+	t.Helper()
+	const nobody = 65534
+	return startIn(t, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}, "observe "+strconv.Itoa(h.pid()))
+}
+
 // Reaped between two looks at it, a process has nothing to hide any more; the 0
 // that was shown before is no success for that.
 func TestWatchReapedBetween(t *testing.T) {
-	const nobody = 65534
 	strace, err := exec.LookPath("strace")
 	switch {
 	case err == nil:
@@ -152,7 +157,7 @@ func TestWatchReapedBetween(t *testing.T) {
 		t.Run(call, func(t *testing.T) {
 			h := start(t, "exit 3")
 			h.numbers(t)
-			daemon := startIn(t, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}, "observe "+strconv.Itoa(h.pid()))
+			daemon := watchedByNobody(t, h)
 			if daemon.numbers(t)[0] == 0 {
 				t.Skip("this kernel keeps no exit status of the reaped")
 			}
