@@ -155,7 +155,7 @@ func checkBirths() finding {
 	if err := procid.TryBirths(); err != nil {
 		return finding{
 			name, statusNote, fmt.Sprintf("who loses its parent before its first call in the mount is nobody's descendant: %v", err),
-			"mount as root; in a container: --cap-add PERFMON",
+			"mount as root; in a container: with --cap-add PERFMON, and the kernel's own /sys",
 		}
 	}
 	return finding{name, statusOK, "also known of processes that lost their parents before their first call in the mount", ""}
