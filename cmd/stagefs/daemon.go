@@ -47,8 +47,7 @@ func (c *command) startDaemon() error {
 
 	// In its session the daemon does not hear what the terminal sends.
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
-	defer signal.Stop(signals)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP) // to the end, as in serve
 	answer := make(chan bool, 1)
 	go func() {
 		n, _ := r.Read(make([]byte, 1))

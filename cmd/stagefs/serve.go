@@ -21,9 +21,8 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 	signals := c.signals
 	if signals == nil {
 		signals = make(chan os.Signal, 4)
-		notifyStop(signals, c.ignored)
+		notifyStop(signals, c.ignored) // to the end: one that comes late changes no status
 	}
-	defer signal.Stop(signals)
 	c.pauses, c.served = make(chan pause), make(chan struct{})
 	defer close(c.served)
 	keepServing()

@@ -71,7 +71,12 @@ func fakeMain(mode string) int {
 		}
 		return s, nil
 	}
-	return c.run(context.Background())
+	status := c.run(context.Background())
+	if mode == "late" {
+		syscall.Kill(os.Getpid(), syscall.SIGTERM)
+		time.Sleep(50 * time.Millisecond)
+	}
+	return status
 }
 
 // A program is the test binary, run as stagefs with a fake mount.
@@ -147,6 +152,27 @@ func TestServe(t *testing.T) {
 			if !strings.Contains(p.err.String(), want) {
 				t.Errorf("%s, %v: says\n%s\nwant %q in it", tt.mode, tt.signals, p.err.String(), want)
 			}
+		}
+	}
+}
+
+// A stop signal that comes when a program is about to end does not change how.
+func TestServeSignalLate(t *testing.T) {
+	dir := t.TempDir()
+	for _, args := range [][]string{{"mount", dir}, {"mount", "--supervise", dir}, {"mount", "-d", dir}} {
+		p := start(t, "late", args...)
+		p.err.eventually(t, "serving ")
+		if args[1] == "-d" {
+			var daemon int
+			if _, after, ok := strings.Cut(p.err.String(), "(pid "); ok {
+				fmt.Sscan(strings.TrimRight(after, ");\n"), &daemon)
+			}
+			defer syscall.Kill(daemon, syscall.SIGKILL)
+		} else {
+			p.cmd.Process.Signal(syscall.SIGTERM)
+		}
+		if got := p.status(); got != 0 {
+			t.Errorf("%q: status %d, want 0: %s", args, got, p.err.String())
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -99,8 +98,7 @@ const (
 // the first mount answers; log is where this process talks to from then on.
 func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 	signals := make(chan os.Signal, 4)
-	notifyStop(signals, ignoredStops())
-	defer signal.Stop(signals)
+	notifyStop(signals, ignoredStops()) // to the end, as in serve
 	keepServing()
 
 	stopped, failures := false, 0
