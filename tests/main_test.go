@@ -107,6 +107,9 @@ func setUp() (root string, err error) {
 		return root, err
 	}
 	os.Setenv(envRoot, root)
+	for _, name := range []string{"MAKEFLAGS", "MFLAGS", "MAKELEVEL"} { // a client's make is not one with what runs the tests
+		os.Unsetenv(name)
+	}
 	if err := copyFile("/proc/self/exe", agentBin(), 0o755); err != nil {
 		return root, err
 	}
