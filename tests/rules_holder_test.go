@@ -3,6 +3,9 @@
 package tests
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
 )
@@ -40,4 +43,31 @@ func TestH2(t *testing.T) {
 	b := agent(t)
 	b.must("creat", m.At("D/devserver"), "wronly,creat,excl")
 	grandchild.want("EBUSY", "creat", m.At("D/5"), "wronly,creat")
+}
+
+// TestH2Deep: of processes each of which runs the next one those that are up to 500 below
+// the owner hold. Further down one of those between has to have been at work: there is an
+// end, so that many thousands do not take the daemon's memory.
+func TestH2Deep(t *testing.T) {
+	m := mount(t)
+	a := agent(t)
+	script := filepath.Join(tempDir(t), "nest.sh")
+	mustDo(t, os.WriteFile(script, []byte(`case $3 in all) : >"$1/$2" || exit 1 ;; esac
+if [ "$2" -gt 1 ]; then sh "$0" "$1" $(($2 - 1)) "$3"; exit $?; fi
+: >"$1/last"
+`), 0o644))
+	a.must("mkdir", m.At("D"))
+	for _, tt := range []struct {
+		depth int
+		who   string
+		holds bool
+	}{{500, "last", true}, {600, "last", false}, {600, "all", true}} {
+		got := a.Get("sh", fmt.Sprintf("sh '%s' '%s' %d %s", script, m.At("D"), tt.depth, tt.who))
+		if holds := got == "0 "; holds != tt.holds {
+			t.Errorf("%d deep, %s at work: %s, want %v", tt.depth, tt.who, got, tt.holds)
+		}
+	}
+	if d := m.Denials(); len(d) != 1 || d[0].Errno != "EBUSY" {
+		t.Errorf("refused: %+v, want the last of 600", d)
+	}
 }

@@ -235,9 +235,14 @@ func (r *Resolver) ancestors(s *sighting, how patience, f *flight, failed *failu
 	return nil, nil
 }
 
-// maxChain bounds what is remembered of the dead: a program that forks and
-// exits again and again has ever more ancestors.
-const maxChain = 64
+const (
+	// maxChain is how many ancestors are remembered without a look which of them live:
+	// a program that forks and exits again and again has ever more.
+	maxChain = 64
+	// maxLiving bounds those that live. Else n processes, each the child of the one
+	// before, would take memory by the square of n, here and where it is written down.
+	maxLiving = 512
+)
 
 func (r *Resolver) prune(chain []ID) []ID {
 	if len(chain) <= maxChain {
@@ -249,5 +254,5 @@ func (r *Resolver) prune(chain []ID) []ID {
 			living = append(living, id)
 		}
 	}
-	return living
+	return living[:min(len(living), maxLiving)]
 }
