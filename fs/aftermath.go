@@ -283,7 +283,7 @@ func (c *clearing) move(dir, name string, to int, as string, found *lockstate.Fi
 	}
 	c.moved++
 	if parent != nil {
-		fs.lost(v, link{parent, name})
+		fs.lostUntold(v, link{parent, name})
 	}
 	if v.node != nil {
 		c.gone = append(c.gone, v.node)

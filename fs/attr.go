@@ -290,7 +290,7 @@ func (fs *FS) Readlink(cancel <-chan struct{}, h *fuse.InHeader) ([]byte, fuse.S
 
 // StatFs is statfs(2).
 func (fs *FS) StatFs(cancel <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
-	fs.nodes.awaitRemoved()
+	fs.awaitRemoved()
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
 	fd := fs.back.root
@@ -311,6 +311,17 @@ func (fs *FS) StatFs(cancel <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsO
 	return fuse.OK
 }
 
+// awaitRemoved is [nodeTable.awaitRemoved].
+func (fs *FS) awaitRemoved() bool {
+	return fs.nodes.awaitRemoved(func() int32 {
+		open := make(map[*node]struct{})
+		for _, h := range fs.handles.all() {
+			open[h.node] = struct{}{}
+		}
+		return fs.nodes.countAwaited(open)
+	})
+}
+
 // roomShort is what bytes are little to have left, if it is also little of all: a
 // sixteenth.
 const roomShort = 1 << 30
@@ -323,13 +334,13 @@ func (fs *FS) awaitRoom() {
 		return
 	}
 	if st.Bavail < min(st.Blocks/16, roomShort/uint64(st.Bsize)) {
-		fs.nodes.awaitRemoved()
+		fs.awaitRemoved()
 	}
 }
 
 // hasRoomNow reports whether what failed for want of room may succeed now.
 func (fs *FS) hasRoomNow(err error) bool {
-	return (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) && fs.nodes.awaitRemoved()
+	return (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) && fs.awaitRemoved()
 }
 
 // Statx is statx(2) where the kernel asks for a birth time.

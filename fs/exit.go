@@ -372,7 +372,7 @@ func (fs *FS) discardEntry(token uint64, name string, only *identity, place func
 		v.spared()
 		return parent, id, err
 	}
-	fs.lost(v, link{parent, name})
+	fs.lostUntold(v, link{parent, name})
 	return parent, id, nil
 }
 

@@ -46,7 +46,7 @@ type nodeMore struct {
 	links   *linkSet // names beyond the first, or nil
 	fd      int      // keeps a file that has lost its last name; else -1
 	big     bool     // and much room with it
-	round   uint64   // nodeTable.round when it was given that
+	round   uint64   // nodeTable.round when it was given that; 0: the kernel does not know that its name is gone
 	pins    int      // uses by the daemon itself
 	writers map[*lockstate.Handle]struct{}
 
@@ -354,19 +354,23 @@ func (n *node) removeWriter(h *lockstate.Handle) {
 }
 
 // keep gives n a descriptor that stands for it when its last name is gone. big
-// says that it keeps the backing from giving back much room, too.
-func (n *node) keep(fd int, big bool) (kept bool) {
+// says that it keeps the backing from giving back much room, too, and told that the
+// kernel knows that the name is gone.
+func (n *node) keep(fd int, big, told bool) (kept bool) {
 	n.tab.mu.Lock()
 	defer n.tab.mu.Unlock()
 	m := n.needLocked()
 	if m.fd >= 0 {
 		return false
 	}
-	m.fd, m.big, m.round = fd, big, n.tab.round
+	m.fd, m.big, m.round = fd, big, 0
 	if big {
 		n.tab.big.Add(1)
 	}
-	n.tab.awaited.Add(1)
+	if told {
+		m.round = n.tab.round
+		n.tab.awaited.Add(1)
+	}
 	return true
 }
 

@@ -138,17 +138,19 @@ func (t *nodeTable) unlock() {
 
 const (
 	forgetTime = 200 * time.Millisecond // for the kernel to say that it has dropped a removed file
+	soonTime   = 5 * time.Millisecond   // the same for a kernel that has time to, mostly
 	returnTime = 2 * time.Second        // for the backing to give back what it held
 )
 
 // awaitRemoved waits until the backing has back what removed files held. The kernel
 // drops them before the removal returns, but says so later, by FORGET. Those that
-// somebody still has open are waited for only once. It reports whether there were any.
-func (t *nodeTable) awaitRemoved() bool {
+// somebody still has open are waited for only once, and not for long where all are such,
+// of which open tells the number. It reports whether there were any.
+func (t *nodeTable) awaitRemoved(open func() int32) bool {
 	if t.awaited.Load() == 0 && t.closing.Load() == 0 {
 		return false
 	}
-	if !awaitNone(&t.awaited, forgetTime) {
+	if !awaitNone(&t.awaited, soonTime) && (open() >= t.awaited.Load() || !awaitNone(&t.awaited, forgetTime)) {
 		t.mu.Lock()
 		t.round++
 		t.awaited.Store(0)
@@ -156,6 +158,18 @@ func (t *nodeTable) awaitRemoved() bool {
 	}
 	awaitNone(&t.closing, returnTime)
 	return true
+}
+
+// countAwaited returns how many of some nodes awaitRemoved waits for.
+func (t *nodeTable) countAwaited(nodes map[*node]struct{}) (n int32) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for node := range nodes {
+		if m := node.more.Load(); m != nil && m.fd >= 0 && m.round == t.round {
+			n++
+		}
+	}
+	return n
 }
 
 func awaitNone(count *atomic.Int32, most time.Duration) bool {

@@ -55,8 +55,14 @@ func (v *victim) spared() {
 	}
 }
 
-// lost takes note that the name at l is gone.
-func (fs *FS) lost(v *victim, l link) {
+// lost takes note that the name at l is gone, as the kernel has asked for.
+func (fs *FS) lost(v *victim, l link) { fs.nameGone(v, l, true) }
+
+// lostUntold is lost for a name that the kernel does not know to be gone. It drops the
+// file when it looks at the name again, whenever that is.
+func (fs *FS) lostUntold(v *victim, l link) { fs.nameGone(v, l, false) }
+
+func (fs *FS) nameGone(v *victim, l link, told bool) {
 	n := v.node
 	if n == nil {
 		// The kernel may have been told of it since.
@@ -67,7 +73,7 @@ func (fs *FS) lost(v *victim, l link) {
 		fs.nodes.removed(l.parent)
 		return
 	}
-	if v.fd >= 0 && !n.keep(v.fd, v.st.Blocks >= bigBlocks) {
+	if v.fd >= 0 && !n.keep(v.fd, v.st.Blocks >= bigBlocks, told) {
 		unix.Close(v.fd)
 	}
 	n.relink(l, link{})

@@ -125,7 +125,7 @@ func (r *removal) unlink(dir int, parent *node, name string) error {
 	if err := r.fs.back.unlink(dir, name, 0); err != nil {
 		return err
 	}
-	r.fs.lost(v, link{parent, name})
+	r.fs.lostUntold(v, link{parent, name})
 	if v.st.Nlink > 1 {
 		r.fs.notifyAttr(v.node) // it has fewer links
 	}
