@@ -228,7 +228,7 @@ func (x *restoring) place(rec *lockstate.Record, s *seen) (path string, err erro
 		return "", err
 	}
 	switch {
-	case isGone(err) || isShort(err):
+	case isGone(err) || procid.IsShort(err):
 		return "", err
 	case err != nil:
 		x.log.tell(slog.LevelWarn, "a lock is restored as it was recorded: its directory cannot be looked at", "dir", path, "token", rec.Token, "err", err)
@@ -283,7 +283,7 @@ func (x *restoring) files(rec *lockstate.Record, path string, lives bool) (files
 	}
 	inodes := make([]lockstate.Inode, len(rec.Files))
 	fd, err := x.near.open(path)
-	if isGone(err) || isShort(err) {
+	if isGone(err) || procid.IsShort(err) {
 		return nil, err
 	}
 	if err == nil {
@@ -298,7 +298,7 @@ func (x *restoring) files(rec *lockstate.Record, path string, lives bool) (files
 			switch {
 			case isGone(bad):
 				continue
-			case isShort(bad):
+			case procid.IsShort(bad):
 				return nil, bad
 			case bad != nil:
 				x.log.tell(slog.LevelWarn, "a lock file counts as there: it cannot be looked at", "dir", path, "file", string(f), "token", rec.Token, "err", bad)
@@ -333,12 +333,6 @@ func isGone(err error) bool {
 	return err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP
 }
 
-// isShort reports whether an error says more about this daemon than about what
-// it looked at: the next one may do better.
-func isShort(err error) bool {
-	return err == unix.EMFILE || err == unix.ENFILE || err == unix.ENOMEM
-}
-
 // movedPlace returns where a directory is that was recorded with a path while a
 // rename was under way. Both places may exist, before and after. If one of them
 // cannot be looked at, it is there unless it is in the other.
@@ -361,7 +355,7 @@ func (fs *FS) movedPlace(path string, m *lockstate.Move) (string, error) {
 		}
 	}
 	switch {
-	case isShort(before) || isShort(after):
+	case procid.IsShort(before) || procid.IsShort(after):
 		return "", errors.Join(before, after)
 	case !isGone(before) && !isGone(after):
 		return "", fmt.Errorf("it is at %s or at %s: %w", plain(path), plain(m.After()), errors.Join(before, after))

@@ -33,6 +33,17 @@ func background(t *testing.T, mode string, args ...string) (status int, errs str
 	return cmd.ProcessState.ExitCode(), out.String()
 }
 
+// daemonPid returns whom `stagefs mount -d` says that it has started.
+func daemonPid(t *testing.T, says string) int {
+	t.Helper()
+	m := regexp.MustCompile(`\(pid (\d+)\)`).FindStringSubmatch(says)
+	if m == nil {
+		t.Fatalf("mount -d does not name its pid: %q", says)
+	}
+	pid, _ := strconv.Atoi(m[1])
+	return pid
+}
+
 func TestDaemon(t *testing.T) {
 	dir := t.TempDir()
 	log := filepath.Join(dir, "log")
@@ -40,11 +51,7 @@ func TestDaemon(t *testing.T) {
 	if status != 0 || !strings.Contains(errs, "warning: a warning") {
 		t.Fatalf("mount -d = %d, says %q", status, errs)
 	}
-	m := regexp.MustCompile(`pid (\d+)`).FindStringSubmatch(errs)
-	if m == nil {
-		t.Fatalf("mount -d does not name its pid: %q", errs)
-	}
-	pid, _ := strconv.Atoi(m[1])
+	pid := daemonPid(t, errs)
 	defer syscall.Kill(pid, syscall.SIGKILL)
 
 	proc := fmt.Sprintf("/proc/%d/", pid)

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -90,11 +89,10 @@ func skip(t *testing.T, why string) {
 func (m *realMount) mount() {
 	m.t.Helper()
 	status, out, errs := m.stagefs("mount", "-d", m.dir, "--state-dir", m.state, "--grace=300ms")
-	pid := regexp.MustCompile(`\(pid (\d+)\)`).FindStringSubmatch(errs)
-	if status != 0 || pid == nil || out != "" {
+	if status != 0 || out != "" {
 		m.t.Fatalf("mount -d = %d, prints %q, says %q", status, out, errs)
 	}
-	m.pid, _ = strconv.Atoi(pid[1])
+	m.pid = daemonPid(m.t, errs)
 }
 
 // awaitEnd waits for the daemon's end, and makes one if none comes.

@@ -163,11 +163,7 @@ func TestServeSignalLate(t *testing.T) {
 		p := start(t, "late", args...)
 		p.err.eventually(t, "serving ")
 		if args[1] == "-d" {
-			var daemon int
-			if _, after, ok := strings.Cut(p.err.String(), "(pid "); ok {
-				fmt.Sscan(strings.TrimRight(after, ");\n"), &daemon)
-			}
-			defer syscall.Kill(daemon, syscall.SIGKILL)
+			defer syscall.Kill(daemonPid(t, p.err.String()), syscall.SIGKILL)
 		} else {
 			p.cmd.Process.Signal(syscall.SIGTERM)
 		}

@@ -363,18 +363,12 @@ func (r *Resolver) made(s *sighting, chain []ID, how patience, failed *failure) 
 			default:
 				p, err = r.ByPid(unseen.pid)
 			}
-			if errors.Is(err, ErrBusy) || scarce(err) {
+			if errors.Is(err, ErrBusy) || IsShort(err) {
 				return nil, x, epoch, nil
 			}
 		}
 		r.seeBirth(unseen, p)
 	}
-}
-
-// scarce reports whether err is for want of descriptors or memory, and tells nothing of
-// the process that was looked at.
-func scarce(err error) bool {
-	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
 // birthsWhole reports whether no event can have been lost unheard.

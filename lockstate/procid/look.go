@@ -6,11 +6,19 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrBusy says that a process cannot be looked at now: it is in execve(2), which
 // waits for something. It lives.
 var ErrBusy = errors.New("it is in execve(2)")
+
+// IsShort reports whether an error is for want of descriptors or memory. It says more
+// about this daemon than about what it looked at: the next one may do better.
+func IsShort(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
+}
 
 const (
 	// lookTime is how long a look at a process may wait in the kernel. An execve(2)
