@@ -199,7 +199,7 @@ func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.Open
 		return unix.ETXTBSY
 	}
 	mode, err := f.choose(fs, h, st)
-	if err == nil && mode.passes() && h.lock != nil {
+	if err == nil && mode.passes() && h.lock != nil && fd < 0 { // or it was made just now
 		// The kernel calls whatever its own open of the backing says EIO.
 		err = fs.back.writable()
 	}

@@ -58,6 +58,7 @@ func (fs *FS) stillMappedLocked(n *node, f *file) bool {
 type lingers struct {
 	mu    sync.Mutex
 	nodes map[*node]*lingerCheck
+	next  time.Time // when the first of them is due, as far as run knows
 	wake  chan struct{}
 	stop  chan struct{}
 	done  chan struct{}
@@ -103,7 +104,7 @@ func (l *lingers) run(fs *FS) {
 	t := time.NewTimer(lastLook)
 	defer t.Stop()
 	for {
-		t.Reset(l.next())
+		t.Reset(l.pause())
 		select {
 		case <-l.stop:
 			return
@@ -117,15 +118,17 @@ func (l *lingers) run(fs *FS) {
 	}
 }
 
-// next returns how long nothing is to be done.
-func (l *lingers) next() time.Duration {
+// pause returns how long nothing is to be done.
+func (l *lingers) pause() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	d := lastLook
 	for _, c := range l.nodes {
 		d = min(d, time.Until(c.due))
 	}
-	return max(d, 0)
+	d = max(d, 0)
+	l.next = time.Now().Add(d)
+	return d
 }
 
 // due returns the nodes to look at now and puts their next time off.
@@ -151,8 +154,12 @@ func (l *lingers) due(waited bool) []*node {
 // soon has a node looked at from now on, or sooner than it would be.
 func (l *lingers) soon(n *node) {
 	l.mu.Lock()
-	l.nodes[n] = &lingerCheck{due: time.Now().Add(firstLook), delay: firstLook}
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	due := time.Now().Add(firstLook)
+	l.nodes[n] = &lingerCheck{due: due, delay: firstLook}
+	if !due.Before(l.next) {
+		return // to wake somebody costs more than all the rest of a close
+	}
 	select {
 	case l.wake <- struct{}{}:
 	default:
