@@ -125,10 +125,11 @@ func wantNothingLeft(t *testing.T, dir string) {
 	}
 }
 
-// Ended by a signal in the middle, it clears up; by kill -9, the janitor does.
+// Ended by a signal in the middle, it clears up, its image too; by kill -9, the janitor
+// does.
 func TestBenchInterrupted(t *testing.T) {
 	for _, sig := range []os.Signal{os.Interrupt, os.Kill} {
-		args, dir := tiny(t, "--rounds", "1000", "--rows", "create")
+		args, dir := tiny(t, "--rounds", "1000", "--rows", "create", "--image", imageAlways)
 		cmd := exec.Command("/proc/self/exe", args...)
 		cmd.Env = append(os.Environ(), envMain+"=1")
 		var out bytes.Buffer
@@ -140,8 +141,11 @@ func TestBenchInterrupted(t *testing.T) {
 		go func() { ended <- cmd.Wait() }()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		awaits(ctx, t, "a mount", func() bool { return len(mountsBelow(dir)) > 0 })
+		awaits(ctx, t, "a mount", func() bool { return len(mountsBelow(dir)) > 1 })
 		runs := left(dir)
+		if run := runs[0]; !slices.Contains(runs[1:], run) || lacksJournal(run) {
+			t.Errorf("%q: no image with a journal is mounted there", run)
+		}
 		cmd.Process.Signal(sig)
 		<-ended
 		if code := cmd.ProcessState.ExitCode(); sig == os.Interrupt && code != 130 {

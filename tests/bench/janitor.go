@@ -40,6 +40,7 @@ func janitorMain(root string) int {
 	for range 100 {
 		mounts, pids := mountsBelow(root), markedPids(root)
 		if len(mounts)+len(pids) == 0 {
+			unix.Unmount(root, unix.MNT_DETACH) // an image, if it is one
 			if err := os.RemoveAll(root); err != nil {
 				return failJob(err)
 			}

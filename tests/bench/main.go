@@ -37,6 +37,7 @@ func main() {
 type options struct {
 	stagefs  string
 	dir      string
+	image    string
 	profile  string
 	rounds   int
 	budget   time.Duration
@@ -56,6 +57,7 @@ func parse(args []string, errs io.Writer) (options, error) {
 	f.SetOutput(errs)
 	f.StringVar(&o.stagefs, "stagefs", "bin/stagefs", "the stagefs `binary`")
 	f.StringVar(&o.dir, "dir", "/var/tmp", "`directory` in which everything is made, on the filesystem to be measured")
+	f.StringVar(&o.image, "image", imageAuto, "whether to measure in an ext4 image in that directory: `auto|always|never`; auto: where that is an ext4 without a journal")
 	f.StringVar(&o.profile, "profile", "full", "how much work: `full|quick|tiny`")
 	f.IntVar(&o.rounds, "rounds", 0, "how many `rounds`; default: as the profile says")
 	f.DurationVar(&o.budget, "budget", 24*time.Minute, "begin no round that would end after this `time`")
@@ -91,7 +93,7 @@ func parse(args []string, errs io.Writer) (options, error) {
 	case o.rounds == 0:
 		o.rounds = size.Rounds
 	}
-	return o, nil
+	return o, checkImage(o.image)
 }
 
 func run(ctx context.Context, args []string, out, errs io.Writer) int {
@@ -107,10 +109,13 @@ func run(ctx context.Context, args []string, out, errs io.Writer) int {
 	if err != nil {
 		fmt.Fprintln(errs, "bench:", err)
 	}
-	if res == nil {
+	if res == nil && ctx.Err() == nil {
 		return 1
 	}
-	bad := errors.Join(err, report(out, res), save(o, res))
+	var bad error
+	if res != nil {
+		bad = errors.Join(err, report(out, res), save(o, res))
+	}
 	switch {
 	case ctx.Err() != nil:
 		return 130
@@ -179,18 +184,29 @@ func measure(ctx context.Context, o options, errs io.Writer) (res *Results, err 
 		return nil, errors.Join(err, os.RemoveAll(root))
 	}
 	defer func() { err = errors.Join(err, clear()) }()
+	size := profiles()[o.profile]
+	image, without := inImage(ctx, root, o.image, size)
+	if without != nil && o.image != imageAuto {
+		return nil, without
+	}
 	bin := filepath.Join(root, "bin")
 	if err := os.Mkdir(bin, 0o755); err != nil {
 		return nil, err
 	}
-	kit, err := prepare(ctx, root, profiles()[o.profile])
+	kit, err := prepare(ctx, root, size)
 	if err != nil {
 		return nil, err
 	}
 	res = newResults(o, root)
+	if image {
+		res.Machine.Filesystem += " image"
+	}
 	found, notes := subjects(o, bin)
 	res.Subjects = found
 	r := &runner{o: o, kit: kit, talk: errs, res: res}
+	if without != nil {
+		r.note("on an ext4 without a journal, rows that make files depend on those before them: %v", without)
+	}
 	for _, n := range notes {
 		r.note("%s", n)
 	}
