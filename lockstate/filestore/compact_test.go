@@ -263,6 +263,8 @@ func TestCrashWhileCompacting(t *testing.T) {
 			mu.Unlock()
 		}
 	}
+	mu.Lock() // the last of the old files are being removed perhaps
+	defer mu.Unlock()
 	t.Logf("%d crashes, %d changes; steps %v", cuts, version, slices.Sorted(maps.Keys(tried)))
 }
 
