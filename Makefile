@@ -17,12 +17,12 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 
 # What the tests use as clients and tools, as Debian packages. gcc is for the
 # race detector.
-PACKAGES := acl attr bsdutils btrfs-progs fuse3 gcc git libc6-dev liblockfile-bin lockfile-progs make \
+PACKAGES := acl attr bsdutils btrfs-progs e2fsprogs fuse3 gcc git libc6-dev liblockfile-bin lockfile-progs make \
 	ninja-build openjdk-17-jdk-headless procmail procps python3 python3-fasteners python3-filelock python3-lockfile \
 	python3-oslo.concurrency rsync strace stress-ng unzip util-linux zip
 
 # What the benchmark compares with, and needs to do so.
-BENCH_PACKAGES := bindfs gcc git grep libc6-dev libfuse3-dev mergerfs pkg-config tar
+BENCH_PACKAGES := bindfs e2fsprogs gcc git grep libc6-dev libfuse3-dev mergerfs pkg-config tar
 
 .PHONY: build run setup test unit race blackbox blackbox-first blackbox-second blackbox-bench soak bench install clean
 

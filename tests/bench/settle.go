@@ -50,9 +50,9 @@ func (s step) memory(z size) int64 {
 
 // spread makes a directory what ext4 calls the top of a hierarchy, as chattr(1)
 // does with T: what is made in it lies elsewhere on the disk than what was made
-// beside it. A group of inodes in which another subject has just removed some
-// thousand is searched for those that are no more recent, which makes creating
-// a file there take ten times as long. Other file systems have no such flag.
+// beside it. Without a journal (see inImage), a group of inodes in which another
+// subject has just removed some thousand makes creating a file there take ten times
+// as long. Other file systems have no such flag.
 func spread(dir string) error {
 	const topdir = 0x20000 // FS_TOPDIR_FL of linux/fs.h
 	if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -170,7 +170,7 @@ func TestNeeded(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	for _, args := range [][]string{
-		{"--rows", "("}, {"--profile", "huge"}, {"--rounds", "-1"}, {"--peer", "x=y"}, {"extra"}, {"--nonsense"},
+		{"--rows", "("}, {"--profile", "huge"}, {"--image", "perhaps"}, {"--rounds", "-1"}, {"--peer", "x=y"}, {"extra"}, {"--nonsense"},
 	} {
 		var errs bytes.Buffer
 		if code := run(t.Context(), args, io.Discard, &errs); code != 2 || errs.Len() == 0 {
