@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -27,8 +26,6 @@ const (
 	imageNever  = "never"
 )
 
-var imageModes = []string{imageAuto, imageAlways, imageNever}
-
 // inImage mounts an image on root, if mode says so, and reports whether it did.
 func inImage(ctx context.Context, root, mode string, z size) (bool, error) {
 	if mode == imageNever || mode == imageAuto && !lacksJournal(root) {
@@ -45,6 +42,8 @@ func inImage(ctx context.Context, root, mode string, z size) (bool, error) {
 		return false, err
 	}
 	defer below.Close()
+	// Once it is mounted, the device keeps it.
+	defer unix.Unlinkat(int(below.Fd()), "image", 0)
 	file := filepath.Join(root, "image")
 	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, room)); err != nil {
 		return false, err
@@ -61,8 +60,7 @@ func inImage(ctx context.Context, root, mode string, z size) (bool, error) {
 	if dev, err := deviceOf(root); err == nil {
 		_ = exec.CommandContext(ctx, "losetup", "--direct-io=on", filepath.Join("/dev", dev)).Run()
 	}
-	// The device keeps it until it is unmounted.
-	return true, unix.Unlinkat(int(below.Fd()), "image", 0)
+	return true, nil
 }
 
 // lacksJournal reports whether dir is on an ext4 without a journal.
@@ -83,11 +81,4 @@ func deviceOf(dir string) (string, error) {
 	}
 	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)))
 	return filepath.Base(link), err
-}
-
-func checkImage(mode string) error {
-	if !slices.Contains(imageModes, mode) {
-		return fmt.Errorf("no image %q: %s", mode, strings.Join(imageModes, ", "))
-	}
-	return nil
 }
