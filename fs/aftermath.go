@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,6 +19,17 @@ import (
 // crashed reports whether an owner ended in a way that leaves its content in
 // doubt (R7). What is not known passes for a success, as with R5.
 func crashed(how procid.Exit) bool { return how.Known && !how.Success() }
+
+// crashText tells how a process crashed, or "".
+func crashText(how procid.Exit) string {
+	switch {
+	case !crashed(how):
+		return ""
+	case how.Signal != 0:
+		return "signal " + strconv.Itoa(how.Signal)
+	}
+	return "status " + strconv.Itoa(how.Code)
+}
 
 // clear does with the content of a lock what its policy says, and then ends the
 // lock. It reports false if there is nothing to do or it cannot be done: then

@@ -24,15 +24,47 @@ import (
 const clientVariable = "STAGEFS_CLIENT"
 
 // claims reports whether a process holds a lock by what it carries now. Of one
-// that is in execve(2) it is not known what it will carry.
-func claims(r *procid.Resolver, p *procid.Process, c lockstate.Claim) bool {
+// that is in execve(2) it is not known what it will carry; nor what is in the memory
+// of one that another of its threads keeps locked; nor whether a scope is still the
+// one that is meant while its leader can't be looked at. See unclear.
+func claims(r *procid.Resolver, p *procid.Process, c lockstate.Claim) (holds, known bool) {
 	pid := p.ID().Pid
 	in, busy := false, false
 	if c.Scope.Kind != lockstate.ProcessScope {
 		in, busy = inScope(r, pid, c.Scope)
 	}
-	holds := in && !busy || c.Client != "" && hasUser(pid, c.UID) && carriesClientNow(r, pid, c.Client)
-	return holds && r.Lives(p.ID()) // after the look: it was at no later process
+	holds, known = in && !busy, !busy
+	if !holds && c.Client != "" && hasUser(pid, c.UID) {
+		var read bool
+		holds, read = procid.Soon(r, pid, func() bool { return carriesClient(pid, c.Client) }, nil)
+		known = known && read
+	}
+	return holds && r.Lives(p.ID()), known // after the look: it was at no later process
+}
+
+// unclear returns the processes that claims may not have been able to look at when a
+// request was refused: the caller, those who have something open, and the leaders of
+// the scopes that the request and the lock in its way are for.
+func (r *request) unclear(held *lockstate.HeldError) (pids []int) {
+	if r.proc != nil {
+		pids = append(pids, r.proc.ID().Pid)
+	}
+	for _, h := range held.Handles {
+		pids = append(pids, h.Owner.Pid)
+	}
+	scopes := []lockstate.Scope{held.Lock.Scope}
+	if r.scoped != nil {
+		scopes = append(scopes, r.scoped.scope)
+	}
+	for _, s := range scopes {
+		if s.Kind != lockstate.GroupScope && s.Kind != lockstate.SessionScope {
+			continue
+		}
+		if leader, err := strconv.Atoi(s.ID); err == nil {
+			pids = append(pids, leader)
+		}
+	}
+	return pids
 }
 
 // A membership is what status of proc(5) tells of a process, also while it is
@@ -227,12 +259,6 @@ func hasUser(pid int, uid uint32) bool {
 // maxEnviron bounds what is read of an environment, in bytes: more than the
 // kernel lets a program start with by default.
 const maxEnviron = 8 << 20
-
-// carriesClientNow is carriesClient, or false for a process in execve(2).
-func carriesClientNow(r *procid.Resolver, pid int, client string) bool {
-	carries, _ := procid.Soon(r, pid, func() bool { return carriesClient(pid, client) }, nil)
-	return carries
-}
 
 // carriesClient reports whether a process was started with a client's ID in its
 // environment. The first of several counts, as for getenv(3).

@@ -101,6 +101,12 @@ func (c *command) tell(l lockstate.Lock) fuse.Status {
 // admin reports whether the caller may do what is not a holder's to do.
 func (c *command) admin() bool { return c.header.Uid == 0 || c.header.Uid == c.fs.uid }
 
+// notAdmin refuses what only an admin may do.
+func (c *command) notAdmin() fuse.Status {
+	c.answer.Message = "only root and who mounted may do this"
+	return fuse.EPERM
+}
+
 // process returns the caller, which may be nil.
 func (c *command) process() *procid.Process {
 	p, _ := c.fs.process(c.header)
@@ -111,7 +117,7 @@ func (c *command) process() *procid.Process {
 // a moment. EIO says that one does not hold; the log says which.
 func (c *command) checkTables() fuse.Status {
 	if !c.admin() {
-		return fuse.EPERM
+		return c.notAdmin()
 	}
 	if err := errors.Join(c.fs.table.Check(), c.fs.advisory.Check()); err != nil {
 		c.fs.log.Error("the tables are damaged", "err", err)
@@ -256,7 +262,7 @@ func (c *command) by() int {
 func (c *command) breakDir() fuse.Status {
 	fs, dir := c.fs, c.dir
 	if !c.admin() {
-		return fuse.EPERM
+		return c.notAdmin()
 	}
 	how := lockstate.Ending{Reason: lockstate.Broken, By: c.by(), Why: c.why}
 	found := false

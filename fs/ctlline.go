@@ -3,6 +3,7 @@ package fs
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -172,7 +173,7 @@ func (c *ctlLine) set(key, value string, valued bool) (err error) {
 			err = errors.New("is no number of something in quarantine")
 		}
 	case "older":
-		if c.older, err = time.ParseDuration(value); err == nil && c.older < 0 {
+		if c.older, err = duration(value); err == nil && c.older < 0 {
 			err = errors.New("is below zero")
 		}
 	case "client":
@@ -182,16 +183,16 @@ func (c *ctlLine) set(key, value string, valued bool) (err error) {
 			err = fmt.Errorf("is no text of at most %d bytes", maxWhy)
 		}
 	case "ttl":
-		c.ttl, err = time.ParseDuration(value)
+		c.ttl, err = duration(value)
 		if err == nil && (c.ttl < minTTL || c.ttl > maxTTL) {
-			err = fmt.Errorf("not between %v and %v", minTTL, maxTTL)
+			err = errors.New("want 10ms to 24h")
 		}
 	case "wait":
 		if value == "forever" {
 			c.wait = forever
 			return nil
 		}
-		c.wait, err = time.ParseDuration(value)
+		c.wait, err = duration(value)
 		if err == nil && c.wait < 0 {
 			err = errors.New("is below zero")
 		}
@@ -210,6 +211,20 @@ func (c *ctlLine) set(key, value string, valued bool) (err error) {
 		}
 	}
 	return err
+}
+
+// duration reads a number of seconds, as the commands' options are, or one with a
+// unit.
+func duration(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err == nil {
+		return d, nil
+	}
+	seconds, notNumber := strconv.ParseFloat(s, 64)
+	if notNumber != nil || !(math.Abs(seconds) < 1e9) { // nor NaN
+		return 0, errors.New("want seconds, or a duration like 1m30s")
+	}
+	return time.Duration(seconds * float64(time.Second)), nil
 }
 
 func oneOf(s string, all ...string) bool { return slices.Contains(all, s) }

@@ -17,6 +17,8 @@ func TestParseCtl(t *testing.T) {
 		"acquire a owner=cgroup new":                    {verb: "acquire", dir: "a", owner: "cgroup", isNew: true},
 		"renew a client=x":                              {verb: "renew", dir: "a", client: "x"},
 		"renew a client=x ttl=10ms":                     {verb: "renew", dir: "a", client: "x", ttl: minTTL},
+		"renew a client=x ttl=3":                        {verb: "renew", dir: "a", client: "x", ttl: 3 * time.Second},
+		"wait a wait=.5":                                {verb: "wait", dir: "a", wait: 500 * time.Millisecond},
 		"release a token=7 failed":                      {verb: "release", dir: "a", token: 7, failed: true},
 		"wait a":                                        {verb: "wait", dir: "a", wait: forever},
 		"wait a wait=0s":                                {verb: "wait", dir: "a"},

@@ -58,8 +58,6 @@ func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held 
 		Errno: unix.ErrnoName(syscall.Errno(status)),
 	}
 	if p := r.process(); p != nil {
-		// Reading a command line takes the process's mmap lock. No request
-		// that can be refused is sent with that lock held.
 		x.Pid, x.Start, x.Cmd = p.ID().Pid, p.ID().Start, fs.procs.Cmdline(p.ID())
 	}
 	if held != nil {
@@ -73,6 +71,9 @@ func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held 
 	}
 	if held != nil {
 		e.Token = held.Lock.Token
+		if held.Lock.Client != "" {
+			e.By = 0 // it may be gone; Why names the client
+		}
 	}
 	fs.table.Tell(nil, e)
 	d.mu.Lock()

@@ -12,6 +12,7 @@ import (
 type descent struct {
 	fd    int
 	above []step // from the top down
+	top   int    // the caller's
 }
 
 // A step leads from a directory to one in it.
@@ -20,14 +21,16 @@ type step struct {
 	name string
 }
 
-// descend begins at an open directory, which stays the caller's.
+// descend begins at an open directory, which stays the caller's, and open.
 func descend(dir int) (*descent, error) {
-	fd, err := unix.FcntlInt(uintptr(dir), unix.F_DUPFD_CLOEXEC, 3)
+	fd, err := dup(dir)
 	if err != nil {
 		return nil, err
 	}
-	return &descent{fd: fd}, nil
+	return &descent{fd: fd, top: dir}, nil
 }
+
+func dup(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3) }
 
 func (d *descent) close() { unix.Close(d.fd) }
 
@@ -50,11 +53,11 @@ func (d *descent) down(name string) error {
 // up goes back. It fails if the directory was moved elsewhere past the mount
 // (M3).
 func (d *descent) up() error {
-	fd, err := openAt(d.fd, "..", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	last := len(d.above) - 1
+	fd, err := d.parent(last)
 	if err != nil {
 		return err
 	}
-	last := len(d.above) - 1
 	var st unix.Statx_t
 	if err := statAt(fd, "", &st); err != nil || identityOf(&st) != d.above[last].from {
 		unix.Close(fd)
@@ -64,6 +67,15 @@ func (d *descent) up() error {
 	d.fd = fd
 	d.above = d.above[:last]
 	return nil
+}
+
+// parent opens the directory above, which is that many below the top. The top may
+// be what the mount is over: ".." would lead into the mount (M4).
+func (d *descent) parent(below int) (int, error) {
+	if below == 0 {
+		return dup(d.top)
+	}
+	return openAt(d.fd, "..", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 }
 
 // names lists what is in this directory.

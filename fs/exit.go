@@ -187,7 +187,7 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		if err := fs.cleanUp(l); err != nil {
 			log.tell(slog.LevelWarn, "cannot clean up after a dead process", "dir", l.Path, "err", err)
 		}
-		if clears && fs.clear(l, policy, lockstate.Ending{Reason: lockstate.Exited}, clearing{log: log}) {
+		if clears && fs.clear(l, policy, lockstate.Ending{Reason: lockstate.Exited, Why: crashText(how)}, clearing{log: log}) {
 			continue
 		}
 		fs.table.End(l.Token, lockstate.Exited)

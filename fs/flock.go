@@ -260,15 +260,41 @@ func (fs *FS) endKeys(l lockstate.Lock) {
 	}
 }
 
+// exiting is procid.Exiting for an owner. If that one is traced, nothing else may tell
+// soon that it is dead.
+func (fs *FS) exiting(id procid.ID) bool {
+	if !procid.Exiting(id) {
+		return false
+	}
+	fs.procs.Suspect(id)
+	return true
+}
+
+// suspect is the same for who has a lock file open, without a lock on it. Exit(2) takes
+// away a thread's memory before its descriptors.
+func (fs *FS) suspect(in *fuse.FlushIn, h *handle) {
+	p := h.openedBy()
+	if p == nil || fs.table.Len() == 0 {
+		return
+	}
+	if _, is := fs.lockFileOf(h.node); !is {
+		return
+	}
+	if status, err := procid.ReadStatus(int(in.Pid)); err == nil && status.Field("VmSize") == "" {
+		fs.procs.Suspect(p.ID())
+	}
+}
+
 // closedCopy drops the record locks of whoever closed a descriptor.
 func (fs *FS) closedCopy(in *fuse.FlushIn, h *handle) {
 	if !fs.advisory.Locked(in.NodeId) {
+		fs.suspect(in, h)
 		return // as with nearly all files
 	}
 	if fs.table.Tracks() {
 		// A RELEASE would come too late to tell: close(2) does not wait for it.
 		var dying *procid.ID
-		if owner, ok := fs.table.OwnerBy(fdKey{in.NodeId, true, in.Fh}); ok && procid.Exiting(owner) {
+		if owner, ok := fs.table.OwnerBy(fdKey{in.NodeId, true, in.Fh}); ok && fs.exiting(owner) {
 			dying = &owner
 		}
 		h.dying.Store(dying)
@@ -276,7 +302,7 @@ func (fs *FS) closedCopy(in *fuse.FlushIn, h *handle) {
 	fs.lockMu.Lock()
 	defer fs.lockMu.Unlock()
 	fs.advisory.Flush(in.NodeId, in.LockOwner)
-	fs.settleLocked(in.NodeId, []fdKey{{in.NodeId, false, in.LockOwner}}, procid.Exiting)
+	fs.settleLocked(in.NodeId, []fdKey{{in.NodeId, false, in.LockOwner}}, fs.exiting)
 }
 
 // closedLast drops what was locked through a description that is gone.
@@ -294,7 +320,7 @@ func (fs *FS) closedLast(in *fuse.ReleaseIn, h *handle) {
 		}
 	}
 	fs.advisory.Release(in.NodeId, in.Fh)
-	dying := procid.Exiting
+	dying := fs.exiting
 	if h.flushed.Load() {
 		dying = func(id procid.ID) bool { d := h.dying.Load(); return d != nil && *d == id }
 	}

@@ -45,16 +45,17 @@ type FS struct {
 	advisory *advisory.Table
 	// lockMu makes a change of a lock file's locks and of what they keep one
 	// step.
-	lockMu    sync.Mutex
-	waits     waitList
-	expiry    expiry
-	events    *eventLog
-	cands     candidates
-	denials   denialLog
-	orphans   orphanList
-	leftovers leftovers
-	control   controlDir
-	given     lineLimit // lines of the log on locks that were given back by command
+	lockMu     sync.Mutex
+	waits      waitList
+	expiry     expiry
+	events     *eventLog
+	cands      candidates
+	denials    denialLog
+	orphans    orphanList
+	leftovers  leftovers
+	control    controlDir
+	ownedAlone sync.Once // it was told that the mount's owner scope can't be had by everybody
+	given      lineLimit // lines of the log on locks that were given back by command
 
 	unrepresented unrepresented
 

@@ -51,6 +51,8 @@ type request struct {
 	trying bool           // a try is under way: its locks are held
 	unseen bool           // it needs to know what is only found out without them
 	scoped *scopeAnswer   // of proc, likewise
+	alone  *scopeError    // why proc owns by itself what the mount's scope was to own
+	sure   bool           // what a refusal depends on was waited for
 	lock   lockstate.Lock // what was acquired
 
 	// What a try keeps until it is over.
@@ -93,6 +95,8 @@ const (
 	// closeTime bounds the wait for a RELEASE that the kernel sends after
 	// close(2) or exit has returned already.
 	closeTime = 100 * time.Millisecond
+	// closePause is how often it is looked whether it has come.
+	closePause = 500 * time.Microsecond
 	// passTime bounds it where the way to a lock file's data is to become free: that
 	// keeps nobody else waiting, and who opens one to lock it is never refused (A10).
 	passTime = time.Second
@@ -102,81 +106,107 @@ const (
 // nor by what a short wait may clear away. Names in the backing stand still
 // during a try; exclusive excludes all other tries.
 func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status {
-	var settle, closing, passing time.Time
-	waitedForRoom := false
-	for reaps := 0; ; {
+	var o obstacles
+	for {
 		err := fs.locked(exclusive, func() error {
 			r.trying = true
 			defer r.release()
 			return try()
 		})
-		if errors.Is(err, errUnseen) {
-			if !r.see() {
-				return fuse.EINTR
-			}
-			continue
-		}
-		if err == errOutdated {
-			continue
-		}
+		r.tellAlone()
 		if err == nil {
 			fs.leftovers.changed()
 			return fuse.OK
 		}
 		var held *lockstate.HeldError
-		if !errors.As(err, &held) {
-			if errors.Is(err, errMayMap) && fs.passesNoLonger(r.node) && more(&passing, passTime) {
-				if !r.rest(500 * time.Microsecond) {
-					return fuse.EINTR
-				}
-				continue
-			}
-			if !waitedForRoom && fs.hasRoomNow(err) {
-				waitedForRoom = true
-				continue
-			}
-			if !refused(err) {
-				return statusOf(err)
-			}
-			if status := fs.deny(r, err, nil); !fs.opts.Observe || r.forced {
-				return status
-			}
-			r.forced = true
-			continue
+		var means outcome
+		if errors.As(err, &held) {
+			means = o.clearHeld(r, held)
+		} else {
+			means = o.clear(r, err)
 		}
 		switch {
-		case held.Err == lockstate.ErrHeld && reaps < maxReaps && !held.Lock.Sealed && !fs.lives(held.Lock):
-			// R4: a dead owner stands in nobody's way, even if the
-			// news of its death has not been handled yet. The lock may
-			// pass to a parent that is dead as well, and so on.
-			fs.reapLock(held.Lock)
-			reaps++
+		case means == tryAgain:
 			continue
-		case held.Err == lockstate.ErrHeld && held.Lock.LostKey && reaps < maxReaps && !fs.stillOpen(held.Lock):
-			fs.table.EndLost(held.Lock.Token) // R2
-			fs.lostKeys.forget(held.Lock.Token)
-			reaps++
-			continue
-		case held.Err == lockstate.ErrUnlocked && r.adrift():
+		case means == interrupted:
+			return fuse.EINTR
+		case held == nil && !refused(err):
+			return statusOf(err)
+		case held != nil && held.Err == lockstate.ErrUnlocked && r.adrift():
 			return fuse.Status(unix.ESTALE) // the kernel asks what has the name now: that may be locked
-		case held.Err == lockstate.ErrOpen && fs.settleLingering(held):
-			continue
-		case held.Err == lockstate.ErrOpen && fs.closingSoon(held) && more(&closing, closeTime):
-			if !r.rest(500 * time.Microsecond) {
-				return fuse.EINTR
-			}
-			continue
-		case held.Settling && time.Since(held.Lock.Since) < settleAge && r.waitable != nil && r.waitable(held) && more(&settle, settleTime):
-			if !fs.awaitSettled(r, held.Lock.Token, time.Until(settle)) {
-				return fuse.EINTR
-			}
-			continue
 		}
 		if status := fs.deny(r, err, held); !fs.opts.Observe || r.forced {
 			return status
 		}
 		r.forced = true
 	}
+}
+
+// obstacles are what stood in the way of a request's tries so far, and was waited for.
+type obstacles struct {
+	reaps                    int
+	settle, closing, passing time.Time // until when that is waited for; zero: not yet
+	room                     bool      // was waited for
+}
+
+// An outcome says what an obstacle means for a request.
+type outcome int
+
+const (
+	ends        outcome = iota // it stays in the way
+	tryAgain                   // it may be gone
+	interrupted                // that was waited for, and the caller has a signal
+)
+
+// after is the outcome of a wait, which was not interrupted if it is done.
+func after(done bool) outcome {
+	if !done {
+		return interrupted
+	}
+	return tryAgain
+}
+
+// clear is for what is no lock.
+func (o *obstacles) clear(r *request, err error) outcome {
+	switch fs := r.fs; {
+	case errors.Is(err, errUnseen):
+		return after(r.see())
+	case err == errOutdated:
+		return tryAgain
+	case errors.Is(err, errMayMap) && fs.passesNoLonger(r.node) && more(&o.passing, passTime):
+		return after(r.rest(closePause))
+	case !o.room && fs.hasRoomNow(err):
+		o.room = true
+		return tryAgain
+	}
+	return ends
+}
+
+// clearHeld is for what a lock or an open handle refuses.
+func (o *obstacles) clearHeld(r *request, held *lockstate.HeldError) outcome {
+	switch fs := r.fs; {
+	case held.Unsure && !r.sure:
+		return after(r.seeClaims(held))
+	case held.Err == lockstate.ErrHeld && o.reaps < maxReaps && !held.Lock.Sealed && !fs.lives(held.Lock):
+		// R4: a dead owner stands in nobody's way, even if the
+		// news of its death has not been handled yet. The lock may
+		// pass to a parent that is dead as well, and so on.
+		fs.reapLock(held.Lock)
+		o.reaps++
+		return tryAgain
+	case held.Err == lockstate.ErrHeld && held.Lock.LostKey && o.reaps < maxReaps && !fs.stillOpen(held.Lock):
+		fs.table.EndLost(held.Lock.Token) // R2
+		fs.lostKeys.forget(held.Lock.Token)
+		o.reaps++
+		return tryAgain
+	case held.Err == lockstate.ErrOpen && fs.settleLingering(held):
+		return tryAgain
+	case held.Err == lockstate.ErrOpen && fs.closingSoon(held) && more(&o.closing, closeTime):
+		return after(r.rest(closePause))
+	case held.Settling && time.Since(held.Lock.Since) < settleAge && r.waitable != nil && r.waitable(held) && more(&o.settle, settleTime):
+		return after(fs.awaitSettled(r, held.Lock.Token, time.Until(o.settle)))
+	}
+	return ends
 }
 
 func (fs *FS) locked(exclusive bool, try func() error) error {
@@ -323,6 +353,7 @@ func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 		if r.scoped.err != nil && r.owner != nil {
 			return nil, r.scoped.err
 		}
+		errors.As(r.scoped.err, &r.alone)
 		q.Scope = r.scoped.scope // or the process alone: it did not ask for more
 	}
 	g, err := r.fs.table.Acquire(r.cancel, q)
@@ -341,6 +372,17 @@ func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 		}
 	}
 	return g, nil
+}
+
+// tellAlone tells once that the mount's owner scope can't be had by everybody. The log
+// may have to be waited for: no lock is held.
+func (r *request) tellAlone() {
+	if r.alone == nil {
+		return
+	}
+	r.fs.ownedAlone.Do(func() {
+		r.fs.log.Warn("locks are their process's alone, as with --owner=process", "owner", r.scope(), "pid", r.proc.ID().Pid, "why", r.alone)
+	})
 }
 
 // scope returns who is to own what is acquired (H3).

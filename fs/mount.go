@@ -199,7 +199,7 @@ func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) 
 	}
 	table := lockstate.Options{
 		LastToken: last, Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked, World: s.world, OnCrash: o.OnCrash,
-		Claims: func(p *procid.Process, c lockstate.Claim) bool { return claims(procs, p, c) },
+		Claims: func(p *procid.Process, c lockstate.Claim) (holds, known bool) { return claims(procs, p, c) },
 		Gone:   func(id procid.ID) bool { return unix.Kill(id.Pid, 0) == unix.ESRCH },
 		Notify: events.add,
 	}
@@ -244,6 +244,10 @@ func (s *Server) lookUnder(o *Options, root int) error {
 	}
 	for _, w := range ways {
 		s.warn("what is done through this is not seen: %s", w)
+	}
+	if dir, err := absoluteOf(o.Dir); err == nil && s.mountpoint != dir { // as was asked for: no reason to refuse
+		s.warn("what is done in %s itself is not seen, only what is done in %s: leave the mountpoint out, to mount over it, or keep others out of it",
+			plain(o.Dir), plain(s.mountpoint))
 	}
 	return nil
 }

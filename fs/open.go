@@ -206,69 +206,90 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 		fs.awaitRoom()
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "open", node: n}
-	var by link
-	return fs.attempt(r, false, func() error {
-		h, flags := &handle{}, in.Flags
-		if in.NodeId != n.id {
-			h.as = in.NodeId
-		}
-		if _, lockFile := fs.lockFileOf(n); lockFile {
-			var err error
-			if h.opener, err = r.must(); err != nil {
-				return err
-			}
-			if by.parent == nil {
-				by = fs.lockLooks.by(in.Pid, n)
-			}
-			h.by = by
-			if flags&unix.O_TRUNC != 0 {
-				op, ok := fs.mayChange(r, n)
-				defer op.End()
-				if !ok {
-					flags &^= unix.O_TRUNC // A10: succeeds and changes nothing
-				}
-			}
-		} else if writes(flags) {
-			c, err := r.covering(n)
-			if err != nil {
-				return err
-			}
-			_, name := n.covering()
-			h.lock, err = r.openForWrite(c, name)
-			if refused(err) && (by.parent != nil && !n.has(by) || fs.lockLooks.lost(in.Pid, n)) {
-				return unix.ESTALE // the kernel looks the name up again (A10)
-			}
-			if err != nil {
-				return err
-			}
-		}
-		h.flags = flags
-		var st unix.Statx_t
-		err := fs.statNode(n, &st)
-		if err == nil {
-			err = checkFlags(&st, flags)
-		}
-		if err == nil {
-			err = fs.opened(n, h, -1, &st, out)
-		}
-		if err == nil && flags&unix.O_TRUNC != 0 && in.Mode&fuse.OPEN_KILL_SUIDGID != 0 {
-			err = fs.killPrivileges(n, &in.InHeader, &st)
-		}
-		if errors.Is(err, errMayMap) && h.opener != nil && len(n.lockNames()) == 0 {
-			err = errOutdated
-		}
-		if err != nil {
-			fs.abandon(h)
-		} else if h.mode == ioPassing && h.lock != nil && h.mapsWritable() {
-			// A mapping changes times and blocks without a word. The
-			// kernel still has what it was told before there could be one.
-			fs.notifyAttr(n)
-		}
-		if err == nil && flags&unix.O_TRUNC != 0 {
-			fs.changedBeside(in.NodeId, n)
-		}
+	o := opening{r: r, in: in, n: n, out: out}
+	return fs.attempt(r, false, o.try)
+}
+
+// An opening is one Open.
+type opening struct {
+	r   *request
+	in  *fuse.OpenIn
+	n   *node
+	out *fuse.OpenOut
+	by  link // under which name the lock file was found
+}
+
+func (o *opening) try() error {
+	fs, in, n := o.r.fs, o.in, o.n
+	h := &handle{flags: in.Flags}
+	if in.NodeId != n.id {
+		h.as = in.NodeId
+	}
+	op, err := o.admit(h)
+	defer op.End()
+	if err != nil {
 		return err
-	})
+	}
+	var st unix.Statx_t
+	err = fs.statNode(n, &st)
+	if err == nil {
+		err = checkFlags(&st, h.flags)
+	}
+	if err == nil {
+		err = fs.opened(n, h, -1, &st, o.out)
+	}
+	if err == nil && h.flags&unix.O_TRUNC != 0 && in.Mode&fuse.OPEN_KILL_SUIDGID != 0 {
+		err = fs.killPrivileges(n, &in.InHeader, &st)
+	}
+	if errors.Is(err, errMayMap) && h.opener != nil && len(n.lockNames()) == 0 {
+		err = errOutdated
+	}
+	if err != nil {
+		fs.abandon(h)
+	} else if h.mode == ioPassing && h.lock != nil && h.mapsWritable() {
+		// A mapping changes times and blocks without a word. The
+		// kernel still has what it was told before there could be one.
+		fs.notifyAttr(n)
+	}
+	if err == nil && h.flags&unix.O_TRUNC != 0 {
+		fs.changedBeside(in.NodeId, n)
+	}
+	return err
+}
+
+// admit decides about a handle. The caller ends what it returns, once the file is
+// truncated.
+func (o *opening) admit(h *handle) (op *lockstate.Op, err error) {
+	fs, r, n := o.r.fs, o.r, o.n
+	if _, lockFile := fs.lockFileOf(n); lockFile {
+		if h.opener, err = r.must(); err != nil {
+			return op, err
+		}
+		if o.by.parent == nil {
+			o.by = fs.lockLooks.by(o.in.Pid, n)
+		}
+		h.by = o.by
+		if h.flags&unix.O_TRUNC != 0 {
+			mayChange := false
+			if op, mayChange = fs.mayChange(r, n); !mayChange {
+				h.flags &^= unix.O_TRUNC // A10: succeeds and changes nothing
+			}
+		}
+		return op, nil
+	}
+	if !writes(h.flags) {
+		return op, nil
+	}
+	c, err := r.covering(n)
+	if err != nil {
+		return op, err
+	}
+	_, name := n.covering()
+	h.lock, err = r.openForWrite(c, name)
+	if refused(err) && (o.by.parent != nil && !n.has(o.by) || fs.lockLooks.lost(o.in.Pid, n)) {
+		err = unix.ESTALE // the kernel looks the name up again (A10)
+	}
+	return op, err
 }
 
 // Tmpfile is open(2) with O_TMPFILE.

@@ -113,7 +113,7 @@ const restoreTime = 500 * time.Millisecond
 // back, and nothing is replaced.
 func (c *command) restore() fuse.Status {
 	if !c.admin() {
-		return fuse.EPERM
+		return c.notAdmin()
 	}
 	fs := c.fs
 	x := &puttingBack{r: &request{fs: fs, cancel: c.cancel, header: c.header, op: "restore", at: c.dir}}
@@ -207,7 +207,7 @@ func (c *command) putBack(x *puttingBack) error {
 // than so long: `discard . id=N` or `discard . older=0s`.
 func (c *command) discardQuarantined() fuse.Status {
 	if !c.admin() {
-		return fuse.EPERM
+		return c.notAdmin()
 	}
 	fs := c.fs
 	fs.hiddenMu.Lock()

@@ -15,6 +15,8 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/fs/transport"
 )
 
 // A daemon is replaced by a command to its ctl file. The write waits until the
@@ -69,7 +71,7 @@ func (c *command) beginReplace() (*replacement, error) {
 	fs := c.fs
 	switch {
 	case !c.admin():
-		return nil, unix.EPERM
+		return nil, fmt.Errorf("only root and who mounted may do this: %w", unix.EPERM)
 	case fs.replacing.begin == nil || fs.opts.Replace == nil:
 		return nil, fmt.Errorf("%w: it was not started as one: %w", ErrReplacing, unix.EOPNOTSUPP)
 	case fs.table.Frozen():
@@ -156,7 +158,12 @@ func (s *Server) replace(q *replacement) {
 	t, err := s.transport.Stop(q.node, func() { s.fs.pauseLines(true) })
 	if err == nil {
 		err = s.exec(q, t)
+	}
+	if t != nil {
 		s.fs.pauseLines(false)
+	}
+	if errors.Is(err, transport.ErrBusy) {
+		err = fmt.Errorf("%w: %w; try again when it answers", ErrReplacing, err)
 	}
 	s.fs.log.Error("the daemon was not replaced", "err", err)
 	q.program.Close()

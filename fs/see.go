@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -16,7 +17,8 @@ import (
 // for our own answer to a FLUSH or a WRITE, or for any other file system, for
 // ever. So nobody looks at a process for more than a moment (procid.Soon) while he
 // keeps others waiting, but at the caller of the very request, which is in none.
-// Who can't be known for a second is nobody (H4).
+// Who can't be known for a second is nobody (H4). The same goes for a process's
+// memory, its environment and its command line, while it changes what it has mapped.
 
 // errUnseen ends a try that needs to know more of processes than can be had
 // with locks held. attempt finds it out, and tries again.
@@ -73,6 +75,31 @@ func (r *request) see() bool {
 	return true
 }
 
+// seeClaims waits until it can be said what those carry on whom a refusal depends,
+// or has been known for seeTime not to be: who has kept others waiting that long does
+// so once. It reports false when the request was interrupted.
+func (r *request) seeClaims(held *lockstate.HeldError) bool {
+	r.sure = true
+	procs, pids := r.fs.procs, r.unclear(held)
+	stuck := func() bool {
+		return slices.ContainsFunc(pids, func(pid int) bool {
+			d := procs.StuckFor(pid)
+			return d > 0 && d < seeTime
+		})
+	}
+	_, ok := awaited(r.header, func(stop <-chan struct{}) (none struct{}) {
+		for stuck() {
+			select {
+			case <-stop:
+				return none
+			case <-time.After(seePause):
+			}
+		}
+		return none
+	}, struct{}{})
+	return ok
+}
+
 // A scopeAnswer is what scopeOf says.
 type scopeAnswer struct {
 	scope lockstate.Scope
@@ -85,16 +112,19 @@ const (
 	// kernel keeps others waiting for it meanwhile: all who change the names of
 	// the same directory.
 	seeTime = time.Second
+	// seePause is how often it is looked whether what takes long is over.
+	seePause = 10 * time.Millisecond
 	// killTime is how often it is looked whether its caller is being killed. For
 	// a request that was not expected to wait the transport may not say so.
 	killTime = 50 * time.Millisecond
 )
 
-// anew forgets an answer that came late, for a request that has waited since.
+// anew forgets an answer that came late, or not, for a request that has waited since.
 func (r *request) anew() {
 	if r.scoped != nil && r.scoped.late {
 		r.scoped = nil
 	}
+	r.sure = false
 }
 
 // awaited returns what look finds out, which may wait for an execve(2), or late if

@@ -31,72 +31,85 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 	if fh, ok := in.GetFh(); ok {
 		h = fs.handles.get(fh, in.NodeId)
 	}
-	var st unix.Statx_t
-	var refusal error
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: setAttrName(in), node: n}
 	prepares := preparesLock(in) && r.waitsWith(n)
 	r.quiet = prepares
-	status := fs.attempt(r, false, func() error {
-		refusal = nil
-		// The right to truncate an open file was decided when it was opened.
-		// So was that to write, which takes privileges away: a request that
-		// sets nothing, as the kernel makes it then, looks like chown(2) to
-		// nobody new.
-		set := in.Valid &^ (fuse.FATTR_FH | fuse.FATTR_LOCKOWNER | fuse.FATTR_KILL_SUIDGID)
-		admitted := set == fuse.FATTR_SIZE && h != nil && h.lock != nil
-		if admitted {
-			op, err := h.lock.Begin() // of all that it changes: what is revoked takes no privileges away (L3)
-			if err != nil {
-				return err
-			}
-			defer op.End()
-		} else {
-			c, err := r.covering(n)
-			if err != nil {
-				return err
-			}
-			// Attributes of a directory are part of making it (R5).
-			c.Quiet = set == 0 || n.isDir() || fs.onlyLockNames(n)
-			op, err := r.admit(c)
-			if admitted = err == nil; !admitted && (set != 0 || !r.hasOpen(n)) {
-				refusal = err
-				return err
-			}
-			defer op.End()
-		}
-		if err := fs.setAttr(n, h, in); err != nil {
-			return err
-		}
-		if admitted && in.Valid&^(fuse.FATTR_FH|fuse.FATTR_LOCKOWNER) == 0 {
-			if err := fs.chownToNone(r, n); err != nil {
-				return err
-			}
-		}
-		if fd := h.openFD(); fd >= 0 {
-			return statAt(fd, "", &st)
-		}
-		return fs.statNode(n, &st)
-	})
+	s := setting{r: r, in: in, n: n, h: h}
+	status := fs.attempt(r, false, s.try)
 	if status == fuse.Status(unix.ESTALE) && fs.nodes.get(in.NodeId) != n {
 		return fs.SetAttr(cancel, in, out) // it was private a moment ago
 	}
 	switch {
 	case status == fuse.OK:
 		fs.touched(r, n)
-	case status == fuse.EBUSY && refusal != nil && prepares:
+	case status == fuse.EBUSY && s.refusal != nil && prepares:
 		// A10: succeeds and changes nothing
-		if err := fs.stat(n, h, &st); err != nil {
+		if err := fs.stat(n, h, &s.st); err != nil {
 			return statusOf(err)
 		}
 	default:
 		return status
 	}
-	fillAttr(&out.Attr, &st)
+	fillAttr(&out.Attr, &s.st)
 	fs.changedBeside(in.NodeId, n)
 	if !fs.disguise(&in.InHeader, n, &out.Attr) && in.NodeId == n.id {
-		out.SetTimeout(n.attrsValidFor(st.Size))
+		out.SetTimeout(n.attrsValidFor(s.st.Size))
 	}
 	return fuse.OK
+}
+
+// A setting is one SetAttr.
+type setting struct {
+	r  *request
+	in *fuse.SetAttrIn
+	n  *node
+	h  *handle // nil: by name
+
+	st      unix.Statx_t // what came of it
+	refusal error        // by the gate, in the last try
+}
+
+func (s *setting) try() error {
+	fs, r, in, n, h := s.r.fs, s.r, s.in, s.n, s.h
+	s.refusal = nil
+	// The right to truncate an open file was decided when it was opened.
+	// So was that to write, which takes privileges away: a request that
+	// sets nothing, as the kernel makes it then, looks like chown(2) to
+	// nobody new.
+	set := in.Valid &^ (fuse.FATTR_FH | fuse.FATTR_LOCKOWNER | fuse.FATTR_KILL_SUIDGID)
+	admitted := set == fuse.FATTR_SIZE && h != nil && h.lock != nil
+	if admitted {
+		op, err := h.lock.Begin() // of all that it changes: what is revoked takes no privileges away (L3)
+		if err != nil {
+			return err
+		}
+		defer op.End()
+	} else {
+		c, err := r.covering(n)
+		if err != nil {
+			return err
+		}
+		// Attributes of a directory are part of making it (R5).
+		c.Quiet = set == 0 || n.isDir() || fs.onlyLockNames(n)
+		op, err := r.admit(c)
+		if admitted = err == nil; !admitted && (set != 0 || !r.hasOpen(n)) {
+			s.refusal = err
+			return err
+		}
+		defer op.End()
+	}
+	if err := fs.setAttr(n, h, in); err != nil {
+		return err
+	}
+	if admitted && in.Valid&^(fuse.FATTR_FH|fuse.FATTR_LOCKOWNER) == 0 {
+		if err := fs.chownToNone(r, n); err != nil {
+			return err
+		}
+	}
+	if fd := h.openFD(); fd >= 0 {
+		return statAt(fd, "", &s.st)
+	}
+	return fs.statNode(n, &s.st)
 }
 
 // hasOpen reports whether the caller may write to n through a handle.

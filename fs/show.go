@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/filestore"
 )
 
 // plain returns s as it may stand in a line of text: quoted if it could be
@@ -46,6 +47,15 @@ func (fs *FS) listing() lockstate.Listing {
 	l := lockstate.Listing{
 		Locks: []lockstate.Row{}, Waiters: fs.waits.list(fs),
 		Orphans: []lockstate.Orphan{}, Blockers: []lockstate.Blocker{},
+	}
+	switch {
+	case fs.opts.NoLocking:
+		l.Mode = "off"
+	case fs.opts.Observe:
+		l.Mode = "observe"
+	}
+	if fs.opts.DenyUnlocked {
+		l.Unlocked = "deny"
 	}
 	locks := fs.table.Locks()
 	if len(locks) <= reapListed && fs.reapDead(locks) {
@@ -107,10 +117,10 @@ func (fs *FS) showLocks() []byte {
 	var b bytes.Buffer
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	l := fs.listing()
-	switch {
-	case fs.opts.NoLocking:
+	switch l.Mode {
+	case "off":
 		fmt.Fprintln(w, "# locking is disabled: nothing is enforced")
-	case fs.opts.Observe:
+	case "observe":
 		fmt.Fprintln(w, "# observing only: refusals are noted, not enforced")
 	}
 	fmt.Fprintln(w, "DIR\tKIND\tPROTOCOL\tTOKEN\tSINCE\tPID\tUID\tCOMMAND")
@@ -119,8 +129,12 @@ func (fs *FS) showLocks() []byte {
 		if r.DirBytes != nil {
 			dir = string(r.DirBytes)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%d\t%s\n", plain(dir), r.Kind, r.Protocol, r.Token,
-			r.Since.UTC().Format(time.RFC3339), r.Pid, r.UID, shorten(ownerText(r)))
+		pid := strconv.Itoa(r.Pid)
+		if r.Client != "" && r.Cmd == "" {
+			pid = "-" // who took the lease is gone
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%d\t%s\n", plain(dir), r.Kind, r.Protocol, r.Token,
+			r.Since.UTC().Format(time.RFC3339), pid, r.UID, shorten(ownerText(r)))
 		for _, k := range r.Blockers {
 			fmt.Fprintf(w, "  open: %s\t\t\t\t\t%d\t\t%s\n", plain(k.Path), k.Pid, shorten(plain(k.Cmd)))
 		}
@@ -165,6 +179,13 @@ func printable(r rune) rune {
 
 func (fs *FS) showVersion() []byte {
 	b := fmt.Appendf(nil, "stagefs %s\npid %d\nmounter %d\ntransport %s\n", fs.opts.Version, os.Getpid(), fs.uid, fs.kernel.Name())
+	dir, err := fs.opts.StateDir, error(nil)
+	if dir == "" {
+		dir, err = filestore.DefaultDir()
+	}
+	if err == nil {
+		b = fmt.Appendf(b, "state %s\n", plain(dir))
+	}
 	if reason := fs.unkept.Load(); reason != nil {
 		b = fmt.Appendf(b, "unwritable %s\n", strings.Map(printable, *reason))
 	}

@@ -54,31 +54,59 @@ func stateKeys(root int) ([]string, error) {
 // fsUUID returns the UUID of the file system that a descriptor is on, as
 // hexadecimal digits, or "" where it has none or the kernel cannot tell.
 func fsUUID(fd int) string {
-	const getFSUUID = 0x80111500 // FS_IOC_GETFSUUID, Linux 6.9
-	var uuid struct {
-		len  uint8
-		uuid [16]byte
-	}
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), getFSUUID, uintptr(unsafe.Pointer(&uuid))); errno != 0 {
-		return ""
-	}
-	id := uuid.uuid[:min(int(uuid.len), len(uuid.uuid))]
+	id, _ := readUUID(fd)
 	if strings.Trim(string(id), "\x00") == "" {
 		return ""
 	}
 	return fmt.Sprintf("%x", id)
 }
 
+// readUUID returns what the kernel tells, if it does.
+func readUUID(fd int) (id []byte, told bool) {
+	const getFSUUID = 0x80111500 // FS_IOC_GETFSUUID, Linux 6.9
+	var uuid struct {
+		len  uint8
+		uuid [16]byte
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), getFSUUID, uintptr(unsafe.Pointer(&uuid))); errno != 0 {
+		return nil, false
+	}
+	return uuid.uuid[:min(int(uuid.len), len(uuid.uuid))], true
+}
+
+// Why the state of a backing is not found by its file system's UUID.
+const (
+	NoUUID    = "the kernel tells no UUID of this file system"
+	ZeroUUID  = "the UUID of this file system is zero"
+	NoBirth   = "the directory has no birth time"
+	OnOverlay = "a directory of an overlay has no lasting birth time"
+)
+
 // KnownByUUID reports whether the state of a backing is found by its file
-// system's UUID.
-func KnownByUUID(dir string) (bool, error) {
+// system's UUID, and if it is not, why.
+func KnownByUUID(dir string) (known bool, why string, err error) {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return false, &os.PathError{Op: "open", Path: dir, Err: err}
+		return false, "", &os.PathError{Op: "open", Path: dir, Err: err}
 	}
 	defer unix.Close(fd)
 	keys, err := stateKeys(fd)
-	return len(keys) > 2, err
+	if err != nil || len(keys) > 2 {
+		return err == nil, "", err
+	}
+	var fs unix.Statfs_t
+	switch err := unix.Fstatfs(fd, &fs); {
+	case err != nil:
+		return false, "", err
+	case fs.Type == unix.OVERLAYFS_SUPER_MAGIC:
+		return false, OnOverlay, nil
+	case len(keys) == 1:
+		return false, NoBirth, nil
+	}
+	if _, told := readUUID(fd); told {
+		return false, ZeroUUID, nil
+	}
+	return false, NoUUID, nil
 }
 
 // A CopyError says that the state belongs to another file system with the same

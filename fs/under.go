@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // waysUnder returns what reaches the backing past the mount that is about to
@@ -27,15 +25,27 @@ func waysUnder(root int, dir string, dead *deadMount) ([]string, error) {
 		return nil, err
 	}
 	var ways []string
+	var late []lateLook
 	patience := time.Second
 	for _, e := range pids {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		found, ok := waysInTime(pid, path, dead, patience)
+		look := lateLook{pid, make(chan []string, 1)}
+		go func() { look.ways <- waysOf(pid, path, dead) }()
+		found, ok := look.until(time.Now().Add(patience))
 		if !ok {
 			patience = lessPatience // one of them is enough to wait for
+			late = append(late, look)
+		}
+		ways = append(ways, found...)
+	}
+	end := time.Now().Add(lateTime)
+	for _, look := range late {
+		found, ok := look.until(end)
+		if !ok && dead == nil { // else the first mount had looked
+			found = []string{fmt.Sprintf("pid %d (%s) can't be looked at: it may be in execve(2), waiting for a file system that hangs", look.pid, comm(look.pid))}
 		}
 		ways = append(ways, found...)
 	}
@@ -43,20 +53,36 @@ func waysUnder(root int, dir string, dead *deadMount) ([]string, error) {
 	return append(ways, mounts...), err
 }
 
-// lessPatience is how long the look at each further process may take.
-const lessPatience = 50 * time.Millisecond
+const (
+	// lessPatience is how long the look at each further process may take at first.
+	lessPatience = 50 * time.Millisecond
+	// lateTime is how long those are waited for at last that took longer: on a
+	// machine with too much to do all may.
+	lateTime = 2 * time.Second
+)
 
-// waysInTime is waysOf, which waits for a process that is in execve(2) until that
-// has closed what it has to: perhaps on a file system that hangs.
-func waysInTime(pid int, path string, dead *deadMount, patience time.Duration) (ways []string, ok bool) {
-	ways, ok = procid.Within(patience, func() []string { return waysOf(pid, path, dead) })
-	if ok {
+// A lateLook is a look at a process, which waits as long as that one is in execve(2),
+// until that has closed what it has to: perhaps on a file system that hangs.
+type lateLook struct {
+	pid  int
+	ways chan []string
+}
+
+// until returns what was found, or false if that is not known at a time.
+func (l lateLook) until(end time.Time) (ways []string, ok bool) {
+	select {
+	case ways = <-l.ways:
 		return ways, true
+	default:
 	}
-	if dead != nil {
-		return nil, false // the first mount had looked
+	t := time.NewTimer(time.Until(end))
+	defer t.Stop()
+	select {
+	case ways = <-l.ways:
+		return ways, true
+	case <-t.C:
+		return nil, false
 	}
-	return []string{fmt.Sprintf("pid %d (%s) is in execve(2) and can't be looked at", pid, comm(pid))}, false
 }
 
 // waysOf looks at one process. What cannot be read belongs to somebody whose

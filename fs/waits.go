@@ -210,6 +210,11 @@ func (w *waitList) rivals(x *waiting) (rivals []*waiting, called bool) {
 // enqueue puts x at the end of its line, and tells so.
 func (fs *FS) enqueue(x *waiting, protocol string) {
 	fs.waits.join(x)
+	if l, ok := fs.table.Governing(x.dir); ok && !fs.waits.hasTurn(x) {
+		// R4: those before it have tried, and the owner may have died since with
+		// nobody told. If it is seen to be dead its watch fires.
+		fs.lives(l)
+	}
 	kind := lockstate.Shared
 	if x.write {
 		kind = lockstate.Explicit

@@ -96,12 +96,12 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 			}
 		}
 		if err != nil {
-			return nil, err
+			return nil, q.asked.mark(err)
 		}
 		if g.drained != nil {
 			select {
 			case <-g.drained:
-				if err := t.confirm(g, q); err != nil {
+				if err := g.Confirm(); err != nil {
 					g.Abort()
 					return nil, err
 				}
@@ -245,7 +245,8 @@ func (g *Grant) drainLocked() {
 // confirm checks the request again when what was in flight is over: that may
 // have brought in handles and locks by rename or link, or have taken the
 // directory elsewhere (W3). From then on the lock itself keeps them out.
-func (t *Table) confirm(g *Grant, q Request) error {
+func (g *Grant) confirm() error {
+	t, q := g.t, g.request
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if q.Dir.gone {
@@ -268,9 +269,9 @@ func (g *Grant) Confirm() error {
 		return nil
 	}
 	for {
-		err := g.t.confirm(g, g.request)
+		err := g.confirm()
 		if err == nil || !g.t.resolveRequest(&g.request, err) {
-			return err
+			return g.request.asked.mark(err)
 		}
 	}
 }
@@ -286,36 +287,10 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 			return t.heldLocked(r)
 		}
 	}
-	// (a) and (b): the lock on d and every one above is held by the caller.
-	var gov *row
-	for e := d; e != nil; e = e.parent {
-		r := e.top()
-		if i := slices.Index(e.rows, own); i == 0 {
-			r = nil
-		} else if i > 0 {
-			r = e.rows[i-1]
-		}
-		if r == nil {
-			continue
-		}
-		if r.kind == Shared && e == d {
-			other := t.otherSharer(d, &q)
-			if q.Kind == Shared || other == nil {
-				continue
-			}
-			return t.heldLocked(other)
-		}
-		if !t.holdsLocked(r, p, q.asked) && !r.ownedBy(&q) {
-			return t.heldLocked(r)
-		}
-		if e == d && q.Client != "" && r.lease != nil && r.lease.client != q.Client {
-			return t.heldLocked(r) // it is the client who asks, whatever its process holds beside (L1)
-		}
-		if gov == nil {
-			gov = r
-		}
+	gov, err := t.heldAboveLocked(&q, own)
+	if err != nil {
+		return err
 	}
-	var err error
 	// (c): each lock beneath belongs to the caller or a descendant.
 	d.walkRows(func(r *row) bool {
 		if r.dir == d || r.key() == q.key() || r.owner.ID() == p.ID() || r.owner.Descends(p.ID()) {
@@ -347,6 +322,40 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 		return &HeldError{Err: ErrOpen, Handles: slices.Collect(maps.Values(blocking))}
 	}
 	return nil
+}
+
+// heldAboveLocked checks (a) and (b): the lock on the directory and every one above
+// it is held by the caller. It returns the nearest of them, own aside.
+func (t *Table) heldAboveLocked(q *Request, own *row) (gov *row, err error) {
+	d, p := q.Dir, q.Process
+	for e := d; e != nil; e = e.parent {
+		r := e.top()
+		if i := slices.Index(e.rows, own); i == 0 {
+			r = nil
+		} else if i > 0 {
+			r = e.rows[i-1]
+		}
+		if r == nil {
+			continue
+		}
+		if r.kind == Shared && e == d {
+			other := t.otherSharer(d, q)
+			if q.Kind == Shared || other == nil {
+				continue
+			}
+			return nil, t.heldLocked(other)
+		}
+		if !t.holdsLocked(r, p, q.asked) && !r.ownedBy(q) {
+			return nil, t.heldLocked(r)
+		}
+		if e == d && q.Client != "" && r.lease != nil && r.lease.client != q.Client {
+			return nil, t.heldLocked(r) // it is the client who asks, whatever its process holds beside (L1)
+		}
+		if gov == nil {
+			gov = r
+		}
+	}
+	return gov, nil
 }
 
 // retakes reports whether a request is for what r is already: by the same

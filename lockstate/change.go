@@ -65,7 +65,7 @@ func (t *Table) Begin(c Change) (*Op, error) {
 		t.tell()
 		if err != errWho {
 			t.flushStaged()
-			return op, err
+			return op, c.asked.mark(err)
 		}
 		t.learn(&c)
 	}

@@ -1,6 +1,10 @@
 package lockstate
 
-import "github.com/stagefs/stagefs/lockstate/procid"
+import (
+	"errors"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
 
 // A ScopeKind says which processes own a lock together (H3).
 type ScopeKind uint8
@@ -51,6 +55,7 @@ func (r *row) claim() Claim {
 type asking struct {
 	open    []*row // a decision would change if the process claimed these
 	refuted map[*row]struct{}
+	unsure  bool                   // not all was known of them, or of who has something open
 	friends map[procid.ID]struct{} // other processes that claim what is to be acquired
 }
 
@@ -87,7 +92,8 @@ func (t *Table) resolve(p *procid.Process, a *asking) bool {
 		t.mu.Lock()
 		claim := r.claim()
 		t.mu.Unlock()
-		if t.claims(p, claim) {
+		holds, known := t.claims(p, claim)
+		if holds {
 			t.mu.Lock()
 			r.remember(p.ID())
 			t.mu.Unlock()
@@ -98,9 +104,19 @@ func (t *Table) resolve(p *procid.Process, a *asking) bool {
 			a.refuted = make(map[*row]struct{})
 		}
 		a.refuted[r] = struct{}{}
+		a.unsure = a.unsure || !known
 	}
 	a.open = nil
 	return again
+}
+
+// mark says of a refusal whether it may be for want of knowledge alone.
+func (a *asking) mark(err error) error {
+	var held *HeldError
+	if a.unsure && errors.As(err, &held) {
+		held.Unsure = true
+	}
+	return err
 }
 
 // resolveOpeners finds out who of those that have something open beneath a
@@ -113,7 +129,12 @@ func (t *Table) resolveOpeners(q *Request, held *HeldError) bool {
 	again := false
 	for _, h := range held.Handles {
 		p := h.Handle.proc
-		if _, known := q.asked.friends[p.ID()]; known || p.ID() == (procid.ID{}) || !t.claims(p, claim) {
+		if _, known := q.asked.friends[p.ID()]; known || p.ID() == (procid.ID{}) {
+			continue
+		}
+		holds, known := t.claims(p, claim)
+		if !holds {
+			q.asked.unsure = q.asked.unsure || !known
 			continue
 		}
 		if q.asked.friends == nil {

@@ -48,6 +48,7 @@ type HeldError struct {
 	Lock     Lock          // the lock in the way; zero for ErrOpen and ErrUnlocked
 	Handles  []HandleState // the write handles in the way, for ErrOpen
 	Settling bool          // the lock may still be narrowed to a directory further down (A12)
+	Unsure   bool          // it could not be said what the process carries, or who has something open, and so holds a lock by
 }
 
 func (e *HeldError) Error() string {
@@ -55,6 +56,15 @@ func (e *HeldError) Error() string {
 	case e.Err == ErrOpen && len(e.Handles) > 0:
 		h := e.Handles[0]
 		return fmt.Sprintf("%s is %v (pid %d)", strconv.Quote(h.Path), e.Err, h.Owner.Pid)
+	case e.Lock.Token != 0 && e.Err == ErrHeld:
+		by, has := fmt.Sprintf("pid %d", e.Lock.Owner.Pid), ErrHeld.Error()
+		if e.Lock.Client != "" { // whatever became of the process that took it
+			by, has = "client "+strconv.Quote(e.Lock.Client), "held by a client's lease"
+		}
+		if e.Lock.Kind == Shared { // it may be the caller's own
+			has = "held by a shared lock: nobody writes while it lasts"
+		}
+		return fmt.Sprintf("%s is %s (%s, token %d)", strconv.Quote(e.Lock.Path), has, by, e.Lock.Token)
 	case e.Lock.Token != 0:
 		return fmt.Sprintf("%s is %v (pid %d, token %d)", strconv.Quote(e.Lock.Path), e.Err, e.Lock.Owner.Pid, e.Lock.Token)
 	}

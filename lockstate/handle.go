@@ -53,7 +53,7 @@ func (t *Table) OpenHandle(c Change, name string) (*Handle, error) {
 		t.tell()
 		if err != errWho {
 			t.flushStaged()
-			return h, err
+			return h, c.asked.mark(err)
 		}
 		t.learn(&c)
 	}

@@ -22,6 +22,7 @@ type leases struct {
 	mu      sync.Mutex
 	carried map[procid.ID]lockstate.Claim
 	asked   int
+	busy    bool // it can't be said what anybody carries
 }
 
 func newLeases(t *testing.T) *leases {
@@ -31,12 +32,13 @@ func newLeases(t *testing.T) *leases {
 		Clock: func() time.Duration { return time.Since(start) },
 		// The wall clock goes wild: no deadline depends on it (L4).
 		Now: func() time.Time { return time.Unix(rand.Int64N(1<<32), 0) },
-		Claims: func(p *procid.Process, c lockstate.Claim) bool {
+		Claims: func(p *procid.Process, c lockstate.Claim) (holds, known bool) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.asked++
 			has := f.carried[p.ID()]
-			return c.Client != "" && has.Client == c.Client && (has.UID == c.UID || has.UID == 0) || c.Scope.Kind != 0 && has.Scope == c.Scope
+			holds = c.Client != "" && has.Client == c.Client && (has.UID == c.UID || has.UID == 0) || c.Scope.Kind != 0 && has.Scope == c.Scope
+			return holds && !f.busy, !f.busy
 		},
 	})
 	return f
@@ -176,6 +178,35 @@ func TestL1Reentry(t *testing.T) {
 	})
 }
 
+// A refusal says whether it may be for want of knowledge of what the process carries.
+func TestL2Unsure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		f.mustLease(f.child, "a", "x", time.Minute)
+		f.take(f.parent, "b", lockstate.Explicit)
+		f.carried[f.stranger.ID()] = lockstate.Claim{Client: "x", UID: 1000}
+		refusal := func(path string, want bool) {
+			t.Helper()
+			in := []*lockstate.Dir{f.dir(path)}
+			_, begin := f.Begin(lockstate.Change{Process: f.stranger, Dirs: in})
+			_, open := f.OpenHandle(lockstate.Change{Process: f.stranger, Dirs: in}, "f")
+			q := lockstate.Request{Process: f.stranger, Dir: in[0], Kind: lockstate.Explicit, Protocol: "create"}
+			_, acquire := f.Acquire(closed, q)
+			for what, err := range map[string]error{"Begin": begin, "OpenHandle": open, "Acquire": acquire, "Probe": f.Probe(q)} {
+				var held *lockstate.HeldError
+				if !errors.As(err, &held) || held.Unsure != want {
+					t.Errorf("%s(%s) = %+v, want a refusal with Unsure %t", what, path, err, want)
+				}
+			}
+		}
+		f.busy = true
+		refusal("a", true)
+		refusal("b", false)
+		f.busy = false
+		f.mayChange(f.stranger, "a")
+	})
+}
+
 // L2: claims are looked up only where a refusal depends on them, and who was
 // found once is not asked again.
 func TestL2Claims(t *testing.T) {
@@ -234,6 +265,67 @@ func TestL2Openers(t *testing.T) {
 		f.wantError("Acquire", "a", err, lockstate.ErrOpen, 0)
 		f.carried[f.stranger.ID()] = lockstate.Claim{Client: "x", UID: 1000}
 		f.mustLease(f.child, "a", "x", 0)
+		h.Close()
+	})
+}
+
+// What is in the way may be the client's own: the refusal says so if that can't be
+// said, also where a file came in after the request was admitted.
+func TestL2OpenersUnsure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		f.carried[f.stranger.ID()] = lockstate.Claim{Client: "x", UID: 1000}
+		f.busy = true
+		want := func(what string, err error, unsure bool) {
+			t.Helper()
+			var held *lockstate.HeldError
+			if !errors.As(err, &held) || held.Err != lockstate.ErrOpen || held.Unsure != unsure {
+				t.Errorf("%s = %+v, want %v with Unsure %t", what, err, lockstate.ErrOpen, unsure)
+			}
+		}
+		h := f.open(f.stranger, "a")
+		_, err := f.lease(f.child, "a", "x", 0)
+		want("Acquire", err, true)
+		_, err = f.try(f.child, "a", lockstate.Explicit)
+		want("Acquire for a process alone", err, false)
+
+		// It comes in while the request waits for what is under way, or later.
+		q := lockstate.Request{Process: f.child, Kind: lockstate.Explicit, Protocol: "command", Command: true, Client: "x", UID: 1000}
+		acquire := func(path string) (*lockstate.Grant, error) {
+			op, err := f.Begin(lockstate.Change{Process: f.parent, Dirs: []*lockstate.Dir{f.dir(path)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				synctest.Wait()
+				h.Moved("f", f.dir("a"), f.dir(path))
+				op.End()
+			}()
+			q.Dir = f.dir(path)
+			return f.Acquire(nil, q)
+		}
+		_, err = acquire("b")
+		want("Acquire that waited", err, true)
+		f.busy = false
+		h.Moved("f", f.dir("b"), f.dir("a"))
+		g, err := acquire("c")
+		if err != nil {
+			t.Fatalf("Acquire where it is known = %v, want a grant", err)
+		}
+		g.Abort()
+		h.Moved("f", f.dir("c"), f.dir("a"))
+		q.Dir = f.dir("d")
+		if g, err = f.Acquire(closed, q); err != nil {
+			t.Fatal(err)
+		}
+		f.busy = true
+		h.Moved("f", f.dir("a"), f.dir("d"))
+		want("Confirm", g.Confirm(), true)
+		f.busy = false
+		if err := g.Confirm(); err != nil {
+			t.Errorf("Confirm where it is known = %v, want nil", err)
+		}
+		g.Abort()
 		h.Close()
 	})
 }

@@ -9,6 +9,9 @@ type Listing struct {
 	Waiters  []Waiter  `json:"waiters"`
 	Orphans  []Orphan  `json:"orphans"`
 	Blockers []Blocker `json:"blockers"` // left open under locks that have ended (R8)
+
+	Mode     string `json:"mode,omitempty"`     // observe: refusals are only noted; off: nothing is locked
+	Unlocked string `json:"unlocked,omitempty"` // deny: writing needs a lock (W4)
 }
 
 // A Row is one lock of a [Listing].

@@ -15,7 +15,7 @@ func (t *Table) Probe(q Request) error {
 	for {
 		err := t.probe(q)
 		if err == nil || !t.resolveRequest(&q, err) {
-			return err
+			return q.asked.mark(err)
 		}
 	}
 }

@@ -24,8 +24,9 @@ type Options struct {
 	// World names where process ids mean what they mean now.
 	World string
 	// Claims tells whether a process holds a lock by what it carries (H3, L2).
-	// It may make system calls. nil: none does.
-	Claims func(*procid.Process, Claim) bool
+	// known is false where that can't be said now. It may make system calls. nil:
+	// none does.
+	Claims func(*procid.Process, Claim) (holds, known bool)
 	// Notify is told of each event. It is called with the table's mutex held,
 	// and so in order; it must not block, nor call the table. nil: nobody.
 	Notify func(Event)
@@ -51,7 +52,7 @@ type Table struct {
 	lineage lineageText // protected by mu
 	text    []byte      // likewise: room for a record
 	world   string
-	claims  func(*procid.Process, Claim) bool
+	claims  func(*procid.Process, Claim) (holds, known bool)
 	clock   func() time.Duration
 	notify  func(Event)
 

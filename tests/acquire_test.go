@@ -229,6 +229,7 @@ func TestL2Commands(t *testing.T) {
 	if r := runCmd(t, cmd); r.Status != 66 || !strings.Contains(r.Err, "acquire --client-file") {
 		t.Errorf("acquire with STAGEFS_CLIENT_FILE of a missing file: %v, want 66 and how it is made", r)
 	}
+	m.wantStatus(66, "make it with: stagefs acquire --client-file "+file+".missing DIR", "release", "--client-file", file+".missing", dir)
 	other := filepath.Join(tempDir(t), "id")
 	m.wantStatus(75, "", "acquire", "-n", "--client-file", other, dir)
 	if _, err := os.Stat(other); err == nil {

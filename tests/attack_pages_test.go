@@ -162,9 +162,38 @@ func TestFaultPagesHeldAlone(t *testing.T) {
 	}
 }
 
+// TestFaultPagesHeldReplace: an upgrade gives up where the kernel waits for such a page,
+// and a later one succeeds. Meanwhile the daemon serves.
+func TestFaultPagesHeldReplace(t *testing.T) {
+	for _, transport := range []string{"threads", "uring"} {
+		t.Run(transport, func(t *testing.T) {
+			m, letGo := holdPages(t, transport)
+			wantRefusal(t, "75", []string{"cannot be replaced", "backing", "try again", "serves on"}, "mount", "--replace", m.Path)
+			openDir(t, m.At("E"))
+			letGo()
+			eventually(t, "the kernel waits no more", func() bool { return !sleepsIn(m.daemon(), "folio_lock") })
+			m.replace()
+			if b, err := os.ReadFile(m.At("D/f")); err != nil || !strings.HasSuffix(string(b), "xend") {
+				t.Errorf("%d bytes, %v", len(b), err)
+			}
+		})
+	}
+}
+
 // pagesHeld is the mount of a daemon that is killed while it has the kernel drop pages
 // that it is reading itself: so it does not end.
 func pagesHeld(t *testing.T, transport string, opts ...string) (m *Mount, pid int) {
+	t.Helper()
+	m, letGo := holdPages(t, transport, opts...)
+	pid = m.daemon()
+	mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
+	letGo()
+	return m, pid
+}
+
+// holdPages is the mount of a daemon that has the kernel drop pages which it is reading
+// itself, until letGo is called.
+func holdPages(t *testing.T, transport string, opts ...string) (m *Mount, letGo func()) {
 	t.Helper()
 	needTransport(t, transport)
 	needInject(t)
@@ -179,7 +208,8 @@ func pagesHeld(t *testing.T, transport string, opts ...string) (m *Mount, pid in
 		<-goOn
 		return false
 	}})
-	t.Cleanup(func() { let.Do(func() { close(goOn) }) })
+	letGo = func() { let.Do(func() { close(goOn) }) }
+	t.Cleanup(letGo)
 	m.start(append(opts, "--no-passthrough", "--transport", transport))
 	t.Cleanup(m.stop)
 	m.awaitReady()
@@ -190,7 +220,7 @@ func pagesHeld(t *testing.T, transport string, opts ...string) (m *Mount, pid in
 			abort() // or it would be there for ever
 		}
 	})
-	pid = m.daemon()
+	pid := m.daemon()
 	writer, reader := agent(t), agent(t)
 	writer.mustCommand(m, "acquire D client=x ttl=1h")
 	reader.must("open", "r", m.At("D/f"), "rdonly")
@@ -203,9 +233,7 @@ func pagesHeld(t *testing.T, transport string, opts ...string) (m *Mount, pid in
 	}
 	writer.must("write", "w", "end") // the kernel is to drop all pages
 	eventually(t, "the kernel waits for the page", func() bool { return sleepsIn(pid, "folio_lock") })
-	mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
-	let.Do(func() { close(goOn) })
-	return m, pid
+	return m, letGo
 }
 
 // sleepsIn tells whether a thread of a process sleeps in a function of the kernel.

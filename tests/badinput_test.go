@@ -149,7 +149,10 @@ func TestBadOptions(t *testing.T) {
 		{"depth", []string{"mount", "--depth", "-1", dir}},
 		{"depth", []string{"mount", dir, "--depth", "-1"}},
 		{"depth", []string{"mount", "--depth", "many", dir}},
+		{"want 1 or more", []string{"mount", "--depth", "0", dir}},
 		{"unlocked", []string{"mount", "--unlocked", "perhaps", dir}},
+		{"--disable-locking and --unlocked=deny exclude", []string{"mount", "--disable-locking", "--unlocked=deny", dir}},
+		{"--disable-locking and --enforce=observe exclude", []string{"mount", "--disable-locking", "--enforce=observe", dir}},
 		{"frobnicate", []string{"mount", "--frobnicate", dir}},
 		{"", []string{"mount"}},
 		{"", []string{"mount", ""}},
@@ -194,6 +197,7 @@ func TestCommands(t *testing.T) {
 		{"free", []string{"why", m.At("elsewhere")}},
 		{"mount", []string{"--help"}},
 		{"depth", []string{"mount", "--help"}},
+		{"depth", []string{"h", "mount"}},
 	} {
 		r := run(t, stagefsBin(), c.args...)
 		if r.Status != 0 || r.Err != "" || !strings.Contains(r.Out, c.has) {

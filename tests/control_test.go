@@ -136,8 +136,10 @@ func TestControlBreak(t *testing.T) {
 	a.must("mkdir", m.At("D"))
 	a.must("creat", m.At("E/devserver"), "wronly,creat,excl")
 	user.want("EPERM", "put", m.control("ctl"), "break D because\n", "")
-	if r := runCmdAs(t, user, m, "break", "--why", "impatient", m.At("D")); !strings.HasPrefix(r, "77 ") {
-		t.Errorf("stagefs break by an ordinary user: %q, want status 77", r)
+	for _, args := range [][]string{{"break", "--why", "impatient", m.At("D")}, {"mount", "--replace", m.Path}} {
+		if r := runCmdAs(t, user, m, args...); !strings.HasPrefix(r, "77 ") || !strings.Contains(r, "only root and who mounted") || strings.Contains(r, "not permitted") {
+			t.Errorf("stagefs %q by an ordinary user: %q, want status 77, and who may", args, r)
+		}
 	}
 	m.wantOwner("D", a.Pid)
 	b.want("ok", "put", m.control("ctl"), "break D it hangs since noon\n", "")

@@ -77,6 +77,15 @@ func mountHeld(t *testing.T, dir string) (m *Mount, a *Agent) {
 	return m, a
 }
 
+// TestDoctorIdentity: a UUID of zeros identifies nothing, and doctor says so.
+func TestDoctorIdentity(t *testing.T) {
+	needUUID(t, newImage(t, 8).static())
+	r := run(t, stagefsBin(), "doctor", newImage(t, 8, "-U", "clear").static())
+	if !strings.Contains(r.Out, "the UUID of this file system is zero") || !strings.Contains(r.Out, "tune2fs -U random") {
+		t.Errorf("doctor: %v", r)
+	}
+}
+
 // TestFaultDeviceNumber: a file system that has another device number keeps its
 // locks, leases and tokens, and one that has its former number gets none of them.
 func TestFaultDeviceNumber(t *testing.T) {

@@ -183,6 +183,40 @@ func TestFaultDescriptorsRemoval(t *testing.T) {
 	}
 }
 
+// TestFaultNoDescriptors: when the daemon has no descriptors left, those who wait for
+// a lock get it all the same, and the listing is shown.
+func TestFaultNoDescriptors(t *testing.T) {
+	for _, transport := range transports {
+		t.Run(transport, func(t *testing.T) {
+			needTransport(t, transport)
+			t.Setenv("STAGEFS_MOUNT_OPTS", "")
+			m := mount(t, "--transport", transport)
+			openDir(t, m.Back("D"))
+			call := lockCalls()[0]
+			holder, waiter := locker(t), locker(t)
+			for _, a := range []*Agent{holder, waiter} {
+				a.must("open", "x", m.At("D/devserver"), "rdwr,creat")
+			}
+			holder.must(call.tryExclusive("x")...)
+			old := m.limitFiles(t, 3) // what is open stays so
+			defer m.limitFiles(t, int(old.Cur))
+			got := waiter.Start(call.waitExclusive("x")...)
+			m.awaitWaiters("D", 1)
+			holder.must(call.unlock("x")...)
+			answer := inBackground(got)
+			select {
+			case s := <-answer:
+				if s != "ok" {
+					t.Errorf("the waiter: %s", s)
+				}
+			case <-time.After(patience):
+				t.Error("the waiter gets no answer")
+			}
+			m.wantOwner("D", waiter.Pid)
+		})
+	}
+}
+
 // limitFiles sets how many descriptors the daemon may have.
 func (m *Mount) limitFiles(t *testing.T, n int) (old unix.Rlimit) {
 	t.Helper()

@@ -21,9 +21,9 @@ type elsewhere struct {
 	m *Mount
 }
 
-func newElsewhere(t *testing.T) *elsewhere {
+func newElsewhere(t *testing.T, opts ...string) *elsewhere {
 	t.Helper()
-	e := &elsewhere{t, mount(t)}
+	e := &elsewhere{t, mount(t, opts...)}
 	openFile(t, e.m.Back("f"), "x")
 	return e
 }
@@ -91,10 +91,35 @@ func stuckThreads(pid int) (n int) {
 	return n
 }
 
+// inBackground has "" for whoever asks again, or where the test failed meanwhile.
 func inBackground(answer func() string) <-chan string {
 	c := make(chan string, 1)
-	go func() { c <- answer() }()
+	go func() {
+		defer close(c)
+		c <- answer()
+	}()
 	return c
+}
+
+// TestFaultExecUnder: a process in execve(2) may have what reaches the files past the
+// mount (M5): it is named, and --strict refuses until it can be looked at.
+func TestFaultExecUnder(t *testing.T) {
+	e, dir := newElsewhere(t), staticDir(t)
+	stuck := agent(t)
+	e.stick(stuck)
+	says := "pid " + itoa(stuck.Pid) + " ("
+	m := mountOver(t)
+	if log := m.Log(); !strings.Contains(log, says) || !strings.Contains(log, "can't be looked at") {
+		t.Errorf("the log does not name the process (%s…):\n%s", says, log)
+	}
+	strict := []string{"mount", "-d", "--strict", "--state-dir", filepath.Join(tempDir(t), "state"), dir}
+	wantRefusal(t, "75", []string{says, "can't be looked at"}, strict...)
+	e.answer()
+	defer syscall.Unmount(dir, 2) // MNT_DETACH
+	eventually(t, "a strict mount", func() bool { return run(t, stagefsBin(), strict...).Status == 0 })
+	if r := run(t, stagefsBin(), "umount", dir); r.Status != 0 {
+		t.Errorf("umount: %v", r)
+	}
 }
 
 // TestFaultExecChild: who is not known yet, and descends from a process in
@@ -273,6 +298,29 @@ func TestFaultExecScope(t *testing.T) {
 		t.Errorf("D is locked for the %s, want session", l.Scope)
 	}
 	other.want("EBUSY", "put", m.At("D/f"), "x", "creat")
+}
+
+// TestFaultExecScopeMember: who may be in the group that has a lock is known to be
+// when its leader can be looked at: it is waited for.
+func TestFaultExecScopeMember(t *testing.T) {
+	e, m := newElsewhere(t), mount(t)
+	openDir(t, m.Back("D"))
+	leader, other := scoped(t, &syscall.SysProcAttr{Setpgid: true}), agent(t)
+	in := &syscall.SysProcAttr{Setpgid: true, Pgid: leader.Pid}
+	first, member := scoped(t, in), scoped(t, in)
+	first.mustCommand(m, "acquire D owner=group")
+	e.stick(leader)
+	began := time.Now()
+	done := inBackground(member.Start("put", m.At("D/f"), "x", "creat"))
+	stays(t, done, "a change by a member of a group whose leader is in execve(2)")
+	othersGoOn(t, m, other)
+	e.answer()
+	soon := time.Since(began) < 900*time.Millisecond // a second later it is a stranger
+	if got := <-done; got != "ok" && soon {
+		t.Errorf("afterwards: %s, want ok", got)
+	}
+	member.must("put", m.At("D/g"), "x", "creat")
+	other.want("EBUSY", "put", m.At("D/h"), "x", "creat")
 }
 
 // TestFaultExecOwner: an owner that dies is noticed, whoever is in execve(2).

@@ -140,6 +140,53 @@ func TestFaultStuckCall(t *testing.T) {
 	})
 }
 
+// TestFaultStuckReplace: a daemon that waits for its backing is not replaced; all
+// else goes on then, those who wait for a lock in their place, and a later
+// replacement succeeds.
+func TestFaultStuckReplace(t *testing.T) {
+	need(t, "root", "fuse")
+	for _, transport := range []string{"threads", "uring"} {
+		t.Run(transport, func(t *testing.T) {
+			needTransport(t, transport)
+			t.Setenv("STAGEFS_MOUNT_OPTS", "")
+			m := mount(t, "--transport", transport)
+			for _, dir := range []string{"slow", "free", "D"} {
+				openDir(t, m.Back(dir))
+				mustDo(t, os.WriteFile(m.Back(dir+"/f"), []byte("x"), 0o644))
+			}
+			answer := unansweredOpen(t, m.Back("slow/f"))
+			defer answer()
+			waiting := m.waiting()
+			slow := startCmd(t, exec.Command("cat", m.At("slow/f")))
+			eventually(t, "the open is stuck", func() bool { return waiting() >= 1 })
+			holder, next := locker(t), locker(t)
+			holder.must("open", "l", m.At("D", "devserver"), "rdwr,creat")
+			holder.must("flock", "l", "ex")
+			next.must("open", "l", m.At("D", "devserver"), "rdwr,creat")
+			got := next.Start("flock", "l", "ex")
+			m.awaitWaiters("D", 1)
+
+			wantRefusal(t, "75", []string{"cannot be replaced", "backing", "try again", "serves on"}, "mount", "--replace", m.Path)
+			mustDo(t, os.WriteFile(m.At("free", "g"), []byte("x"), 0o644))
+			holder.must("put", m.At("D", "g"), "held", "wronly,creat")
+			if slow.over() {
+				t.Error("what was stuck has ended")
+			}
+			m.awaitWaiters("D", 1)
+			holder.must("flock", "l", "un")
+			if s := got(); s != "ok" {
+				t.Errorf("the one who waited: %s", s)
+			}
+			answer()
+			if r := slow.Wait(); r.Status != 0 || r.Out != "x" {
+				t.Errorf("the one who was stuck: %v", r)
+			}
+			m.replace()
+			next.must("put", m.At("D", "g"), "next", "wronly,trunc")
+		})
+	}
+}
+
 // unansweredOpen has whoever opens a file wait until answer is called, or this
 // process ends.
 func unansweredOpen(t *testing.T, file string) (answer func()) {

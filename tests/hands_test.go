@@ -127,7 +127,9 @@ func (h *hands) do(w []string) (out string, err error) {
 			return "", err
 		}
 		defer unix.Close(n)
-		_, err = unix.Write(n, []byte(w[2]))
+		for err = unix.EINTR; err == unix.EINTR; { // the signals of Go's scheduler
+			_, err = unix.Write(n, []byte(w[2]))
+		}
 		buf := make([]byte, 1<<16)
 		m, rerr := unix.Pread(n, buf, 0)
 		if rerr != nil {
@@ -209,6 +211,8 @@ func (h *hands) do(w []string) (out string, err error) {
 		return "", unix.Chdir(w[1])
 	case "exit":
 		os.Exit(int(number(w[1], 0)))
+	case "seize": // seize PID: traces it as a debugger that waits for nothing
+		return "", seizeThreads(w[1])
 	case "fork": // fork SOCKET [setsid]
 		cmd := agentCmd(w[1])
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: w[2] == "setsid"}

@@ -237,6 +237,11 @@ func TestM5(t *testing.T) {
 			}
 		})
 	}
+	t.Run("elsewhere", func(t *testing.T) {
+		dir := staticDir(t)
+		m := mountDir(t, dir, dir+".mnt", "--strict")
+		eventually(t, "a warning", func() bool { return strings.Contains(m.Log(), "what is done in "+dir+" itself is not seen") })
+	})
 	t.Run("nobody", func(t *testing.T) {
 		dir := staticDir(t)
 		m := mountDir(t, dir, dir, "--strict")

@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -186,5 +187,35 @@ func TestNamesInRoot(t *testing.T) {
 				t.Errorf("another tree than in a plain directory:\n%s", diff(want, got))
 			}
 		})
+	}
+}
+
+// TestNamesSuggested: a command that a message suggests is one that a shell reads.
+func TestNamesSuggested(t *testing.T) {
+	need(t, "root", "fuse", "bash")
+	for _, name := range []string{"with space", "it's", "a\nb'\\\xff"} {
+		dir := filepath.Join(tempDir(t), name)
+		mustDo(t, os.Mkdir(dir, 0o755))
+		m := newMount(t, dir, dir)
+		said := m.startBackground().Err
+		_, line, _ := strings.Cut(said, "unmount with: stagefs ")
+		r := run(t, "bash", "-c", "exec \"$0\" "+strings.TrimSpace(line), stagefsBin())
+		if r.Status != 0 || mountedAt(dir) {
+			t.Errorf("%q: it said %q, which does: %v", name, said, r)
+		}
+	}
+}
+
+// TestNamesJSON: acquire --json has the bytes of a directory that is no UTF-8.
+func TestNamesJSON(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("a\xff"))
+	var lock struct {
+		Dir      string
+		DirBytes []byte `json:"dir_bytes"`
+	}
+	r := run(t, stagefsBin(), "acquire", "--json", "--client=x", m.At("a\xff"))
+	if err := json.Unmarshal([]byte(r.Out), &lock); err != nil || string(lock.DirBytes) != m.At("a\xff") {
+		t.Errorf("acquire --json: %v, %+v, %v", r, lock, err)
 	}
 }

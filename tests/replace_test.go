@@ -338,7 +338,7 @@ func TestS1ReplaceRefused(t *testing.T) {
 		t.Errorf("pid %d, want %d; replaced %d times", now, pid, m.goneOn())
 	}
 	plain := mountOver(t, "--transport", "fuse")
-	if r := run(t, stagefsBin(), "mount", "--replace", plain.Path); r.Status == 0 || !strings.Contains(r.Err, "cannot be handed over") {
+	if r := run(t, stagefsBin(), "mount", "--replace", plain.Path); r.Status != 69 || !strings.Contains(r.Err, "cannot be handed over; unmount, and mount with another --transport; ") {
 		t.Errorf("with go-fuse's own server: %v", r)
 	}
 	mustDo(t, os.WriteFile(plain.At("file"), nil, 0o644))

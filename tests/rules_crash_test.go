@@ -466,6 +466,39 @@ func TestR7DaemonKilled(t *testing.T) {
 	}
 }
 
+// TestR7RestoreOver: what comes back is merged with a directory in the root, which is
+// covered by the mount itself.
+func TestR7RestoreOver(t *testing.T) {
+	m := mountOver(t, "--on-crash", "quarantine")
+	for _, into := range []string{"D", "E"} {
+		a := agent(t)
+		a.must("mkdir", m.At("D"))
+		a.must("mkdir", m.At("D", "sub"))
+		a.must("put", m.At("D", "sub", "f"), "new", "wronly,creat")
+		a.Kill()
+		m.awaitFree("D")
+		all := m.quarantine()
+		if len(all) != 1 {
+			t.Fatalf("quarantine: %+v", all)
+		}
+		mustDo(t, os.MkdirAll(m.At(into, "sub"), 0o777))
+		mustDo(t, os.WriteFile(m.At(into, "sub", "old"), []byte("old"), 0o666))
+		if s := m.Ctl("release " + into); s != "ok" {
+			t.Fatal(s)
+		}
+		p := startCmd(t, exec.Command(stagefsBin(), "quarantine", "--restore", all[0].ID, m.At(into)))
+		eventually(t, "it is restored", p.over)
+		if r := p.Wait(); r.Status != 0 {
+			t.Fatalf("restore into %s: %v", into, r)
+		}
+		wantTree(t, m.At(into), []string{"sub/", "sub/f=new", "sub/old=old"})
+		if all := m.quarantine(); len(all) != 0 {
+			t.Errorf("still in quarantine: %+v", all)
+		}
+		mustDo(t, os.RemoveAll(m.At(into)))
+	}
+}
+
 // TestR7Restore: nothing is replaced, only admins may, and what is deleted is
 // gone from the backing.
 func TestR7Restore(t *testing.T) {
@@ -496,7 +529,8 @@ func TestR7Restore(t *testing.T) {
 	wantRefusal(t, "75", []string{"H"}, "quarantine", "--restore", id, m.At("H"))
 	wantRefusal(t, "66", []string{"not there"}, "quarantine", "--restore", id, m.At("no/such"))
 	wantRefusal(t, "66", []string{"999"}, "quarantine", "--restore", "999", m.Path)
-	if r := run(t, stagefsBin(), "quarantine", m.Path); r.Status != 0 || !strings.Contains(r.Out, id) {
+	if r := run(t, stagefsBin(), "quarantine", m.Path); r.Status != 0 || !strings.Contains(r.Out, id) ||
+		!strings.Contains(r.Out, all[0].Time.UTC().Format(time.RFC3339)) || !strings.Contains(r.Out, "exited: signal 9") {
 		t.Errorf("%v", r)
 	}
 	if r := run(t, stagefsBin(), "quarantine", "--restore", id, m.At("G")); r.Status != 0 {
@@ -509,13 +543,13 @@ func TestR7Restore(t *testing.T) {
 
 	b := agent(t)
 	b.must("mkdir", m.At("D"))
-	b.Kill()
+	b.Exit(3)
 	m.awaitFree("D")
 	if r := run(t, stagefsBin(), "quarantine", "--delete-older", "1h", m.Path); r.Status != 0 {
 		t.Error(r)
 	}
-	if n := len(m.quarantine()); n != 1 {
-		t.Errorf("%d left, want the new one", n)
+	if left := m.quarantine(); len(left) != 1 || left[0].Why != "status 3" {
+		t.Errorf("left: %+v, want the new one, of exit status 3", left)
 	}
 	if r := run(t, stagefsBin(), "quarantine", "--delete-older", "0s", m.Path); r.Status != 0 {
 		t.Error(r)

@@ -106,7 +106,7 @@ func TestL1Renew(t *testing.T) {
 	b.wantCommand(m, "ENOENT", "renew D client=y")
 	b.wantCommand(m, "ENOENT", "check D client=y")
 	over := stranger(t).follow(m, "D", first.Token)
-	b.mustCommand(m, "renew D client=x ttl=20ms")
+	b.mustCommand(m, "renew D client=x ttl=.02")
 	if end := over(); end.Ended != lockstate.Expired {
 		t.Errorf("shortened: %+v, want expired", end)
 	}

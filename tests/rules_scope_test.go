@@ -301,7 +301,7 @@ func TestH3Background(t *testing.T) {
 }
 
 // TestH3RootCgroup: processes in no cgroup of their own hold alone, where the mount
-// has the cgroup by default.
+// has the cgroup by default; the log says so once.
 func TestH3RootCgroup(t *testing.T) {
 	m := mount(t, "--owner=cgroup")
 	root := cgroupRoot(t)
@@ -315,5 +315,9 @@ func TestH3RootCgroup(t *testing.T) {
 	a.must("put", m.At("D/sub/f"), "x", "creat")
 	if scope := m.Locks()["D/sub"].Scope; scope != "" && scope != "process" {
 		t.Errorf("D/sub is locked for the %s", scope)
+	}
+	a.must("mkdir", m.At("E"))
+	if n := strings.Count(m.Log(), "as with --owner=process"); n != 1 {
+		t.Errorf("the log has %d warnings, want 1:\n%s", n, m.Log())
 	}
 }

@@ -176,7 +176,7 @@ func TestA7RunUsage(t *testing.T) {
 		{"--client= D true", 64, "empty"},
 		{"--client a --client-file b D true", 64, "exclude"},
 		{"--client a --owner group D true", 64, "client's"},
-		{"--client-file /no/such/file D true", 66, "no such file"},
+		{"--client-file /no/such/file D true", 66, "/no/such/file is missing; make it with"},
 		{"D no-such-command", 127, "no such command"},
 	} {
 		args := append([]string{"run"}, strings.Fields(tt.args)...)

@@ -89,6 +89,9 @@ func TestDoctorServed(t *testing.T) {
 		if want := "is served by process " + itoa(m.cmd.Process.Pid); !strings.Contains(r.Out, want) || strings.Contains(r.Out, "umount") {
 			t.Errorf("doctor: %v; want %q", r, want)
 		}
+		if !strings.Contains(r.Out, "ok    state           "+m.State+"\n") {
+			t.Errorf("doctor: %v; want the mount's state directory, %s", r, m.State)
+		}
 	}
 	m.kill()
 	for _, args := range [][]string{{"doctor", m.Path}, {"doctor"}} {

@@ -31,7 +31,7 @@ func TestCommandWords(t *testing.T) {
 		{"x\xff", []string{"run", m.At("D"), "true"}, 64, `the client ID "x\xff" holds what is no UTF-8`},
 		{" x", []string{"release", m.At("D")}, 64, `the client ID " x" begins or ends with a blank`},
 		{"", []string{"release", "--client", strings.Repeat("n", 257), m.At("D")}, 64, "257 bytes"},
-		{"", []string{"acquire", "--client", "x", "--ttl", "1000h", m.At("D")}, 64, "ttl: not between 10ms and 24h0m0s\n"},
+		{"", []string{"acquire", "--client", "x", "--ttl", "1000h", m.At("D")}, 64, "ttl: want 10ms to 24h\n"},
 		{"", []string{"acquire", long}, 66, "file name too long"},
 		{"", []string{"run", long, "true"}, 66, "file name too long"},
 		{"", []string{"check", long}, 66, "file name too long"},

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
@@ -142,12 +143,17 @@ func (c *command) printStatus(ctx *cli.Context, d *client.Dir, s client.Status) 
 	}
 	w := json.NewEncoder(c.out)
 	w.SetEscapeHTML(false)
+	var bytes []byte
+	if !utf8.ValidString(d.Path()) {
+		bytes = []byte(d.Path())
+	}
 	return w.Encode(struct {
 		Dir      string  `json:"dir"`
+		DirBytes []byte  `json:"dir_bytes,omitempty"` // when it is not valid UTF-8
 		Token    uint64  `json:"token"`
 		Kind     string  `json:"kind,omitempty"`
 		Client   string  `json:"client,omitempty"`
 		TTL      float64 `json:"ttl,omitempty"`      // seconds
 		Deadline float64 `json:"deadline,omitempty"` // seconds from now
-	}{d.Path(), s.Token, s.Kind, s.Client, s.TTL.Seconds(), s.Deadline.Seconds()})
+	}{d.Path(), bytes, s.Token, s.Kind, s.Client, s.TTL.Seconds(), s.Deadline.Seconds()})
 }

@@ -27,7 +27,7 @@ func normalize(app *cli.App, args []string) ([]string, error) {
 		}
 		return []string{"--help"}, nil
 	}
-	if args[name] == "help" {
+	if args[name] == "help" || args[name] == "h" {
 		about := slices.DeleteFunc(slices.Clone(args[name+1:]), isHelp)
 		switch {
 		case len(about) > 1:

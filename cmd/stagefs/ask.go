@@ -193,7 +193,7 @@ func silence(mount *fs.MountEntry) string {
 		return text + fmt.Sprintf(": it is stopped; continue it with: kill -CONT %d", pid)
 	}
 	if dying(pid) {
-		return text + ": it was killed, and cannot end; help it, as root, with: stagefs umount " + quote(mount.Path)
+		return text + ": it was killed, and cannot end; help it, as root, with: stagefs umount " + shellWord(mount.Path)
 	}
 	return text + fmt.Sprintf("; if it hangs, end it with: kill -9 %d, and mount again", pid)
 }
@@ -310,8 +310,11 @@ func suspect(mount *fs.MountEntry) int {
 		}
 		status, _ := procid.ReadStatus(pid)
 		uid, _, _ := strings.Cut(status.Field("Uid"), "\t")
-		args := commandLine(proc)
-		if uid == strconv.Itoa(mountedBy(mount)) && strings.HasPrefix(status.Field("Name"), "stagefs") && slices.Contains(args, "mount") &&
+		if uid != strconv.Itoa(mountedBy(mount)) || !strings.HasPrefix(status.Field("Name"), "stagefs") {
+			continue
+		}
+		args, _ := procid.Within(insideTime, func() []string { return commandLine(proc) })
+		if slices.Contains(args, "mount") &&
 			slices.ContainsFunc(args, func(a string) bool { return filepath.Base(a) == filepath.Base(mount.Source) }) {
 			return pid
 		}
@@ -320,7 +323,7 @@ func suspect(mount *fs.MountEntry) int {
 }
 
 // commandLine returns that of a process, also if its first thread has ended, but not
-// another.
+// another. It waits as long as the process has its memory locked.
 func commandLine(proc string) []string {
 	line, _ := os.ReadFile(proc + "/cmdline")
 	if len(line) == 0 {

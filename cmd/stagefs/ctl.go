@@ -138,7 +138,7 @@ func (c *command) control(dir, verb, more string) error {
 	case errors.Is(err, unix.ENOENT):
 		return exitf(exitNoInput, "%s: there is no lock on it", quote(dir))
 	case errors.Is(err, os.ErrPermission) && verb == "release":
-		return exitf(exitNoPerm, "%s: held by somebody else; only a holder can release (see: stagefs why %s)", quote(dir), quote(dir))
+		return exitf(exitNoPerm, "%s: held by somebody else; only a holder can release (see: stagefs why %s)", quote(dir), shellWord(dir))
 	case errors.Is(err, os.ErrPermission):
 		return exitf(exitNoPerm, "%s: only root and who mounted may break a lock", quote(dir))
 	case errors.Is(err, unix.E2BIG):

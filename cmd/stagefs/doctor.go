@@ -49,14 +49,20 @@ func (c *command) doctorAction(ctx *cli.Context) error {
 	}
 	m := machine{euid: os.Geteuid()}
 	all := m.examine()
-	all = append(all, m.checkStateDir(ctx.String("state-dir")))
+	state := ctx.String("state-dir")
+	var about []finding
 	if dir := ctx.Args().First(); dir != "" {
 		abs, err := filepath.Abs(dir)
 		if err != nil {
 			return err
 		}
-		all = append(all, checkDirectory(abs)...)
+		about = checkDirectory(abs)
+		if served := leadsTo(abs); served != nil && state == "" && about[0].Status == statusOK {
+			state = daemonSays(served.Path).stateDir
+		}
 	}
+	all = append(all, m.checkStateDir(state))
+	all = append(all, about...)
 
 	failed := 0
 	for _, f := range all {
@@ -74,9 +80,9 @@ func (c *command) doctorAction(ctx *cli.Context) error {
 		}
 	} else {
 		for _, f := range all {
-			fmt.Fprintf(c.out, "%-5s %-14s %s\n", f.Status, f.Name, harmless(f.Detail))
+			fmt.Fprintf(c.out, "%-5s %-15s %s\n", f.Status, f.Name, harmless(f.Detail))
 			if f.Fix != "" {
-				fmt.Fprintf(c.out, "%-20s fix: %s\n", "", harmless(f.Fix))
+				fmt.Fprintf(c.out, "%-21s fix: %s\n", "", harmless(f.Fix))
 			}
 		}
 	}

@@ -136,7 +136,7 @@ func explainOverlap(e *stagefs.OverlapError) (text, fix string) {
 	}
 	text += ", which " + by + " serves already"
 	if e.Mountpoint != "" {
-		return text + ", at " + quote(e.Mountpoint), "only one of them can be served: to unmount that one, stagefs umount " + quote(e.Mountpoint)
+		return text + ", at " + quote(e.Mountpoint), "only one of them can be served: to unmount that one, stagefs umount " + shellWord(e.Mountpoint)
 	}
 	text += ", though it is not mounted here"
 	if ns := elsewhere(func(m stagefs.MountEntry) bool { return e.Other != "" && m.Source == e.Other }); ns != 0 {

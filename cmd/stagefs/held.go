@@ -200,7 +200,7 @@ func givenClient(ctx *cli.Context) (string, error) {
 	}
 	if file := os.Getenv(envClientFile); file != "" {
 		if !pathExists(file) {
-			return "", exitf(exitNoInput, "%s, which %s names, is missing; make it with: stagefs acquire --client-file %s DIR", quote(file), envClientFile, quote(file))
+			return "", exitf(exitNoInput, "%s, which %s names, is missing; make it with: stagefs acquire --client-file %s DIR", quote(file), envClientFile, shellWord(file))
 		}
 		return readClientFile(file)
 	}
@@ -216,6 +216,8 @@ func readClientFile(file string) (string, error) {
 	}
 	id := strings.TrimSuffix(string(data), "\n")
 	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return "", exitf(exitNoInput, "the client's file %s is missing; make it with: stagefs acquire --client-file %s DIR", quote(file), shellWord(file))
 	case err != nil:
 		return "", exitf(exitNoInput, "the client's file: %s", oneLine(err))
 	case id == "":
@@ -240,7 +242,7 @@ func lockError(dir string, held int, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, client.ErrFailedToLock), errors.Is(err, context.DeadlineExceeded):
-		return exitf(held, "%s (see: stagefs why %s)", oneLine(err), quote(dir))
+		return exitf(held, "%s (see: stagefs why %s)", oneLine(err), shellWord(dir))
 	case errors.Is(err, client.ErrNotStagefs), errors.Is(err, unix.ENOTCONN):
 		return exitf(exitUnavailable, "%s", oneLine(err))
 	case errors.Is(err, client.ErrRoot):

@@ -22,7 +22,10 @@ type mountUser struct {
 	comm string
 	what string // how it uses path: "its working directory is", "it has open", …
 	path string
+	seen bool // or it could not be looked at
 }
+
+func (u mountUser) wasSeen() bool { return u.seen }
 
 func (u mountUser) String() string {
 	if u.pid == 0 {
@@ -42,21 +45,26 @@ func mountUsers(mount *fs.MountEntry) []mountUser {
 	mounts, _ := fs.ReadMounts()
 	for _, m := range mounts {
 		if m.ID != mount.ID && m.Path != mount.Path && below(m.Path, mount.Path) {
-			users = append(users, mountUser{what: "another mount, at", path: m.Path})
+			users = append(users, mountUser{what: "another mount, at", path: m.Path, seen: true})
 		}
 	}
 	procs, _ := filepath.Glob("/proc/[0-9]*")
+	within := insideTime
 	for _, proc := range procs {
 		pid, err := strconv.Atoi(filepath.Base(proc))
 		if err != nil {
 			continue
 		}
-		what, path := useInTime(proc, mount)
+		began := time.Now()
+		what, path, seen := useInTime(proc, mount, within)
+		if time.Since(began) >= within {
+			within = max(within/2, insideTime/16) // or a crowd of such takes minutes
+		}
 		if what == "" {
 			continue
 		}
 		comm, _ := os.ReadFile(proc + "/comm")
-		users = append(users, mountUser{pid, strings.TrimSuffix(string(comm), "\n"), what, path})
+		users = append(users, mountUser{pid, strings.TrimSuffix(string(comm), "\n"), what, path, seen})
 	}
 	return users
 }
@@ -64,21 +72,30 @@ func mountUsers(mount *fs.MountEntry) []mountUser {
 // insideTime is how long the look at one process may take.
 const insideTime = time.Second
 
-// useInTime is useOf, which waits for a process that is in execve(2) until that
-// has closed what it has to: perhaps on this mount.
-func useInTime(proc string, mount *fs.MountEntry) (what, path string) {
+// useInTime tells how the process below proc uses the mount, "" if it does not. The
+// looks wait for a process that is in execve(2) until that has closed what it has to,
+// and for one that is about to unmap something: perhaps of this mount.
+func useInTime(proc string, mount *fs.MountEntry, within time.Duration) (what, path string, seen bool) {
 	type use struct{ what, path string }
-	u, ok := procid.Within(insideTime, func() (u use) {
-		u.what, u.path = useOf(proc, mount)
-		return u
-	})
-	if !ok {
-		return "it is in execve(2), and may close what it has open in", mount.Path
+	look := func(of func(string, *fs.MountEntry) (what, path string)) (u use, ok bool) {
+		return procid.Within(within, func() (u use) {
+			u.what, u.path = of(proc, mount)
+			return u
+		})
 	}
-	return u.what, u.path
+	u, ok := look(useOf)
+	if !ok {
+		return "it is in execve(2), and may close what it has open in", mount.Path, false
+	}
+	if u.what == "" {
+		if u, ok = look(mappingOf); !ok {
+			return "it changes what it has mapped, and may have mapped something in", mount.Path, false
+		}
+	}
+	return u.what, u.path, true
 }
 
-// useOf tells how the process below proc uses the mount, "" if it does not.
+// useOf tells how a process uses the mount, but for what it has mapped.
 func useOf(proc string, mount *fs.MountEntry) (what, path string) {
 	for _, link := range []struct{ name, what string }{
 		{"/cwd", "its working directory is"},
@@ -96,6 +113,11 @@ func useOf(proc string, mount *fs.MountEntry) (what, path string) {
 			return "it has open", path
 		}
 	}
+	return "", ""
+}
+
+// mappingOf tells what a process has mapped of the mount.
+func mappingOf(proc string, mount *fs.MountEntry) (what, path string) {
 	maps, _ := os.ReadFile(proc + "/maps")
 	for line := range strings.Lines(string(maps)) {
 		// The path is the sixth field and may hold blanks.

@@ -198,19 +198,28 @@ func (m machine) checkTimeout() finding {
 	return finding{name, statusOK, "none: locks may be waited for", ""}
 }
 
-// daemonSays is how the requests of a live mount come, and why its state can't be
-// written, if that is so.
-func daemonSays(mountpoint string) (transport, unwritable string) {
+// A daemonInfo is what a live mount says of its daemon.
+type daemonInfo struct {
+	transport  string // how the requests come
+	unwritable string // why its state can't be written, if that is so
+	stateDir   string // "" if it is too old to tell
+}
+
+func daemonSays(mountpoint string) (d daemonInfo) {
 	b, _ := os.ReadFile(filepath.Join(mountpoint, fs.ControlDir, "version"))
 	for line := range strings.Lines(string(b)) {
 		switch key, value, _ := strings.Cut(strings.TrimSpace(line), " "); key {
 		case "transport":
-			transport = " (" + value + ")"
+			d.transport = " (" + value + ")"
 		case "unwritable":
-			unwritable = value
+			d.unwritable = value
+		case "state":
+			if d.stateDir = value; strings.HasPrefix(value, `"`) {
+				d.stateDir, _ = strconv.Unquote(value)
+			}
 		}
 	}
-	return transport, unwritable
+	return d
 }
 
 func (m machine) checkPassthrough() finding {
@@ -253,12 +262,12 @@ func checkMounts() finding {
 			continue
 		}
 		if state, fix := mountState(&e); state == "" {
-			transport, unwritable := daemonSays(e.Path)
-			if unwritable == "" {
-				live = append(live, quote(e.Path)+transport)
+			d := daemonSays(e.Path)
+			if d.unwritable == "" {
+				live = append(live, quote(e.Path)+d.transport)
 				continue
 			}
-			bad = append(bad, quote(e.Path)+transport+" cannot write its state, so new locks would not outlive the daemon: "+unwritable)
+			bad = append(bad, quote(e.Path)+d.transport+" cannot write its state, so new locks would not outlive the daemon: "+d.unwritable)
 			fixes = append(fixes, "make room for the state of "+quote(e.Path)+", or make it writable; its daemon goes on by itself")
 		} else {
 			bad = append(bad, quote(e.Path)+" "+state)
@@ -314,11 +323,11 @@ func isDead(err error) bool {
 // startAgain says how to go on with a dead mount. To unmount it would open the
 // directory to everybody; the next daemon takes its place.
 func startAgain(mount *fs.MountEntry) string {
-	line := "stagefs mount " + quote(mount.Source)
+	line := "stagefs mount " + shellWord(mount.Source)
 	if mount.Source != mount.Path {
-		line += " " + quote(mount.Path)
+		line += " " + shellWord(mount.Path)
 	}
-	return "start it again, with its options: " + line + "; only to give it up: stagefs umount " + quote(mount.Path)
+	return "start it again, with its options: " + line + "; only to give it up: stagefs umount " + shellWord(mount.Path)
 }
 
 // checkStateDir asks whether the daemon could make or write its state directory.
@@ -378,7 +387,7 @@ func checkDirectory(dir string) []finding {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return []finding{{name, statusFail, quote(dir) + " is missing", "mkdir -p " + quote(dir)}}
+		return []finding{{name, statusFail, quote(dir) + " is missing", "mkdir -p " + shellWord(dir)}}
 	case err != nil:
 		return []finding{{name, statusFail, err.Error(), ""}}
 	case !info.IsDir():
@@ -396,57 +405,84 @@ func checkDirectory(dir string) []finding {
 	if on := covering(mounts, real); on != nil {
 		fstype = on.FSType
 	}
-	all := []finding{{name, statusOK, quote(dir) + " is on " + fstype, ""}}
 	var st unix.Statfs_t
 	if err := unix.Statfs(real, &st); err != nil {
-		return append(all, finding{name, statusFail, err.Error(), ""})
+		return []finding{{name, statusFail, err.Error(), ""}}
 	}
+	first := finding{name, statusOK, quote(dir) + " is on " + fstype, ""}
 	switch {
 	case fs.IsKernelType(fstype):
-		all[0].Status, all[0].Detail, all[0].Fix = statusFail, all[0].Detail+", a file system of the kernel's own", "serve a directory of files"
+		first = finding{name, statusFail, first.Detail + ", a file system of the kernel's own", "serve a directory of files"}
 	case st.Type == unix.FUSE_SUPER_MAGIC:
-		all[0].Status, all[0].Detail, all[0].Fix = statusFail, all[0].Detail+", on FUSE", "serve a directory on a local file system"
-	}
-	if pid := fs.ServedBy(real); pid != 0 && all[0].Status == statusOK {
-		by, has := nameOf(pid), func(m fs.MountEntry) bool { return m.FSType == fsType && m.Source == real }
-		if i := slices.IndexFunc(mounts, has); i >= 0 {
-			return []finding{{name, statusOK, quote(dir) + " is served by " + by + ", at " + quote(mounts[i].Path), ""}}
-		}
-		all[0] = finding{name, statusFail, quote(dir) + " is served, or locked by flock(2), by " + by + ", and not mounted here", "end that process"}
-		if other := elsewhere(has); other != 0 {
-			all[0].Detail += ": it is in the mount namespace of " + nameOf(other)
-			all[0].Fix = "unmount it there, too: nsenter -m -t " + strconv.Itoa(other) + " stagefs umount " + quote(real)
-		}
-	}
-	if all[0].Status == statusOK {
-		if overlap := fs.Overlapping(real); overlap != nil {
+		first = finding{name, statusFail, first.Detail + ", on FUSE", "serve a directory on a local file system"}
+	default:
+		if pid := fs.ServedBy(real); pid != 0 {
+			if first = servedAlready(name, dir, real, pid, mounts); first.Status == statusOK {
+				return []finding{first}
+			}
+		} else if overlap := fs.Overlapping(real); overlap != nil {
 			text, fix := explainOverlap(overlap)
-			all[0] = finding{name, statusFail, text, fix}
+			first = finding{name, statusFail, text, fix}
 		}
 	}
+	all := []finding{first}
 	if st.Flags&unix.ST_RDONLY != 0 {
 		all = append(all, finding{"writable", statusFail, "the file system is read-only", "mount -o remount,rw, as root"})
 	} else if unix.Access(real, unix.W_OK|unix.X_OK) != nil {
 		all = append(all, finding{"writable", statusWarn, "you can't write to it", "serve it as its owner, or as root"})
 	}
-	if all[0].Status == statusOK && os.Geteuid() == 0 {
+	if first.Status == statusOK {
+		all = append(all, abilities(real, fstype)...)
+	}
+	if _, err := unix.Lgetxattr(real, "user.stagefs.doctor", nil); errors.Is(err, unix.EOPNOTSUPP) {
+		all = append(all, finding{"attributes", statusNote, "the file system has no extended attributes; nor will the mount, but for its own", ""})
+	}
+	return all
+}
+
+// servedAlready is about a directory that process pid has to itself.
+func servedAlready(name, dir, real string, pid int, mounts []fs.MountEntry) finding {
+	by, has := nameOf(pid), func(m fs.MountEntry) bool { return m.FSType == fsType && m.Source == real }
+	if i := slices.IndexFunc(mounts, has); i >= 0 {
+		return finding{name, statusOK, quote(dir) + " is served by " + by + ", at " + quote(mounts[i].Path), ""}
+	}
+	f := finding{name, statusFail, quote(dir) + " is served, or locked by flock(2), by " + by + ", and not mounted here", "end that process"}
+	if other := elsewhere(has); other != 0 {
+		f.Detail += ": it is in the mount namespace of " + nameOf(other)
+		f.Fix = "unmount it there, too: nsenter -m -t " + strconv.Itoa(other) + " stagefs umount " + shellWord(real)
+	}
+	return f
+}
+
+// abilities tells what the file system below a directory can do for a mount.
+func abilities(real, fstype string) (all []finding) {
+	if os.Geteuid() == 0 {
 		if fstype == "overlay" {
 			all = append(all, finding{"passthrough", statusNote, "not on a stacked file system: data goes through the daemon", ""})
 		} else if err := fs.CheckPassthrough(real); err != nil {
 			all = append(all, finding{"passthrough", statusNote, err.Error(), ""})
 		}
 	}
-	if all[0].Status == statusOK {
-		if known, err := fs.KnownByUUID(real); err == nil && known {
-			all = append(all, finding{"identity", statusOK, "the state is found by the UUID of the file system", ""})
-		} else if err == nil {
-			all = append(all, finding{"identity", statusNote, "the kernel tells no UUID of this file system: the state is found by its device number, and lost when that is another after a boot", "Linux 6.9 or later, and a file system that has a UUID"})
-		}
-	}
-	if _, err := unix.Lgetxattr(real, "user.stagefs.doctor", nil); errors.Is(err, unix.EOPNOTSUPP) {
-		all = append(all, finding{"attributes", statusNote, "the file system has no extended attributes; nor will the mount, but for its own", ""})
+	if known, why, err := fs.KnownByUUID(real); err == nil && known {
+		all = append(all, finding{"identity", statusOK, "the state is found by the UUID of the file system", ""})
+	} else if err == nil {
+		all = append(all, unknownByUUID(why))
 	}
 	return all
+}
+
+// unknownByUUID says what is found by a device number, and what helps.
+func unknownByUUID(why string) finding {
+	fix := "serve a directory of ext4, xfs or btrfs"
+	switch {
+	case why == fs.NoUUID && !(machine{}).atLeast(6, 9):
+		fix = "Linux 6.9 or newer"
+	case why == fs.ZeroUUID:
+		fix = "give it one; for ext4: tune2fs -U random DEVICE"
+	case why == fs.NoBirth:
+		fix = "serve a directory that was made with mkdir on ext4, xfs or btrfs"
+	}
+	return finding{"identity", statusNote, why + ": the state is found by the device number, and lost when that is another after a boot", fix}
 }
 
 // checkServed looks at a directory that is in a stagefs mount.
@@ -456,12 +492,12 @@ func checkServed(name, dir string, mount *fs.MountEntry) finding {
 		return finding{name, statusWarn, quote(dir) + " is in the mount at " + quote(mount.Path) + ", which " + state, fix}
 	}
 	by := ""
-	transport, unwritable := daemonSays(mount.Path)
+	d := daemonSays(mount.Path)
 	if pid, err := servedBy(mount.Path); err == nil {
 		by = " by process " + strconv.Itoa(pid)
 	}
-	if unwritable != "" {
-		return finding{name, statusWarn, quote(dir) + " is served" + by + transport + ", which cannot write its state: " + unwritable, "make room for it, or make it writable"}
+	if d.unwritable != "" {
+		return finding{name, statusWarn, quote(dir) + " is served" + by + d.transport + ", which cannot write its state: " + d.unwritable, "make room for it, or make it writable"}
 	}
-	return finding{name, statusOK, quote(dir) + " is served" + by + transport, ""}
+	return finding{name, statusOK, quote(dir) + " is served" + by + d.transport, ""}
 }

@@ -27,7 +27,7 @@ func (c *command) mountCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "shared-name", Usage: "`NAME` or pattern of files that everyone may make and change in held directories, may be repeated"},
 			&cli.StringSliceFlag{Name: "candidate", Usage: "further `PATTERN` of the temporary files that lock by link(2), may be repeated"},
 			&cli.StringFlag{Name: "depth", Value: "1", Usage: "directories nearer than `N` levels to the root are containers, which mkdir does not lock"},
-			&cli.StringFlag{Name: "owner", Value: "process", Usage: "`SCOPE` that owns a lock: process, group, session or cgroup"},
+			&cli.StringFlag{Name: "owner", Value: "process", Usage: "`SCOPE` that owns a lock: process, group, session or cgroup (in the root one: process)"},
 			&cli.StringFlag{Name: "unlocked", Value: "allow", Usage: "`MODE`: allow or deny writing where nobody has a lock"},
 			&cli.StringFlag{Name: "enforce", Value: "all", Usage: "`MODE`: all, or observe, which only notes what would be refused"},
 			&cli.BoolFlag{Name: "disable-locking", Usage: "pass everything through, with no locks at all"},
@@ -106,7 +106,7 @@ func (c *command) mountAction(ctx *cli.Context) error {
 			c.say("serving %s (pid %d); Ctrl-C unmounts", quote(s.Mountpoint()), os.Getpid())
 			return nil
 		}
-		c.say("serving %s (pid %d); unmount with: stagefs umount %s", quote(s.Mountpoint()), os.Getpid(), quote(s.Mountpoint()))
+		c.say("serving %s (pid %d); unmount with: stagefs umount %s", quote(s.Mountpoint()), os.Getpid(), shellWord(s.Mountpoint()))
 		return daemonReady(starter, logFile)
 	}))
 	if watched.on && errors.Is(err, fs.ErrUnmounted) {
@@ -158,6 +158,9 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 	if o.Depth, err = numberOf(ctx, "depth"); err != nil {
 		return o, err
 	}
+	if o.Depth == 0 {
+		return o, usagef("option --depth 0: want 1 or more; the root is a container in any case")
+	}
 	if o.Grace, err = durationOf(ctx, "grace"); err != nil {
 		return o, err
 	}
@@ -179,6 +182,12 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 		o.Observe = true
 	default:
 		return o, usagef("option --enforce %s: want all or observe", quote(v))
+	}
+	switch {
+	case o.NoLocking && o.DenyUnlocked:
+		return o, usagef("options --disable-locking and --unlocked=deny exclude each other: with no locks, nothing could be written")
+	case o.NoLocking && o.Observe:
+		return o, usagef("options --disable-locking and --enforce=observe exclude each other: with no locks, nothing would be refused")
 	}
 	if ctx.IsSet("grace") && o.Grace <= 0 {
 		return o, usagef("option --grace %v: want more than 0", o.Grace)
@@ -236,9 +245,9 @@ func explainMount(o fs.Options, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, fs.ErrNotExist) && !pathExists(o.Dir):
-		return exitf(exitNoInput, "%s: no such directory; make it first: mkdir -p %s", quote(o.Dir), quote(o.Dir))
+		return exitf(exitNoInput, "%s: no such directory; make it first: mkdir -p %s", quote(o.Dir), shellWord(o.Dir))
 	case errors.Is(err, fs.ErrNotExist) && o.Mountpoint != "" && !pathExists(o.Mountpoint):
-		return exitf(exitNoInput, "mountpoint %s: no such directory; make it first: mkdir -p %s", quote(o.Mountpoint), quote(o.Mountpoint))
+		return exitf(exitNoInput, "mountpoint %s: no such directory; make it first: mkdir -p %s", quote(o.Mountpoint), shellWord(o.Mountpoint))
 	case errors.Is(err, fs.ErrStaleMount):
 		return staleError(o)
 	case errors.Is(err, unix.EMFILE):
@@ -261,7 +270,7 @@ func staleError(o fs.Options) error {
 		if path, err := lexical(dir); err == nil {
 			if mount := covering(mounts, path); mount != nil && strings.HasPrefix(mount.FSType, "fuse") {
 				return exitf(exitCantCreate, "%s: a dead mount of %s, at %s, is in the way; clear it with: umount -l %s",
-					quote(dir), quote(mount.FSType), quote(mount.Path), quote(mount.Path))
+					quote(dir), quote(mount.FSType), quote(mount.Path), shellWord(mount.Path))
 			}
 		}
 	}

@@ -87,7 +87,7 @@ func (c *command) quarantineAction(ctx *cli.Context) error {
 }
 
 func notThere(id, mountpoint string) error {
-	return exitf(exitNoInput, "%s: nothing in quarantine has this ID; list it with: stagefs quarantine %s", quote(id), quote(mountpoint))
+	return exitf(exitNoInput, "%s: nothing in quarantine has this ID; list it with: stagefs quarantine %s", quote(id), shellWord(mountpoint))
 }
 
 // readQuarantine lists what is in quarantine on a mount.
@@ -129,7 +129,11 @@ func (c *command) printQuarantine(all []lockstate.Quarantined, rel string, asJSO
 		if q.Client != "" {
 			owner = "client " + quote(q.Client)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", q.ID, q.Time.Local().Format(time.DateTime), owner, q.Reason, quote(string(q.Dir)))
+		reason := q.Reason
+		if q.Reason == string(lockstate.Exited) && q.Why != "" {
+			reason += ": " + quote(q.Why)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", q.ID, clock(q.Time), owner, reason, quote(string(q.Dir)))
 	}
 	if asJSON {
 		return nil

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"unicode"
@@ -23,6 +24,34 @@ func quote(name string) string {
 // characters that change the direction of text.
 func printable(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
+}
+
+// shellWord is name as one word of a command that is to be typed: a shell reads
+// it as it is meant, and no option.
+func shellWord(name string) string {
+	if strings.HasPrefix(name, "-") {
+		name = "./" + name
+	}
+	plain := func(r rune) bool {
+		return unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("/._-+,:@%", r)
+	}
+	if name != "" && utf8.ValidString(name) && strings.IndexFunc(name, func(r rune) bool { return !plain(r) }) < 0 {
+		return name
+	}
+	if printable(name) {
+		return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
+	}
+	var b strings.Builder
+	b.WriteString("$'")
+	for i := 0; i < len(name); i++ {
+		if c := name[i]; c >= ' ' && c < 0x7f && c != '\'' && c != '\\' {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, `\%03o`, c)
+		}
+	}
+	b.WriteString("'")
+	return b.String()
 }
 
 // ctlWord is name as one word of a control line (§9). The quotes are needed for

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"errors"
+	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -42,6 +44,32 @@ func TestCtlWord(t *testing.T) {
 	} {
 		if got := ctlWord(name); got != want {
 			t.Errorf("ctlWord(%q) = %s, want %s", name, got, want)
+		}
+	}
+}
+
+// A shell reads what is suggested as the very name.
+func TestShellWord(t *testing.T) {
+	for name, want := range map[string]string{
+		"/srv/größe_1.0": "/srv/größe_1.0",
+		"/with space":    "'/with space'",
+		"it's":           `'it'\''s'`,
+		"$HOME":          "'$HOME'",
+		"~":              "'~'",
+		"":               "''",
+		"-x":             "./-x",
+		"a\nb'\\ \xff":   `$'a\012b\047\134 \377'`,
+	} {
+		got := shellWord(name)
+		if got != want {
+			t.Errorf("shellWord(%q) = %s, want %s", name, got, want)
+		}
+		out, err := exec.Command("bash", "-c", "printf %s "+got).Output()
+		if errors.Is(err, exec.ErrNotFound) {
+			continue
+		}
+		if err != nil || strings.TrimPrefix(string(out), "./") != name {
+			t.Errorf("bash reads %s as %q, %v", got, out, err)
 		}
 	}
 }

@@ -10,7 +10,7 @@ func TestRenewUsage(t *testing.T) {
 	m.check(t, []string{"renew", "--client=c"}, 64, "", "missing argument")
 	m.check(t, []string{"renew", m.dir}, 64, "", "say whose")
 	m.check(t, []string{"renew", "--client=c", "--ttl=x", m.dir}, 64, "", "want seconds")
-	m.check(t, []string{"renew", "--client-file=/no/such/file", m.dir}, 66, "", "no such file")
+	m.check(t, []string{"renew", "--client-file=/no/such/file", m.dir}, 66, "", "is missing; make it with")
 	m.check(t, []string{"renew", "--client=c", m.dir}, 69, "", "stagefs mount")
 	t.Setenv(envClient, "c")
 	m.check(t, []string{"renew", m.dir}, 69, "", "stagefs mount")

@@ -122,7 +122,7 @@ func endedMidway(path string, pid, pidfd int) error {
 	}
 	if dead, err := fs.FindDead(path); err != nil || dead {
 		if err := fs.Unmount(path, true); err != nil && !errors.Is(err, fs.ErrNoMount) {
-			return exitf(exitOS, "the daemon was told to end (%v) meanwhile, and its mount cannot be removed: %v; clear it with: stagefs umount %s", sig, err, quote(path))
+			return exitf(exitOS, "the daemon was told to end (%v) meanwhile, and its mount cannot be removed: %v; clear it with: stagefs umount %s", sig, err, shellWord(path))
 		}
 	}
 	return exitf(exitUnavailable, "the daemon was told to end (%v) meanwhile; %s is unmounted", sig, quote(path))
@@ -150,6 +150,10 @@ func replaceError(path string, ctl io.Reader, err error) error {
 		status = exitNoPerm
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP):
 		status = exitUnavailable
+	}
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		text = strings.TrimSuffix(text, ": "+errno.Error()) // which the rest says better
 	}
 	return exitf(status, "%s: %s; the daemon serves on", quote(path), harmless(text))
 }

@@ -124,7 +124,7 @@ func (m *serving) signalled(ctx context.Context, sig os.Signal) error {
 	m.complain("%v again: ending at once", sig)
 	if !m.mounting {
 		if err := m.server.Detach(); err != nil {
-			m.complain("%v; what is left of the mount is cleared by: stagefs umount %s", err, quote(target(m.o)))
+			m.complain("%v; what is left of the mount is cleared by: stagefs umount %s", err, shellWord(target(m.o)))
 		}
 	}
 	return &exitError{exitSignal + int(sig.(syscall.Signal)), ""}

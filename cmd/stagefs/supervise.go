@@ -237,7 +237,7 @@ func (c *command) stoppedEnd(o fs.Options, err error, ours bool) error {
 		return supervisedEnd(err)
 	}
 	if err := fs.Unmount(target(o), true); err != nil && !errors.Is(err, fs.ErrNoMount) {
-		return exitf(exitOS, "the daemon was killed, and its mount cannot be removed: %v; clear it with: stagefs umount %s", err, quote(target(o)))
+		return exitf(exitOS, "the daemon was killed, and its mount cannot be removed: %v; clear it with: stagefs umount %s", err, shellWord(target(o)))
 	}
 	c.complain("%s was unmounted: its daemon had been killed", quote(target(o)))
 	if crashed(err) {

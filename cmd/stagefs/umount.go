@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,7 +17,7 @@ import (
 	"github.com/stagefs/stagefs/fs"
 )
 
-// passing is how long a mount may be busy though nobody is seen inside. The
+// passing is how long a mount may be busy though nobody is seen inside, for sure. The
 // kernel takes a closed file, or a process that ends, out of /proc a moment before
 // it lets go of the mount: under load that moment was long enough to be hit.
 const passing = 2 * time.Second
@@ -63,7 +64,7 @@ func (c *command) umountAction(ctx *cli.Context) error {
 	lazy := ctx.Bool("lazy")
 	err = c.unmount(path, lazy)
 	var users []mountUser
-	for end, looks := time.Now().Add(passing), 0; errors.Is(err, unix.EBUSY) && unix.Geteuid() == 0 && len(users) == 0; looks++ {
+	for end, looks := time.Now().Add(passing), 0; errors.Is(err, unix.EBUSY) && unix.Geteuid() == 0 && !slices.ContainsFunc(users, mountUser.wasSeen); looks++ {
 		if looks >= minLooks && time.Now().After(end) {
 			break
 		}
@@ -76,7 +77,7 @@ func (c *command) umountAction(ctx *cli.Context) error {
 		if unix.Geteuid() != 0 {
 			users = mountUsers(mount)
 		}
-		return exitf(exitHeld, "%s is in use%s\n  end that, or detach it with: stagefs umount --lazy %s", quote(path), whoIsInside(mount, users), quote(path))
+		return exitf(exitHeld, "%s is in use%s\n  end that, or detach it with: stagefs umount --lazy %s", quote(path), whoIsInside(mount, users), shellWord(path))
 	case errors.Is(err, os.ErrPermission):
 		return exitf(exitNoPerm, "%s: only root and who mounted it may unmount it", quote(path))
 	case err == nil:

@@ -72,7 +72,17 @@ func locksOf(l lockstate.Listing, path, rel string) []lockstate.Row {
 }
 
 func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing, denials []lockstate.Denial) {
-	if len(rows) == 0 {
+	switch l.Mode {
+	case "off":
+		fmt.Fprintln(c.out, "locking is disabled: nothing is enforced")
+	case "observe":
+		fmt.Fprintln(c.out, "observing only: refusals are noted, not enforced")
+	}
+	switch {
+	case len(rows) > 0:
+	case l.Unlocked == "deny":
+		fmt.Fprintf(c.out, "%s: free, but writing needs a lock (--unlocked=deny)\n", quote(rel))
+	default:
 		fmt.Fprintf(c.out, "%s: free\n", quote(rel))
 	}
 	for i := len(rows) - 1; i >= 0; i-- {
@@ -83,6 +93,9 @@ func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing
 			fmt.Fprintf(c.out, "  then by %s\n", ownerOf(row))
 		}
 		fmt.Fprintf(c.out, "  lock on %s: %s (%s), token %d, since %s\n", quote(dirOf(row)), row.Kind, quote(row.Protocol), row.Token, clock(row.Since))
+		if row.Why != "" {
+			fmt.Fprintf(c.out, "  reason: %s\n", quote(row.Why))
+		}
 		if row.File != "" {
 			fmt.Fprintf(c.out, "  lock file: %s\n", quote(row.File))
 		}
@@ -102,7 +115,7 @@ func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing
 	if len(beneath) > 0 {
 		fmt.Fprintln(c.out, "locks beneath:")
 		for _, row := range beneath {
-			fmt.Fprintf(c.out, "  %s: process %d (%s)\n", quote(dirOf(row)), row.Pid, brief(row.Cmd))
+			fmt.Fprintf(c.out, "  %s: %s\n", quote(dirOf(row)), ownerOf(row))
 		}
 	}
 	var open []lockstate.Blocker
@@ -120,7 +133,11 @@ func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing
 	}
 
 	if len(denials) > 0 {
-		fmt.Fprintln(c.out, "last refusals:")
+		title := "last refusals:"
+		if l.Mode == "observe" {
+			title = "last refusals, only noted:"
+		}
+		fmt.Fprintln(c.out, title)
 	}
 	for _, d := range denials {
 		why := d.Reason
@@ -179,4 +196,5 @@ func brief(cmd string) string {
 	return quote(cmd)
 }
 
-func clock(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }
+// clock is a time as the table of locks has it.
+func clock(t time.Time) string { return t.UTC().Format(time.RFC3339) }

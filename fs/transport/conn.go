@@ -87,6 +87,7 @@ type conn struct {
 	growMu   sync.Mutex  // held while a thread is added
 	stopping atomic.Bool // set with growMu held; no request is begun any more
 	parking  parking
+	redo     func([]*Parked) // carries out what was parked
 	drops    drops
 }
 

@@ -35,16 +35,19 @@ func (d *drops) end() {
 	d.underWay--
 }
 
-// hold keeps back what comes from now on, and returns when nothing is under way, or
-// when over reports true.
-func (d *drops) hold(over func() bool) {
+// hold keeps back what comes from now on, and reports whether nothing is under way
+// any more, unless over reports true before.
+func (d *drops) hold(over func() bool) bool {
 	for {
 		d.mu.Lock()
 		d.held = true
 		n := d.underWay
 		d.mu.Unlock()
-		if n == 0 || over() {
-			return
+		switch {
+		case n == 0:
+			return true
+		case over():
+			return false
 		}
 		time.Sleep(100 * time.Microsecond)
 	}
@@ -66,5 +69,12 @@ func (c *conn) DropPages(node uint64, off, length int64) {
 			defer c.drops.end()
 			c.InodeNotify(node, off, length)
 		}()
+	}
+}
+
+// dropAll has the kernel drop what was kept back.
+func (c *conn) dropAll(later []uint64) {
+	for _, node := range later {
+		c.DropPages(node, 0, 0)
 	}
 }

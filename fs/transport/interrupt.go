@@ -16,6 +16,7 @@ type slot struct {
 	order   atomic.Uint64 // of its arrival
 	refused atomic.Bool   // it is cancelled as there is no room for it
 	told    atomic.Uint64 // of which request the kernel has said that its caller has a signal
+	halted  atomic.Uint64 // which request is cancelled for a Stop's sake
 	tid     int           // of a thread that reads /dev/fuse; else 0
 	reading atomic.Bool   // it is about to
 	idle    bool          // no request ever comes there: the core is off
@@ -92,6 +93,19 @@ func (f *inflight) remove(s *slot) {
 	defer f.mu.Unlock()
 	f.keepLocked(s)
 	delete(f.slots, s)
+}
+
+// halt returns the requests that are under way, which are to be cancelled.
+func (f *inflight) halt() (uniques []uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for s := range f.slots {
+		if u := s.unique.Load(); u != 0 {
+			s.halted.Store(u)
+			uniques = append(uniques, u)
+		}
+	}
+	return uniques
 }
 
 // quiet reports whether nobody is at a request, nor waits for one.

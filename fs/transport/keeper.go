@@ -118,6 +118,16 @@ func (k *keeper) take() *place {
 	return p
 }
 
+// begin starts the thread, before it is needed: then there may be no descriptors
+// left for its ring, as those that wait for the answers have them.
+func (k *keeper) begin() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.running {
+		k.wakeLocked()
+	}
+}
+
 // poke wakes the thread, if there is one.
 func (k *keeper) poke() {
 	k.mu.Lock()

@@ -97,6 +97,7 @@ func (l *loops) run(at *slot, buf []byte) {
 	for {
 		at.reading.Store(true)
 		if c.stopping.Load() {
+			l.idle.Add(-1)
 			return
 		}
 		n, err := unix.Read(c.fd, in)

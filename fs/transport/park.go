@@ -72,10 +72,10 @@ func (r *Parked) header() *fuse.InHeader {
 }
 
 // undone reports whether a request that was carried out waited, and was only
-// cancelled because the transport stops. out is its answer.
+// cancelled because the transport stops, or was to stop. out is its answer.
 func (c *conn) undone(at *slot, h *fuse.InHeader, out []byte) bool {
 	answer := (*fuse.OutHeader)(unsafe.Pointer(&out[0]))
-	if !c.stopping.Load() || answer.Status != -int32(unix.EINTR) {
+	if answer.Status != -int32(unix.EINTR) || !c.stopping.Load() && at.halted.Load() != answer.Unique {
 		return false
 	}
 	return at.told.Load() != answer.Unique || !signalEnds(h.Opcode) && !Killed(h.Pid)
@@ -85,14 +85,27 @@ func (c *conn) undone(at *slot, h *fuse.InHeader, out []byte) bool {
 // of one that may wait without end.
 func signalEnds(op uint32) bool { return op == opSetlkw || op == opRead || op == opWrite }
 
+// park keeps a request until the transport goes on. That may be so already.
+func (c *conn) park(r *Parked) {
+	c.growMu.Lock()
+	stopping := c.stopping.Load()
+	if stopping {
+		c.parking.add(r)
+	}
+	c.growMu.Unlock()
+	if !stopping {
+		c.redo([]*Parked{r})
+	}
+}
+
 // parkRaw keeps a request that was read from /dev/fuse.
 func (c *conn) parkRaw(order uint64, req []byte) {
-	c.parking.add(&Parked{Order: order, Raw: slices.Clone(req)})
+	c.park(&Parked{Order: order, Raw: slices.Clone(req)})
 }
 
 // parkPlace keeps a request that is in a place of a ring.
 func (c *conn) parkPlace(order uint64, q *queue, p *place) {
-	c.parking.add(&Parked{Order: order, Queue: q.id, place: p, queue: q})
+	c.park(&Parked{Order: order, Queue: q.id, place: p, queue: q})
 }
 
 // takeOver decides about what a thread has read after the transport was told to

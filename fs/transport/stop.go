@@ -27,6 +27,16 @@ import (
 // ErrEnded says that the kernel has let go of the connection.
 var ErrEnded = errors.New("the connection to the kernel has ended")
 
+// ErrBusy says that something is not answered for long: the backing does not
+// answer either.
+var ErrBusy = errors.New("some requests have waited for the backing")
+
+// stopTime is how long a Stop takes at most, and nobody is answered in favour of it.
+// What is cancelled ends within milliseconds; writing out a file may take seconds.
+const stopTime = 5 * time.Second
+
+func errBusy() error { return fmt.Errorf("%w for more than %v", ErrBusy, stopTime) }
+
 // A State is what another process needs to go on with a connection.
 type State struct {
 	FD       int    // of /dev/fuse
@@ -51,7 +61,14 @@ func (o *own) Stop(node uint64, begun func()) (*State, error) {
 		return nil, err
 	}
 	c.threads.Add(1) // Serve goes on
-	c.drops.hold(c.ended.Load)
+	end := time.Now().Add(stopTime)
+	late := func() bool { return time.Now().After(end) }
+	if !c.drops.hold(func() bool { return late() || c.ended.Load() }) && !c.ended.Load() {
+		// The kernel waits for a page that is being read.
+		c.dropAll(c.drops.release())
+		c.threads.Done()
+		return nil, errBusy()
+	}
 	c.growMu.Lock()
 	c.stopping.Store(true)
 	c.growMu.Unlock()
@@ -68,8 +85,13 @@ func (o *own) Stop(node uint64, begun func()) (*State, error) {
 			}
 		}
 	}
+	var busy error
 	for !c.inflight.quiet() && !c.ended.Load() {
-		for _, unique := range c.inflight.all() {
+		if late() {
+			busy = errBusy()
+			break
+		}
+		for _, unique := range c.inflight.halt() {
 			c.tryInterrupt(unique)
 		}
 		c.inflight.call()
@@ -98,27 +120,24 @@ func (o *own) Stop(node uint64, begun func()) (*State, error) {
 			r.place.save(r)
 		}
 	}
-	return s, nil
+	return s, busy
 }
 
 // Resume implements [Transport].
 func (o *own) Resume(s *State) {
 	c := o.conn
-	o.loops.idle.Store(0)
 	c.growMu.Lock()
 	c.stopping.Store(false)
 	c.growMu.Unlock()
 	o.dropped = s.Drop
-	o.run(s.Parked)
+	o.run(append(s.Parked, c.parking.take()...))
 	c.threads.Done()
 }
 
 // run replays what was parked, and takes requests.
 func (o *own) run(parked []*Parked) {
 	o.replay(parked)
-	for _, node := range o.dropped {
-		o.DropPages(node, 0, 0)
-	}
+	o.dropAll(o.dropped)
 	o.dropped = nil
 	if o.uring != nil {
 		for _, q := range o.uring.queues {
@@ -126,6 +145,9 @@ func (o *own) run(parked []*Parked) {
 				if err := o.uring.growQueue(q, fuse.FUSE_ROOT_ID); err != nil {
 					o.conn.opts.Logger.Printf("%v", err)
 				}
+			}
+			if q.online {
+				q.keeper.begin()
 			}
 		}
 	}
@@ -208,6 +230,7 @@ func Continue(s *State, opts Options) (Transport, error) {
 	c.kicks.Store(s.Kicks)
 	c.order.Store(s.Order)
 	t := &own{conn: c}
+	c.redo = t.replay
 	if s.Name == Uring {
 		o.ExtraCapabilities |= fuse.CAP_OVER_IO_URING
 		t.uring = &uring{conn: c, room: max(o.MaxWrite, minRead)}

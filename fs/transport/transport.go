@@ -15,7 +15,8 @@ type Transport interface {
 	Serve()
 	// Stop ends all threads. What was taken from the kernel and is not
 	// answered is in the State; node is a regular file that the kernel knows
-	// for sure. begun is called before anything is cancelled.
+	// for sure. begun is called before anything is cancelled. ErrBusy comes with
+	// a State, with which the transport has to resume, or else before begun.
 	Stop(node uint64, begun func()) (*State, error)
 	// Resume goes on after a Stop.
 	Resume(*State)
@@ -113,7 +114,7 @@ func (goFuse) Name() string { return Fuse }
 func (g goFuse) DropPages(node uint64, off, length int64) { go g.InodeNotify(node, off, length) }
 
 func (goFuse) Stop(uint64, func()) (*State, error) {
-	return nil, fmt.Errorf("transport %s cannot be handed over: it %w", Fuse, ErrUnavailable)
+	return nil, fmt.Errorf("transport %s cannot be handed over; unmount, and mount with another --transport: %w", Fuse, syscall.EOPNOTSUPP)
 }
 
 func (goFuse) Resume(*State) {}
@@ -175,6 +176,7 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 	}
 	c.proto, c.served = fuse.NewProtocolServer(opts.FS, &o), opts.FS
 	t := &own{conn: c, uring: u}
+	c.redo = t.replay
 	opts.Attach(t)
 	if err := c.answerInit(req); err != nil {
 		if u != nil {

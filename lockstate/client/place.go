@@ -110,7 +110,7 @@ func notStagefs(dir, root string) error {
 // notAnswering is a failure to reach the control directory.
 func notAnswering(dir, root string, err error) error {
 	if daemonGone(err) {
-		return fmt.Errorf("%s: the daemon of %s is dead; start it again with: stagefs mount (only to give it up: stagefs umount %s): %w", dir, root, root, unix.ENOTCONN)
+		return fmt.Errorf("%s: the daemon of %s is dead; start it again with: stagefs mount (only to give it up: stagefs umount): %w", dir, root, unix.ENOTCONN)
 	}
 	return fmt.Errorf("%s: %w", dir, err)
 }

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,6 +18,7 @@ const maxThreads = 1024
 type group struct {
 	proc *Process
 	fd   int // pidfd of the thread group
+	line atomic.Pointer[lineNote]
 
 	// Guarded by Resolver.mu.
 	threads int    // entries of Resolver.threads that point here
@@ -24,6 +26,11 @@ type group struct {
 	serial  uint64 // in Resolver.watched; 0: not watched
 	watches []func(ID, Exit)
 	told    told
+	husk    bool          // see husks; for good
+	look    time.Duration // while it is watched: when it is looked whether it is one, by monotonic
+	pause   time.Duration // and how long after that again
+
+	looked atomic.Int64 // when somebody asked last whether it is a husk, by monotonic, and it was none
 }
 
 // A thread is a thread id that was resolved, with what proves that the id has

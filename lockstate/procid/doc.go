@@ -28,7 +28,9 @@
 //     certain is not used: a process never has an ancestor that did not make it, nor
 //     one of those from whom it descends.
 //   - A process lives until its last thread is gone. A zombie is dead; a process
-//     whose first thread ended before the others is not.
+//     whose first thread ended before the others is not. One of which there are
+//     zombies alone is dead, too, although a debugger has not waited for them, and
+//     so its parent and its pidfd tell nothing (see husks).
 //   - A watch that has begun fires once, well within the 10 ms of R4, and no
 //     callback and no search for an exit status delays another watch.
 //   - Nothing is left open after [Resolver.Close]; every descriptor is
@@ -39,6 +41,10 @@
 //   - A process that was pushed out of the cache (see maxThreads; the dead go
 //     first) and re-parented before it is seen again has lost its old
 //     ancestors. A watched process is not pushed out.
+//   - A watch fires up to 2 s late, or 2 ms for each that is watched, for one that
+//     is dead while a debugger, which traces it, does not wait for it; 5 ms at most if
+//     somebody asks whether it lives, where the connector is open, or where
+//     [Resolver.Suspect] was called.
 //   - Births are not known of from before FollowBirths, from while the kernel's
 //     buffers were full (see ringMost), and where perf_event_open(2) for all processes
 //     takes rights that the daemon does not have. A processor that is switched on, and
@@ -86,7 +92,9 @@
 // The kernel (6.18.44) shows stat, environ, maps and the links of a process only
 // while it is not in execve(2), until that has closed what is close-on-exec: it may
 // wait for any file system, ours included, without end. It always shows status,
-// comm, cmdline, cgroup, the lists of threads and descriptors, and PIDFD_GET_INFO.
+// comm, cgroup, the lists of threads and descriptors, and PIDFD_GET_INFO. cmdline, environ
+// and maps are shown only while no thread of that process changes what is mapped, which
+// may wait for any file system as well; Cmdline waits for a moment at most.
 // So no other look is made for a FLUSH or GETXATTR, which may come from there, nor
 // one that may take long with locks that these need. Lookup waits for an ancestor, and for the
 // process itself if it is not the caller. Seen waits for no ancestor, Known and
@@ -103,7 +111,7 @@
 //	connector.mu, births.mu
 //	    Resolver.mu
 //
-// looks.mu and turns.mu are each taken with nothing else, and nothing waits with
+// looks.mu, lines.mu and turns.mu are each taken with nothing else, and nothing waits with
 // them.
 // Resolver.mu is held over poll(2) with no timeout, PIDFD_GET_INFO, epoll_ctl(2)
 // and close(2) of process descriptors, none of which waits, and never over /proc

@@ -4,7 +4,9 @@ package procid
 
 import (
 	"os"
+	"strconv"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -73,6 +75,30 @@ func ParseCgroup(b []byte) string { return parseCgroup(b) }
 
 // IsReaperName is isReaperName.
 func IsReaperName(name string) bool { return isReaperName(name) }
+
+// FreshTime is freshTime.
+const FreshTime = freshTime
+
+// LookLate has a watched process not be looked at for an hour, unless it is suspected.
+func (r *Resolver) LookLate(id ID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.groups[id].look = monotonic() + time.Hour
+}
+
+// Deaf has the connector not be opened, whatever the kernel offers.
+func (r *Resolver) Deaf() {
+	c := &r.connector
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tried, c.failed = true, errDeaf
+}
+
+// OnlyZombies is onlyZombies.
+func OnlyZombies(pid int) bool { return onlyZombies(pid) }
+
+// IsZombie is isZombie for the first thread.
+func IsZombie(pid int) bool { return isZombie(pid, strconv.Itoa(pid)) }
 
 // Withhold has nobody find out for a while which process has a pid: whoever wants
 // to know waits for that.

@@ -47,7 +47,14 @@ func TestMain(m *testing.M) {
 // helperEnviron is a helper's environment. A binary with the race detector
 // would take a second to exit.
 func helperEnviron(role string) []string {
-	return []string{helperEnv + "=" + role, "GORACE=atexit_sleep_ms=0"}
+	env := []string{helperEnv + "=" + role, "GORACE=atexit_sleep_ms=0"}
+	switch name, _, _ := strings.Cut(role, " "); name {
+	case "exit", "deadleader", "execthread":
+		// It may be traced: a thread that the runtime preempts by a signal would stop
+		// then, and never exit.
+		env = append(env, "GODEBUG=asyncpreemptoff=1")
+	}
+	return env
 }
 
 // helper prints what the test needs to know on one line, waits for the end of
@@ -130,6 +137,23 @@ func helper(role string, n int) {
 		}
 		say(known, e.Code, e.Signal)
 
+	case "trace", "tracebut": // attaches to all threads of process n, or to all but its first
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", n))
+		check(err)
+		runtime.LockOSThread() // which traces them
+		traced := 0
+		for _, thread := range threads {
+			tid, _ := strconv.Atoi(thread.Name())
+			if role == "tracebut" && tid == n {
+				continue
+			}
+			if err := unix.PtraceSeize(tid); err == nil { // or it has ended
+				traced++
+			}
+		}
+		say(traced)
+		untilEOF(os.Stdin)
+
 	case "tini": // takes a reaper's name and has a child
 		check(os.WriteFile("/proc/self/comm", []byte(role), 0))
 		check(child("exit 0", os.Stdin).Start())
@@ -198,13 +222,13 @@ func reapAll(n int) {
 
 // onLeader runs f on the first thread of the process.
 func onLeader(f func()) {
+	// Where it is looked, it stays. And another goroutine gets another thread.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if unix.Gettid() == os.Getpid() {
 		f()
 		return
 	}
-	// Keep this thread busy with this goroutine: another one gets another.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	done := make(chan struct{})
 	go func() { defer close(done); onLeader(f) }()
 	<-done

@@ -35,13 +35,24 @@ const (
 // looks are those that others know of.
 type looks struct {
 	mu      sync.Mutex
-	stuck   map[int]int     // by pid; how many were not over in time, and are not yet
+	at      map[int]*looked // by pid
 	flights map[int]*flight // by pid
 }
 
+// A looked is a process, or a thread, that is being looked at by one at a time, so
+// that it has one thread wait for it.
+type looked struct {
+	turn chan struct{} // has room for who looks at it
+
+	// Guarded by looks.mu.
+	users int       // who looks at it, or is about to
+	stuck bool      // the look was not over in time, and is not yet
+	since time.Time // when that was seen
+}
+
 // Within returns what look finds out about a process, which waits as long as that
-// one is in execve(2), or false if it takes longer than d. Then look goes on by
-// itself.
+// one is in execve(2) or has its memory locked, or false if it takes longer than d.
+// Then look goes on by itself.
 func Within[T any](d time.Duration, look func() T) (v T, ok bool) {
 	answer := make(chan T, 1)
 	go func() { answer <- look() }()
@@ -56,18 +67,20 @@ func Within[T any](d time.Duration, look func() T) (v T, ok bool) {
 }
 
 // Soon returns what look reads of that very process, although the kernel shows it only
-// while that one is not in execve(2), or false if it was not read in time. Then
-// look goes on by itself, and drop, if there is one, is given the result. Until
-// that is over nobody else waits for the process.
+// while that one is not in execve(2), or does not change what it has mapped, or false
+// if it was not read in time. Then look goes on by itself, and drop, if there is one,
+// is given the result. Until that is over nobody else waits for the process; one at a
+// time looks at it.
 //
 // look asks the kernel, and does nothing else that may wait: no lock is taken there.
 func Soon[T any](r *Resolver, pid int, look func() T, drop func(T)) (v T, ok bool) {
-	t := newTurn(false)
-	if r.looks.busy(pid) || !r.turns.take(t) {
+	at := r.looks.enter(pid)
+	if at == nil {
 		return v, false
 	}
-	if r.looks.busy(pid) { // by now
-		r.turns.give(t)
+	defer r.looks.leave(pid, at)
+	t := newTurn(false)
+	if !r.turns.take(t) {
 		return v, false
 	}
 	answer, gone := make(chan T), make(chan struct{})
@@ -80,34 +93,77 @@ func Soon[T any](r *Resolver, pid int, look func() T, drop func(T)) (v T, ok boo
 			if drop != nil {
 				drop(v)
 			}
-			r.looks.add(pid, -1)
+			r.looks.setStuck(pid, at, false)
 		}
 	}()
 	select {
 	case v = <-answer:
 		return v, true
 	case <-t.late:
-		r.looks.add(pid, 1)
+		r.looks.setStuck(pid, at, true)
 		close(gone)
 		return v, false
 	}
 }
 
-// busy reports whether a look at a process goes on that was not over in time.
-func (l *looks) busy(pid int) bool {
+// enter waits until nobody looks at a process, or returns nil if that takes long.
+// The caller leaves.
+func (l *looks) enter(pid int) *looked {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.stuck[pid] > 0
+	x := l.at[pid]
+	if x == nil {
+		if l.at == nil {
+			l.at = make(map[int]*looked)
+		}
+		x = &looked{turn: make(chan struct{}, 1)}
+		l.at[pid] = x
+	}
+	if x.stuck {
+		l.mu.Unlock()
+		return nil
+	}
+	x.users++
+	l.mu.Unlock()
+	x.turn <- struct{}{}
+	l.mu.Lock()
+	stuck := x.stuck // by now
+	l.mu.Unlock()
+	if stuck {
+		l.leave(pid, x)
+		return nil
+	}
+	return x
 }
 
-// add counts the looks at a process that were not over in time.
-func (l *looks) add(pid, n int) {
+func (l *looks) leave(pid int, x *looked) {
+	l.mu.Lock()
+	x.users--
+	l.dropLocked(pid, x)
+	l.mu.Unlock()
+	<-x.turn
+}
+
+func (l *looks) setStuck(pid int, x *looked, stuck bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.stuck == nil {
-		l.stuck = make(map[int]int)
+	x.stuck, x.since = stuck, time.Now()
+	l.dropLocked(pid, x)
+}
+
+func (l *looks) dropLocked(pid int, x *looked) {
+	if x.users == 0 && !x.stuck {
+		delete(l.at, pid)
 	}
-	if l.stuck[pid] += n; l.stuck[pid] == 0 {
-		delete(l.stuck, pid)
+}
+
+// StuckFor returns for how long it has been known that a look at a process (see Soon)
+// takes long; 0: there is none.
+func (r *Resolver) StuckFor(pid int) time.Duration {
+	l := &r.looks
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if x := l.at[pid]; x != nil && x.stuck {
+		return max(time.Since(x.since), 1)
 	}
+	return 0
 }

@@ -3,7 +3,6 @@
 package procid
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -38,7 +37,9 @@ type Resolver struct {
 	connector connector
 	births    births
 	looks     looks
+	husks     husks
 	turns     turns
+	lines     lines
 
 	mu      sync.RWMutex
 	closed  bool                    // guarded by mu
@@ -64,6 +65,7 @@ func NewResolver(o Options) (*Resolver, error) {
 		epfd:      -1,
 		wakefd:    -1,
 		connector: connector{fd: -1},
+		husks:     husks{wake: make(chan struct{}, 1), stop: make(chan struct{})},
 		turns:     newTurns(),
 		threads:   make(map[uint32]*thread),
 		groups:    make(map[ID]*group),
@@ -167,17 +169,18 @@ func (r *Resolver) Lives(id ID) bool {
 
 func (r *Resolver) lives(id ID) (alive, known bool) {
 	r.mu.RLock()
-	if g := r.groups[id]; g != nil {
-		defer r.mu.RUnlock()
-		return !readable(g.fd), true
-	}
+	g := r.groups[id]
+	dead := g != nil && g.deadLocked()
 	r.mu.RUnlock()
+	if g != nil {
+		return !dead && !r.isHuskLately(g), true
+	}
 	fd, err := r.openSoon(id)
 	if err != nil {
 		return false, isGone(err)
 	}
 	defer unix.Close(fd)
-	return !readable(fd), true
+	return !isOver(fd, id.Pid), true
 }
 
 // openSoon is openExact, or ErrBusy.
@@ -194,7 +197,10 @@ func (r *Resolver) ExitOf(id ID) Exit {
 		g.pins++
 		r.mu.Unlock()
 		defer r.unpin(g)
-		if !readable(g.fd) {
+		r.mu.RLock()
+		dead := g.deadLocked()
+		r.mu.RUnlock()
+		if !dead && !r.isHusk(g) {
 			return r.unheard()
 		}
 		return r.exitStatus(id, g.fd, g)
@@ -205,7 +211,7 @@ func (r *Resolver) ExitOf(id ID) Exit {
 		return r.unheard()
 	}
 	defer unix.Close(fd)
-	if !readable(fd) {
+	if !isOver(fd, id.Pid) {
 		return r.unheard()
 	}
 	return r.exitStatus(id, fd, nil)
@@ -233,23 +239,6 @@ func openExact(id ID) (int, error) {
 		return -1, err
 	}
 	return fd, nil
-}
-
-// maxCmdline bounds what Cmdline reads.
-const maxCmdline = 4096
-
-// Cmdline returns the command line of a process for a listing: at most 4096
-// bytes as they are, arguments joined by spaces, "" when the process is gone.
-// It reads the memory of the process and can wait for it, so nothing that
-// serves that process's requests may call it.
-func (r *Resolver) Cmdline(id ID) string {
-	var buf [maxCmdline]byte
-	b, err := readProc(id.Pid, "cmdline", buf[:])
-	if err != nil || !r.Alive(id) { // alive after the read: it was no later process's
-		return ""
-	}
-	b = bytes.TrimRight(b, "\x00")
-	return string(bytes.ReplaceAll(b, []byte{0}, []byte{' '}))
 }
 
 // isGone reports whether an error of resolve means that the process is no more,

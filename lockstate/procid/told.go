@@ -147,12 +147,15 @@ func (r *Resolver) note(ev exitEvent) {
 	t.code, t.at = ev.code, ev.at
 	t.leader = t.leader || ev.pid == ev.tgid
 	t.final = t.final || t.leader && dead
+	if t.leader && !dead {
+		r.suspectLocked(g, 0)
+	}
 }
 
 // seenDeadLocked reports whether a process is dead, and keeps when that was
 // first seen.
 func (r *Resolver) seenDeadLocked(g *group) bool {
-	if g.told.dead == 0 && readable(g.fd) {
+	if g.told.dead == 0 && g.deadLocked() {
 		g.told.dead = uint64(monotonic())
 	}
 	return g.told.dead != 0

@@ -56,7 +56,7 @@ func (r *Resolver) watchLate(id ID) {
 		if g == nil && fd < 0 {
 			fd, err = ask(r, id.Pid, impatient, nil, func() (int, error) { return openExact(id) }, nil)
 		}
-		dead := g == nil && (fd < 0 && isGone(err) || fd >= 0 && readable(fd))
+		dead := g == nil && (fd < 0 && isGone(err) || fd >= 0 && isOver(fd, id.Pid))
 		done := r.beginLate(id, g, dead)
 		if g != nil {
 			r.unpin(g)
@@ -131,6 +131,10 @@ func (r *Resolver) watchLocked(g *group, fn func(ID, Exit)) error {
 	}
 	g.serial = r.serial
 	r.watched[g.serial] = g
+	if g.husk {
+		r.diedLocked(g)
+	}
+	r.suspectLocked(g, huskTime)
 	return nil
 }
 
@@ -178,11 +182,13 @@ func (r *Resolver) startWatcher() (err error) {
 		return fmt.Errorf("epoll_ctl(2): %w", err)
 	}
 	r.wg.Go(r.watch)
+	r.wg.Go(r.lookForHusks)
 	return nil
 }
 
 // stopWatcher ends all goroutines and closes what they used.
 func (r *Resolver) stopWatcher() error {
+	close(r.husks.stop)
 	one := binary.NativeEndian.AppendUint64(nil, 1)
 	if _, err := unix.Write(r.wakefd, one); err != nil {
 		return fmt.Errorf("waking the watcher: %w", err)
@@ -235,9 +241,15 @@ func (r *Resolver) watch() {
 func (r *Resolver) died(serial uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	g := r.watched[serial]
-	if g == nil {
-		return // unwatched since
+	if g := r.watched[serial]; g != nil { // or it was unwatched since
+		r.diedLocked(g)
+	}
+}
+
+// diedLocked is died for a process that may not be watched.
+func (r *Resolver) diedLocked(g *group) {
+	if g.serial == 0 {
+		return
 	}
 	r.disarmLocked(g)
 	g.pins++

@@ -36,6 +36,15 @@ func callSteps(procs int, suffix string) []step {
 	}
 }
 
+// procPlaces are where several processes work.
+func procPlaces(procs int) []string {
+	var all []string
+	for i := range procs {
+		all = append(all, procPlace(procs, i))
+	}
+	return all
+}
+
 // procPlace is where one of several processes works.
 func procPlace(procs, i int) string { return fmt.Sprintf("p%dof%d", i+1, procs) }
 

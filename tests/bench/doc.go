@@ -12,13 +12,14 @@
 //	work      a sequence of steps on one directory, such as those on a tree
 //	step      one run on one subject, which gives the samples of one or more rows
 //	row       a line of the result, such as "create x4"
-//	round     each step once on each subject, in an order that rotates
+//	turn      each step of a work once on each subject, in an order that rotates
+//	round     a turn of each work, or some of those with single calls
 //
 // # What is compared
 //
 // A ratio is the time on a subject over the time on the bare directory of the
-// same round; the report has the median of the rounds, with the smallest and
-// the largest. Each round mounts every subject anew on fresh directories of the
+// same turn; the report has the median of all turns, with the smallest and the
+// largest. Each round mounts every subject anew on fresh directories of the
 // same filesystem. Dirty pages are synced before a step, never within the time
 // that is taken, and memory is made ready (settle.go). The clients are the same
 // programs for all subjects: tools are started by exec in a process that waits

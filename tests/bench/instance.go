@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -41,11 +42,8 @@ type instance struct {
 
 // places are the directories of a state, one for each work and worker.
 func places() []string {
-	all := []string{"tree", "data", "git", "build", "locks", "many", procPlace(1, 0)}
-	for i := range workers {
-		all = append(all, procPlace(workers, i))
-	}
-	return all
+	all := []string{"tree", "data", "git", "build", "locks", "many"}
+	return slices.Concat(all, procPlaces(1), procPlaces(workers))
 }
 
 // serve makes fresh directories, and mounts. The directories are there before

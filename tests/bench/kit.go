@@ -15,6 +15,7 @@ import (
 // A size says how much work a profile is.
 type size struct {
 	Rounds int
+	turns  int           // of single calls, in each of them
 	long   int           // in how many of them the steps are done that take long
 	data   int64         // bytes of the large file
 	image  int64         // bytes that an image has room for, at the most
@@ -31,15 +32,15 @@ type size struct {
 func profiles() map[string]size {
 	return map[string]size{
 		"full": {
-			Rounds: 5, long: 3, data: 1 << 30, image: 64 << 30, random: 32768, calls: 3000, cycles: 600, crowd: 100_000, files: 1_000_000, quiet: 20 * time.Second,
+			Rounds: 5, turns: 3, long: 3, data: 1 << 30, image: 64 << 30, random: 32768, calls: 3000, cycles: 600, crowd: 100_000, files: 1_000_000, quiet: 20 * time.Second,
 			tree: []string{"src"}, repo: []string{"src/net", "src/crypto", "src/encoding", "src/go", "src/runtime"},
 		},
 		"quick": {
-			Rounds: 3, long: 1, data: 256 << 20, image: 16 << 30, random: 8192, calls: 1000, cycles: 200, crowd: 20_000, files: 100_000, quiet: 5 * time.Second,
+			Rounds: 3, turns: 1, long: 1, data: 256 << 20, image: 16 << 30, random: 8192, calls: 1000, cycles: 200, crowd: 20_000, files: 100_000, quiet: 5 * time.Second,
 			tree: []string{"src/net", "src/crypto", "src/encoding"}, repo: []string{"src/net"},
 		},
 		"tiny": {
-			Rounds: 2, long: 2, data: 2 << 20, image: 2 << 30, random: 64, calls: 40, cycles: 5, crowd: 100, files: 300, quiet: 500 * time.Millisecond,
+			Rounds: 2, turns: 2, long: 2, data: 2 << 20, image: 2 << 30, random: 64, calls: 40, cycles: 5, crowd: 100, files: 300, quiet: 500 * time.Millisecond,
 			tree: []string{"src/sort", "src/bufio"}, repo: []string{"src/sort"},
 		},
 	}

@@ -60,7 +60,7 @@ func parse(args []string, errs io.Writer) (options, error) {
 	f.StringVar(&o.image, "image", imageAuto, "whether to measure in an ext4 image in that directory: `auto|always|never`; auto: where that is an ext4 without a journal")
 	f.StringVar(&o.profile, "profile", "full", "how much work: `full|quick|tiny`")
 	f.IntVar(&o.rounds, "rounds", 0, "how many `rounds`; default: as the profile says")
-	f.DurationVar(&o.budget, "budget", 24*time.Minute, "begin no round that would end after this `time`")
+	f.DurationVar(&o.budget, "budget", 29*time.Minute, "begin no round that would end after this `time`")
 	pattern := func(into **regexp.Regexp) func(string) error {
 		return func(s string) (err error) { *into, err = regexp.Compile(s); return err }
 	}

@@ -40,7 +40,7 @@ func reportRatios(w io.Writer, r *Results) {
 	if len(r.Samples) == 0 {
 		return
 	}
-	fmt.Fprint(w, "\nTime relative to the bare directory: median (smallest–largest) over the rounds\n\nROW\tBARE")
+	fmt.Fprint(w, "\nTime relative to the bare directory: median (smallest–largest)\n\nROW\tBARE")
 	for _, s := range r.Subjects[1:] {
 		fmt.Fprintf(w, "\t%s", s.Name)
 		if r.ours(s) {

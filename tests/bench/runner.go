@@ -96,8 +96,10 @@ func (r *runner) round(ctx context.Context, round int, subjects []subject) (err 
 	}
 	for i, w := range works() {
 		began := time.Now()
-		if err := r.work(ctx, round, i, w, bouts); err != nil {
-			return err
+		for turn := range w.turns(r.kit.size) {
+			if err := r.work(ctx, round, turn, i, w, bouts); err != nil {
+				return err
+			}
 		}
 		if len(w.needed(r.o.rows.MatchString)) > 0 {
 			fmt.Fprintf(r.talk, "round %d of %d: %s, %.0f s\n", round+1, r.o.rounds, w.name, time.Since(began).Seconds())
@@ -123,14 +125,18 @@ func (r *runner) wants(such func(step) bool) bool {
 
 // work does the steps of a work, each on all bouts before the next. A bout
 // that fails in one is left out of the later ones, which build on it.
-func (r *runner) work(ctx context.Context, round, turn int, w work, bouts []*bout) error {
+func (r *runner) work(ctx context.Context, round, turn, place int, w work, bouts []*bout) error {
 	broken := map[*bout]bool{}
+	fail := func(b *bout, rows []string, err error) {
+		broken[b] = true
+		r.note("round %d: %s, %s, %s %q: %v", round+1, b.Name, b.state, w.name, rows, err)
+	}
 	for i, s := range w.needed(r.o.rows.MatchString) {
 		if s.long && round >= r.kit.size.long {
 			continue
 		}
 		for k := range bouts {
-			b := bouts[(k+round+turn+i)%len(bouts)]
+			b := bouts[(k+round+turn+place+i)%len(bouts)]
 			if broken[b] || !s.states && b.state != stateFree || (s.long || s.narrow) && b.narrow {
 				continue
 			}
@@ -143,8 +149,7 @@ func (r *runner) work(ctx context.Context, round, turn int, w work, bouts []*bou
 				return ctx.Err()
 			}
 			if err != nil {
-				broken[b] = true
-				r.note("round %d: %s, %s, %s %q: %v", round+1, b.Name, b.state, w.name, s.rows, err)
+				fail(b, s.rows, err)
 				continue
 			}
 			made := since(before, b.requests())
@@ -154,12 +159,17 @@ func (r *runner) work(ctx context.Context, round, turn int, w work, bouts []*bou
 			for n, row := range s.rows {
 				if r.o.rows.MatchString(row) {
 					r.res.Samples = append(r.res.Samples, Sample{
-						Row: row, Subject: b.Name, State: b.state, Round: round,
+						Row: row, Subject: b.Name, State: b.state, Round: round, Turn: turn,
 						Seconds: found[n].took.Seconds(), Ops: found[n].ops, Best: found[n].best.Seconds(),
 						Requests: made,
 					})
 				}
 			}
+		}
+	}
+	for _, b := range bouts {
+		if err := w.clear(b); err != nil {
+			fail(b, []string{"clearing"}, err)
 		}
 	}
 	return nil

@@ -36,12 +36,13 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
 }
 
-// A Sample is one timing: of a row, on a subject in a state, in a round.
+// A Sample is one timing: of a row, on a subject in a state, in a turn of a round.
 type Sample struct {
 	Row     string  `json:"row"`
 	Subject string  `json:"subject"`
 	State   string  `json:"state"`
 	Round   int     `json:"round"`
+	Turn    int     `json:"turn,omitempty"` // which of the round's, where a work is done more than once
 	Seconds float64 `json:"seconds"`
 	Ops     int64   `json:"ops"` // how many operations it was; 1 for a whole tool
 
@@ -56,25 +57,26 @@ type Sample struct {
 // A side is one half of a comparison.
 type side struct{ Subject, State string }
 
-// ratios divides the times of a row on one side by those on the other, round
-// by round. Rounds that lack either are left out.
+// ratios divides the times of a row on one side by those on the other, turn by
+// turn. Turns that lack either are left out.
 func ratios(samples []Sample, row string, of, to side) []float64 {
-	base := map[int]float64{}
+	type turn struct{ round, turn int }
+	base := map[turn]float64{}
 	for _, s := range samples {
 		if s.Row == row && s.Subject == to.Subject && s.State == to.State && s.Seconds > 0 {
-			base[s.Round] = s.Seconds
+			base[turn{s.Round, s.Turn}] = s.Seconds
 		}
 	}
 	var out []float64
 	for _, s := range samples {
-		if b := base[s.Round]; b > 0 && s.Row == row && s.Subject == of.Subject && s.State == of.State {
+		if b := base[turn{s.Round, s.Turn}]; b > 0 && s.Row == row && s.Subject == of.Subject && s.State == of.State {
 			out = append(out, s.Seconds/b)
 		}
 	}
 	return out
 }
 
-// perOp has the seconds that one operation of a row took on a side, round by round.
+// perOp has the seconds that one operation of a row took on a side, turn by turn.
 func perOp(samples []Sample, row string, of side) []float64 {
 	var out []float64
 	for _, s := range samples {
@@ -86,7 +88,7 @@ func perOp(samples []Sample, row string, of side) []float64 {
 }
 
 // bestOp is what one operation of a row took in the fastest stretch of all
-// rounds; 0 if that is not known.
+// turns; 0 if that is not known.
 func bestOp(samples []Sample, row string, of side) float64 {
 	best := 0.0
 	for _, s := range samples {

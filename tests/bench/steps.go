@@ -4,6 +4,9 @@ package main
 
 import (
 	"context"
+	"errors"
+	"os"
+	"path/filepath"
 	"time"
 )
 
@@ -29,6 +32,34 @@ type timing struct {
 type work struct {
 	name  string
 	steps []step
+	again []string // if any, its steps can be done again when these places are empty
+}
+
+// turns is how often a work is done in a round. Single calls are over in an
+// instant: whoever else has the disk in just that would have too much say.
+func (w work) turns(z size) int {
+	if w.again == nil {
+		return 1
+	}
+	return z.turns
+}
+
+// clear empties the places of a work.
+func (w work) clear(b *bout) error {
+	for _, place := range w.again {
+		dir := b.path(b.state, place)
+		left, err := os.ReadDir(dir)
+		for _, e := range left {
+			// A dead client's lock file goes by itself.
+			if bad := os.Remove(filepath.Join(dir, e.Name())); !errors.Is(bad, os.ErrNotExist) {
+				err = errors.Join(err, bad)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // A bout is a step on its way: where, and how much of it.
@@ -40,13 +71,13 @@ type bout struct {
 
 func works() []work {
 	return []work{
-		{"data", dataSteps()},
-		{"calls", callSteps(1, "")},
-		{"calls of four", callSteps(workers, " x4")},
-		{"locks", lockSteps()},
-		{"tree", treeSteps()},
-		{"git", gitSteps()},
-		{"build", buildSteps()},
+		{"data", dataSteps(), nil},
+		{"calls", callSteps(1, ""), procPlaces(1)},
+		{"calls of four", callSteps(workers, " x4"), procPlaces(workers)},
+		{"locks", lockSteps(), []string{"locks"}},
+		{"tree", treeSteps(), nil},
+		{"git", gitSteps(), nil},
+		{"build", buildSteps(), nil},
 	}
 }
 
