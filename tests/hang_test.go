@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const envHang = "STAGEFS_TEST_HANG"
@@ -63,6 +65,27 @@ func TestHang(t *testing.T) {
 				return os.IsNotExist(err) && len(leftOvers(root)) == 0
 			})
 		})
+	}
+}
+
+// TestHangPolled: a mount that answers is one whose files nobody asks the daemon to
+// poll: a test in Go would wait for it as a whole, also one that the daemon waits for.
+func TestHangPolled(t *testing.T) {
+	m := mount(t)
+	fd, err := unix.Open(m.control("version"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	mustDo(t, err)
+	t.Cleanup(func() { unix.Close(fd) }) // when the daemon runs again
+	halt(t, m.cmd.Process.Pid)
+	polled := make(chan error, 1)
+	go func() {
+		_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		polled <- err
+	}()
+	select {
+	case err := <-polled:
+		mustDo(t, err)
+	case <-time.After(patience):
+		t.Error("the daemon is asked")
 	}
 }
 

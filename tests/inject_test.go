@@ -146,6 +146,16 @@ const (
 	seccompContinue = 1
 )
 
+// send reports whether somebody still waited for the answer.
+func (a *seccompAnswer) send(listener int) bool {
+	for {
+		// The kernel's own lock is waited for; a signal, such as Go's scheduler sends, ends that.
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), seccompSend, uintptr(unsafe.Pointer(a))); errno != unix.EINTR {
+			return errno == 0
+		}
+	}
+}
+
 // answer decides about the calls of one daemon until that is gone.
 func (f *faults) answer(listener int) {
 	defer unix.Close(listener)
@@ -164,7 +174,7 @@ func (f *faults) answer(listener int) {
 		if goesOn := f.until(n); goesOn != nil {
 			go func() {
 				<-goesOn
-				unix.Syscall(unix.SYS_IOCTL, uintptr(listener), seccompSend, uintptr(unsafe.Pointer(&a)))
+				a.send(listener)
 			}()
 			continue
 		}
@@ -177,7 +187,7 @@ func (f *faults) answer(listener int) {
 				break
 			}
 		}
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), seccompSend, uintptr(unsafe.Pointer(&a))); errno == 0 && hit != nil {
+		if a.send(listener) && hit != nil {
 			hit.did++
 		}
 		f.mu.Unlock()
@@ -229,7 +239,7 @@ func injectMain(value string) int {
 	}
 	unix.CloseOnExec(int(fd))
 	os.Unsetenv(envInject)
-	err = syscall.Exec(stagefsBin(), append([]string{"stagefs"}, os.Args[1:]...), os.Environ())
+	err = syscall.Exec(stagefsBin(), append([]string{stagefsBin()}, os.Args[1:]...), os.Environ())
 	fmt.Fprintln(os.Stderr, "exec:", err)
 	return 2
 }

@@ -122,9 +122,27 @@ func (m *Mount) awaitReady() {
 		if m.dead() {
 			m.t.Fatalf("stagefs mount ended: %v\n%s", m.cmd.ProcessState, m.Log())
 		}
-		_, err := os.ReadFile(m.control("version"))
+		_, err := m.version()
 		return err == nil
 	})
+}
+
+// version reads the file of that name, and asks the kernel to poll it, without Go's
+// poller. That one keeps all of this process waiting while it adds a file, which the
+// kernel asks the daemon about; and the daemon may wait for this process. Who is told
+// once that files are not polled never asks again.
+func (m *Mount) version() ([]byte, error) {
+	fd, err := unix.Open(m.control("version"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, 64<<10)
+	n, err := unix.Read(fd, buf)
+	return buf[:max(n, 0)], err
 }
 
 func (m *Mount) dead() bool {

@@ -58,7 +58,7 @@ func TestS1Descriptors(t *testing.T) {
 
 // daemon is the process that serves the mount.
 func (m *Mount) daemon() int {
-	version, err := os.ReadFile(m.control("version"))
+	version, err := m.version()
 	if err != nil {
 		return 0
 	}
