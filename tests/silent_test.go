@@ -107,6 +107,26 @@ func TestDoctorServed(t *testing.T) {
 	m.awaitReady()
 }
 
+// TestMountSilentTwo: of two daemons that are stopped each is told from the other,
+// though both serve a directory of the same name.
+func TestMountSilentTwo(t *testing.T) {
+	ms := []*Mount{mount(t), mount(t)}
+	for _, m := range ms {
+		openDir(t, m.Back("x"))
+	}
+	for _, m := range ms {
+		halt(t, m.cmd.Process.Pid)
+	}
+	for _, m := range ms {
+		check := exec.Command(stagefsBin(), "check", m.At("x"))
+		check.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		who := "process " + itoa(m.cmd.Process.Pid) + ", does not answer"
+		if r := runCmd(t, check); r.Status != 69 || !strings.Contains(r.Err, who) {
+			t.Errorf("stagefs check, as nobody: %v; want 69, and %q said", r, who)
+		}
+	}
+}
+
 // TestMountSilentGoesOn: a daemon that is only slow is waited for.
 func TestMountSilentGoesOn(t *testing.T) {
 	m := mount(t)

@@ -297,11 +297,13 @@ func findProcess(is func(proc string) bool) (pid int) {
 }
 
 // suspect is daemonOf for a daemon that does not answer. Who may not see what
-// another's daemon has open finds one by its command line, if it is stopped or dying.
+// another's daemon has open finds one by its command line, if it is stopped or dying:
+// one that has the directory's or the mount's whole path there, or else its last part.
 func suspect(mount *fs.MountEntry) int {
 	if pid := daemonOf(mount); pid != 0 {
 		return pid
 	}
+	likely := 0
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, proc := range procs {
 		pid, _ := strconv.Atoi(filepath.Base(proc))
@@ -314,12 +316,15 @@ func suspect(mount *fs.MountEntry) int {
 			continue
 		}
 		args, _ := procid.Within(insideTime, func() []string { return commandLine(proc) })
-		if slices.Contains(args, "mount") &&
-			slices.ContainsFunc(args, func(a string) bool { return filepath.Base(a) == filepath.Base(mount.Source) }) {
+		switch has := func(is func(string) bool) bool { return slices.ContainsFunc(args, is) }; {
+		case !slices.Contains(args, "mount"):
+		case has(func(a string) bool { return a == mount.Source || a == mount.Path }):
 			return pid
+		case likely == 0 && has(func(a string) bool { return filepath.Base(a) == filepath.Base(mount.Source) }):
+			likely = pid
 		}
 	}
-	return 0
+	return likely
 }
 
 // commandLine returns that of a process, also if its first thread has ended, but not
