@@ -179,6 +179,9 @@ func together(found []result) []timing {
 		if len(found) == 1 && t.ops > 1 {
 			t.best = time.Duration(found[0].Best[i])
 		}
+		if len(found) == 1 && i < len(found[0].Requests) {
+			t.requests = found[0].Requests[i]
+		}
 		rows = append(rows, t)
 	}
 	return rows

@@ -58,7 +58,7 @@ func timed(n int, do func(i int) error) (result, error) {
 		t := now()
 		best, at = min(best, float64(t-at)/float64(part)), t
 	}
-	return result{[]span{{began, now()}}, []int64{int64(n)}, []float64{best}}, nil
+	return result{Spans: []span{{began, now()}}, Ops: []int64{int64(n)}, Best: []float64{best}}, nil
 }
 
 // overNames does something once to each of the job's names.
@@ -138,12 +138,17 @@ func mkdirLoop(j job) (func() (result, error), error) {
 	d, err := openDir(j.Dir)
 	all := names("d", j.N)
 	return func() (result, error) {
+		none := requestsIn(j.Metrics)
 		made, err := timed(j.N, func(i int) error { return d.mkdir(all[i]) })
 		if err != nil {
 			return made, err
 		}
+		there := requestsIn(j.Metrics)
 		gone, err := timed(j.N, func(i int) error { return d.rmdir(all[i]) })
-		return result{append(made.Spans, gone.Spans...), append(made.Ops, gone.Ops...), append(made.Best, gone.Best...)}, err
+		return result{
+			append(made.Spans, gone.Spans...), append(made.Ops, gone.Ops...), append(made.Best, gone.Best...),
+			[]map[string]int64{since(none, there), since(there, requestsIn(j.Metrics))},
+		}, err
 	}, err
 }
 

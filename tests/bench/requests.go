@@ -15,12 +15,19 @@ import (
 )
 
 // requests are those of the kernel that a stagefs had by now, by kind.
-func (in *instance) requests() map[string]int64 {
-	all := map[string]int64{}
+func (in *instance) requests() map[string]int64 { return requestsIn(in.metrics()) }
+
+// metrics is the file that a stagefs counts them in, "" for others.
+func (in *instance) metrics() string {
 	if !in.ours {
-		return all
+		return ""
 	}
-	text, _ := os.ReadFile(filepath.Join(in.mnt, ".stagefs", "metrics"))
+	return filepath.Join(in.mnt, ".stagefs", "metrics")
+}
+
+func requestsIn(file string) map[string]int64 {
+	all := map[string]int64{}
+	text, _ := os.ReadFile(file)
 	for line := range strings.Lines(string(text)) {
 		if rest, ok := strings.CutPrefix(line, `stagefs_requests_total{op="`); ok {
 			kind, value, _ := strings.Cut(rest, `"} `)

@@ -153,10 +153,10 @@ func (r *runner) work(ctx context.Context, round, turn, place int, w work, bouts
 				continue
 			}
 			made := since(before, b.requests())
-			if len(s.rows) > 1 {
-				made = nil // nobody knows for which row
-			}
 			for n, row := range s.rows {
+				if len(s.rows) > 1 {
+					made = found[n].requests // if its loop has counted
+				}
 				if r.o.rows.MatchString(row) {
 					r.res.Samples = append(r.res.Samples, Sample{
 						Row: row, Subject: b.Name, State: b.state, Round: round, Turn: turn,

@@ -26,6 +26,8 @@ type timing struct {
 	took time.Duration
 	ops  int64
 	best time.Duration // of one operation in the fastest stretch of a loop
+
+	requests map[string]int64 // by kind; nil: they were not counted
 }
 
 // A work is steps on the same directory, in order.
