@@ -185,7 +185,7 @@ func (o *obstacles) clear(r *request, err error) outcome {
 // clearHeld is for what a lock or an open handle refuses.
 func (o *obstacles) clearHeld(r *request, held *lockstate.HeldError) outcome {
 	switch fs := r.fs; {
-	case held.Unsure && !r.sure:
+	case r.unsure(held):
 		return after(r.seeClaims(held))
 	case held.Err == lockstate.ErrHeld && o.reaps < maxReaps && !held.Lock.Sealed && !fs.lives(held.Lock):
 		// R4: a dead owner stands in nobody's way, even if the

@@ -47,7 +47,9 @@ func (o *leftovers) init() {
 // add notes that a file could not be removed.
 func (o *leftovers) add(fs *FS, dir, name string, id identity) {
 	if id == (identity{}) {
-		id.birth = time.Now().UnixNano() // not even looked at: what is made from now on is another one
+		// Not even looked at: what is made from now on is another one, but for what is made
+		// within a tick of the clock that times of birth are from, and beneath the mount.
+		id.birth = time.Now().UnixNano()
 	}
 	d := fs.table.At(split(dir)...)
 	o.mu.Lock()

@@ -270,12 +270,12 @@ func (o *opening) admit(h *handle) (op *lockstate.Op, err error) {
 		}
 		h.by = o.by
 		if h.flags&unix.O_TRUNC != 0 {
-			mayChange := false
-			if op, mayChange = fs.mayChange(r, n); !mayChange {
+			if op, err = fs.mayChange(r, n); refused(err) && !r.unsure(err) {
 				h.flags &^= unix.O_TRUNC // A10: succeeds and changes nothing
+				err = nil
 			}
 		}
-		return op, nil
+		return op, err
 	}
 	if !writes(h.flags) {
 		return op, nil
@@ -354,14 +354,13 @@ func (fs *FS) makeTmpfile(in *fuse.CreateIn, parent *node, dir int, st *unix.Sta
 	return fd, keep, nil
 }
 
-// mayChange reports whether the caller may change n now. The caller ends the
+// mayChange lets the caller change n, or says why not. The caller ends the
 // operation.
-func (fs *FS) mayChange(r *request, n *node) (op *lockstate.Op, ok bool) {
+func (fs *FS) mayChange(r *request, n *node) (*lockstate.Op, error) {
 	c, err := r.covering(n)
 	if err != nil {
-		return nil, false
+		return nil, err
 	}
 	c.Quiet, c.Force = true, fs.opts.Observe
-	op, err = r.admit(c)
-	return op, err == nil
+	return r.admit(c)
 }

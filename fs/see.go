@@ -87,17 +87,18 @@ func (r *request) seeClaims(held *lockstate.HeldError) bool {
 			return d > 0 && d < seeTime
 		})
 	}
-	_, ok := awaited(r.header, func(stop <-chan struct{}) (none struct{}) {
-		for stuck() {
-			select {
-			case <-stop:
-				return none
-			case <-time.After(seePause):
-			}
+	for end := time.Now().Add(seeTime); stuck() && time.Now().Before(end); {
+		if !r.rest(seePause) || transport.Killed(r.header.Pid) {
+			return false
 		}
-		return none
-	}, struct{}{})
-	return ok
+	}
+	return true
+}
+
+// unsure reports whether it has yet to be waited for what a refusal depends on.
+func (r *request) unsure(err error) bool {
+	var held *lockstate.HeldError
+	return errors.As(err, &held) && held.Unsure && !r.sure
 }
 
 // A scopeAnswer is what scopeOf says.

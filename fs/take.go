@@ -107,6 +107,7 @@ func (t *turn) try() (status fuse.Status, done bool) {
 	t.r.anew()
 	var failure error
 	status = t.c.fs.attempt(t.r, false, func() error {
+		t.held = nil
 		failure = t.c.placeOf(t.d)
 		if failure == nil {
 			failure = t.take()

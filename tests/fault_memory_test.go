@@ -30,6 +30,8 @@ def do(op, path):
             os.mkdir(path)
         elif op == "open":
             os.close(os.open(path, os.O_WRONLY))
+        elif op == "trunc":
+            os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
         elif op == "creat":
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
         else:
@@ -350,6 +352,29 @@ func TestFaultMemoryLease(t *testing.T) {
 		t.Errorf("afterwards: %s, want ok", got)
 	}
 	k.want("ok", 2*time.Second, "creat", m.At("D/g"))
+}
+
+// TestFaultMemoryTruncate: nor does it open its lock file and leave in it what it asks
+// to be removed (A10).
+func TestFaultMemoryTruncate(t *testing.T) {
+	e, m := newElsewhere(t, "--no-passthrough"), mount(t)
+	openDir(t, m.Back("D"))
+	openFile(t, m.Back("D/devserver"), "an older one")
+	client := agent(t)
+	client.mustCommand(m, "acquire D client=x ttl=1h")
+	k := e.keeper(0, 0, "STAGEFS_CLIENT=x")
+	e.keep(k)
+	began := time.Now()
+	k.send("trunc", m.At("D/devserver"))
+	time.Sleep(200 * time.Millisecond)
+	e.answer()
+	known := time.Since(began) < 900*time.Millisecond // a second after it was asked for it is a stranger
+	if got := k.receive(patience); got != "ok" {
+		t.Fatalf("open with O_TRUNC = %s, want ok", got)
+	}
+	if b, err := os.ReadFile(m.Back("D/devserver")); err != nil || known && len(b) > 0 {
+		t.Errorf("the lock file has %q, %v; want nothing", b, err)
+	}
 }
 
 // TestFaultMemoryStranger: a process whose memory stays locked is refused when a

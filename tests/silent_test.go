@@ -93,6 +93,13 @@ func TestDoctorServed(t *testing.T) {
 			t.Errorf("doctor: %v; want the mount's state directory, %s", r, m.State)
 		}
 	}
+	// Nobody else could write to it, nor has to.
+	other := exec.Command(stagefsBin(), "doctor", m.Path)
+	other.Env = append(os.Environ(), "XDG_STATE_HOME="+tempDir(t))
+	other.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	if r := runCmd(t, other); r.Status != 0 || strings.Contains(r.Out, m.State) {
+		t.Errorf("doctor, as nobody: %v; want status 0", r)
+	}
 	m.kill()
 	for _, args := range [][]string{{"doctor", m.Path}, {"doctor"}} {
 		r = m.wantStatus(0, "", args...)

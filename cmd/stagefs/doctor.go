@@ -57,7 +57,9 @@ func (c *command) doctorAction(ctx *cli.Context) error {
 			return err
 		}
 		about = checkDirectory(abs)
-		if served := leadsTo(abs); served != nil && state == "" && about[0].Status == statusOK {
+		served := leadsTo(abs)
+		ours := served != nil && (m.euid == 0 || m.euid == mountedBy(served)) // or who asks may not even look into it
+		if ours && state == "" && about[0].Status == statusOK {
 			state = daemonSays(served.Path).stateDir
 		}
 	}

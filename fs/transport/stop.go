@@ -87,14 +87,14 @@ func (o *own) Stop(node uint64, begun func()) (*State, error) {
 	}
 	var busy error
 	for !c.inflight.quiet() && !c.ended.Load() {
-		if late() {
-			busy = errBusy()
-			break
-		}
 		for _, unique := range c.inflight.halt() {
 			c.tryInterrupt(unique)
 		}
 		c.inflight.call()
+		if late() { // each has heard of it at least once
+			busy = errBusy()
+			break
+		}
 		time.Sleep(100 * time.Microsecond)
 	}
 	close(over)

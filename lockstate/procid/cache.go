@@ -30,6 +30,7 @@ type group struct {
 	look    time.Duration // while it is watched: when it is looked whether it is one, by monotonic
 	pause   time.Duration // and how long after that again
 
+	asked  atomic.Int64 // the look after which somebody has asked again
 	looked atomic.Int64 // when somebody asked last whether it is a husk, by monotonic, and it was none
 }
 

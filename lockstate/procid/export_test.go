@@ -86,6 +86,13 @@ func (r *Resolver) LookLate(id ID) {
 	r.groups[id].look = monotonic() + time.Hour
 }
 
+// LookedNow has it that somebody has seen a moment ago that a process is no husk.
+func (r *Resolver) LookedNow(id ID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.groups[id].looked.Store(int64(monotonic()))
+}
+
 // Deaf has the connector not be opened, whatever the kernel offers.
 func (r *Resolver) Deaf() {
 	c := &r.connector

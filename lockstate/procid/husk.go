@@ -53,6 +53,9 @@ func isOver(fd, pid int) bool { return readable(fd) || onlyZombies(pid) }
 func (r *Resolver) isHuskLately(g *group) bool {
 	now := monotonic()
 	if last := g.looked.Load(); last != 0 && now-time.Duration(last) < freshTime {
+		if g.asked.Swap(last) != last {
+			r.lookBy(g, time.Duration(last)+freshTime) // whoever asks may wait for its death now
+		}
 		return false // or it would be known
 	}
 	if r.isHusk(g) {
@@ -96,9 +99,14 @@ func onlyZombies(pid int) bool {
 			return false
 		}
 	}
-	// Nor was there another one, not listed and alive, when all these were dead.
+	// Nor was there another one, not listed and alive, when all these were dead. A list
+	// ends early after one that is reaped meanwhile.
 	again, err := threadsOf(pid)
-	return err == nil && slices.Equal(again, threads)
+	if err != nil || !slices.Equal(again, threads) {
+		return false
+	}
+	st, err := readStatus(pid)
+	return err == nil && st.threads == len(threads)
 }
 
 func threadsOf(pid int) ([]string, error) {
@@ -144,6 +152,16 @@ func (r *Resolver) suspectLocked(g *group, after time.Duration) {
 	g.pause = max(after, suspectTime)
 	g.look = monotonic() + after
 	r.wakeLocked(g.look)
+}
+
+// lookBy has a watched process looked at no later than that.
+func (r *Resolver) lookBy(g *group, at time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if g.serial != 0 && at < g.look {
+		g.look = at
+		r.wakeLocked(at)
+	}
 }
 
 // wakeLocked has the next look no later than that.

@@ -138,6 +138,30 @@ func TestHuskSuspected(t *testing.T) {
 	})
 }
 
+// Who asks after a process that was seen alive a moment ago, and has died since, is
+// told soon.
+func TestHuskAskedAgain(t *testing.T) {
+	inBothModes(t, func(t *testing.T, r *procid.Resolver, _ bool) {
+		r.Deaf()
+		h := start(t, "exit 3")
+		h.numbers(t)
+		id := lookup(t, r, h.pid()).ID()
+		ended := watch(t, r, id)
+		r.LookLate(id)
+		debugger := trace(t, h, 0)
+		h.kill()
+		awaitHusk(t, h.pid())
+		r.LookedNow(id)
+		r.Alive(id) // goes by that, and is wrong, or is so late that it looks itself
+		select {
+		case <-ended:
+		case <-time.After(10 * time.Second):
+			t.Error("the watch has not been called")
+		}
+		debugger.kill()
+	})
+}
+
 // Who was carried over as a husk is one again.
 func TestHuskCarried(t *testing.T) {
 	old, r := newResolver(t, false), newResolver(t, false)

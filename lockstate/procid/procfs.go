@@ -21,11 +21,12 @@ type stat struct {
 
 // A status is what this package needs of /proc/TID/status.
 type status struct {
-	name  string
-	state byte
-	tgid  int
-	euid  uint32
-	nsPid int // in the innermost pid namespace
+	name    string
+	state   byte
+	tgid    int
+	euid    uint32
+	threads int
+	nsPid   int // in the innermost pid namespace
 }
 
 // procPath returns /proc/pid/name.
@@ -195,6 +196,8 @@ func parseStatus(b []byte) (status, error) {
 			var uid uint64
 			uid, err = strconv.ParseUint(string(fields[1]), 10, 32)
 			st.euid = uint32(uid)
+		case "Threads":
+			st.threads, err = strconv.Atoi(string(fields[0]))
 		case "NSpid":
 			st.nsPid, err = strconv.Atoi(string(fields[len(fields)-1]))
 		}
