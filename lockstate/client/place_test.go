@@ -67,10 +67,9 @@ func TestInterruptible(t *testing.T) {
 
 	ctx, cancel = context.WithCancel(t.Context())
 	cleared, end := make(chan error), make(chan struct{})
-	time.AfterFunc(time.Millisecond, cancel)
-	err = f.interruptible(ctx, func() error { <-end; return nil }, func(err error) { cleared <- err }, &late)
+	err = f.interruptible(ctx, func() error { cancel(); <-end; return nil }, func(err error) { cleared <- err }, &late)
 	if !errors.Is(err, context.Canceled) || !late || f.fd != -1 {
-		t.Errorf("interruptible = %v, late: %v", err, late)
+		t.Fatalf("interruptible = %v, late: %v", err, late)
 	}
 	close(end)
 	if err := <-cleared; err != nil {
