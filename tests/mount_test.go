@@ -168,11 +168,6 @@ func (m *Mount) stop() {
 			}
 		}
 		r := run(m.t, stagefsBin(), "umount", m.Path)
-		// Another run's stress-ng opens all mounts of the machine.
-		for end := time.Now().Add(patience); r.Status == 75 && strings.Contains(r.Err, "(stress-ng-") && time.Now().Before(end); {
-			time.Sleep(100 * time.Millisecond)
-			r = run(m.t, stagefsBin(), "umount", m.Path)
-		}
 		patient := 20 * time.Second
 		if r.Status != 0 {
 			m.t.Errorf("stagefs umount %s: %v", m.Path, r)

@@ -11,13 +11,22 @@ import (
 // stressors are those of stress-ng's file system class that work on files of
 // the directory that they are given.
 const stressors = `access chattr chdir chmod chown copy-file dentry dir dirdeep dirmany dnotify dup fallocate fcntl
-	fiemap file-ioctl filename flock fpunch fsize fstat getdent handle hdd inode-flags inotify io iomix lease link
+	fiemap file-ioctl filename flock fpunch fsize fstat getdent handle hdd inode-flags inotify iomix lease link
 	locka lockf lockofd mknod open rename symlink sync-file touch utime xattr`
 
 // TestM2Stress runs stress-ng's stressors in a mount: none of them fails that
 // does not fail in a plain directory. The shell that starts them holds the
 // directory, so that the lock of one worker is in no other's way.
 func TestM2Stress(t *testing.T) {
+	stress(t, stressors)
+}
+
+// TestM2StressIO is the same for the one that opens all mounts of the machine, which
+// nobody can unmount meanwhile.
+func TestM2StressIO(t *testing.T) { stress(t, "io") }
+
+func stress(t *testing.T, stressors string) {
+	t.Helper()
 	need(t, "stress-ng", "flock")
 	seconds := "1"
 	if *soakFlag > 0 {
