@@ -109,9 +109,9 @@ func TestFaultExecUnder(t *testing.T) {
 	e.stick(stuck)
 	says := "pid " + itoa(stuck.Pid) + " ("
 	m := mountOver(t)
-	if log := m.Log(); !strings.Contains(log, says) || !strings.Contains(log, "can't be looked at") {
-		t.Errorf("the log does not name the process (%s…):\n%s", says, log)
-	}
+	eventually(t, "the log names the process", func() bool {
+		return strings.Contains(m.Log(), says) && strings.Contains(m.Log(), "can't be looked at")
+	})
 	strict := []string{"mount", "-d", "--strict", "--state-dir", filepath.Join(tempDir(t), "state"), dir}
 	wantRefusal(t, "75", []string{says, "can't be looked at"}, strict...)
 	e.answer()

@@ -96,7 +96,7 @@ func TestMountInheritsLimit(t *testing.T) {
 	mustDo(t, os.Chown(filepath.Dir(m.State), nobody, nobody))
 	m.user = nobody
 	m.startedBy("ulimit -f 100")
-	eventually(t, "the daemon serves", func() bool { return strings.Contains(m.Log(), "serving") })
+	eventually(t, "the daemon serves", func() bool { return strings.Contains(m.Log(), "stagefs: serving") })
 	if !strings.Contains(m.Log(), "102400 bytes") {
 		t.Error("no warning")
 	}

@@ -231,7 +231,7 @@ func TestM5(t *testing.T) {
 			}
 			wantRefusal(t, "75", []string{who}, "mount", "--strict", "--state-dir", filepath.Join(tempDir(t), "state"), dir)
 			m := mountDir(t, dir, dir)
-			eventually(t, "the daemon says that it serves", func() bool { return strings.Contains(m.Log(), "serving") })
+			eventually(t, "the daemon says that it serves", func() bool { return strings.Contains(m.Log(), "stagefs: serving") })
 			if log := m.Log(); !strings.Contains(log, "warning") || !strings.Contains(log, who) {
 				t.Errorf("said %q, want a warning that names %s", log, who)
 			}
@@ -245,7 +245,7 @@ func TestM5(t *testing.T) {
 	t.Run("nobody", func(t *testing.T) {
 		dir := staticDir(t)
 		m := mountDir(t, dir, dir, "--strict")
-		eventually(t, "the daemon says that it serves", func() bool { return strings.Contains(m.Log(), "serving") })
+		eventually(t, "the daemon says that it serves", func() bool { return strings.Contains(m.Log(), "stagefs: serving") })
 		if strings.Contains(m.Log(), "warning") {
 			t.Errorf("said %q without a reason", m.Log())
 		}

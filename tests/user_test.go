@@ -27,7 +27,7 @@ func mountUser(t *testing.T, opts ...string) *Mount {
 		if m.dead() {
 			t.Fatalf("stagefs mount ended: %v\n%s", m.cmd.ProcessState, m.Log())
 		}
-		return strings.Contains(m.Log(), "serving")
+		return strings.Contains(m.Log(), "stagefs: serving")
 	})
 	return m
 }
