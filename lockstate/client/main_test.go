@@ -8,11 +8,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // static is the root of a stagefs mount, on which the examples run.
 var static string
+
+// What the first thread starts learns of its end: that is this process's own, however
+// it ends.
+func init() { runtime.LockOSThread() }
 
 // TestMain mounts one for the examples, if this machine can. Elsewhere they
 // only have to compile.
@@ -49,19 +56,42 @@ func mountStatic() (unmount func(), err error) {
 	}
 	bin := filepath.Join(base, "stagefs")
 	static = filepath.Join(base, "static")
-	unmount = func() {
-		exec.Command(bin, "umount", "--lazy", static).Run()
-		os.RemoveAll(base)
-	}
+	unmount = func() { os.RemoveAll(base) }
 	for _, cmd := range []*exec.Cmd{
 		exec.Command("go", "build", "-o", bin, "../../cmd/stagefs"),
 		exec.Command("mkdir", "-p", static),
-		exec.Command(bin, "mount", "-d", "--state-dir", filepath.Join(base, "state"), static),
 	} {
 		if out, err := cmd.CombinedOutput(); err != nil {
 			unmount()
 			return nil, fmt.Errorf("%v: %w: %s", cmd.Args, err, out)
 		}
 	}
-	return unmount, nil
+	daemon := exec.Command(bin, "mount", "--state-dir", filepath.Join(base, "state"), static)
+	daemon.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // it unmounts
+	said, err := os.Create(filepath.Join(base, "log"))
+	if err != nil {
+		unmount()
+		return nil, err
+	}
+	defer said.Close()
+	daemon.Stdout, daemon.Stderr = said, said
+	if err := daemon.Start(); err != nil {
+		unmount()
+		return nil, err
+	}
+	unmount = func() {
+		exec.Command(bin, "umount", "--lazy", static).Run()
+		daemon.Process.Signal(syscall.SIGTERM)
+		daemon.Wait()
+		os.RemoveAll(base)
+	}
+	for range 1000 {
+		if _, err := os.Stat(filepath.Join(static, ".stagefs")); err == nil {
+			return unmount, nil
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	out, _ := os.ReadFile(said.Name())
+	unmount()
+	return nil, fmt.Errorf("%v: no mount: %s", daemon.Args, out)
 }
