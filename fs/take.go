@@ -103,7 +103,6 @@ type turn struct {
 
 // try reports whether that was the last try.
 func (t *turn) try() (status fuse.Status, done bool) {
-	t.held = nil
 	t.r.anew()
 	var failure error
 	status = t.c.fs.attempt(t.r, false, func() error {

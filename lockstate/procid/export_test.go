@@ -90,7 +90,9 @@ func (r *Resolver) LookLate(id ID) {
 func (r *Resolver) LookedNow(id ID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.groups[id].looked.Store(int64(monotonic()))
+	if g := r.groups[id]; g != nil {
+		g.looked.Store(int64(monotonic()))
+	}
 }
 
 // Deaf has the connector not be opened, whatever the kernel offers.

@@ -110,8 +110,9 @@ func TestHuskIsDead(t *testing.T) {
 	}
 }
 
-// A process that is suspected is looked at at once, where nothing else would tell.
-func TestHuskSuspected(t *testing.T) {
+// wantTold expects that the watch of a husk is called because of what tell does, where
+// nothing else would have told.
+func wantTold(t *testing.T, tell func(r *procid.Resolver, id procid.ID)) {
 	inBothModes(t, func(t *testing.T, r *procid.Resolver, _ bool) {
 		r.Deaf()
 		h := start(t, "exit 3")
@@ -124,41 +125,31 @@ func TestHuskSuspected(t *testing.T) {
 		awaitHusk(t, h.pid())
 		select {
 		case <-ended:
-			t.Error("the watch has been called before it was suspected")
+			t.Error("the watch has been called by itself")
 		default:
 		}
-		r.Suspect(id)
+		tell(r, id)
 		select {
 		case <-ended:
 		case <-time.After(10 * time.Second):
 			t.Error("the watch has not been called")
 		}
 		debugger.kill()
-		r.Suspect(id) // of nobody any more
+		tell(r, id) // of nobody any more
 	})
+}
+
+// A process that is suspected is looked at at once.
+func TestHuskSuspected(t *testing.T) {
+	wantTold(t, func(r *procid.Resolver, id procid.ID) { r.Suspect(id) })
 }
 
 // Who asks after a process that was seen alive a moment ago, and has died since, is
 // told soon.
 func TestHuskAskedAgain(t *testing.T) {
-	inBothModes(t, func(t *testing.T, r *procid.Resolver, _ bool) {
-		r.Deaf()
-		h := start(t, "exit 3")
-		h.numbers(t)
-		id := lookup(t, r, h.pid()).ID()
-		ended := watch(t, r, id)
-		r.LookLate(id)
-		debugger := trace(t, h, 0)
-		h.kill()
-		awaitHusk(t, h.pid())
+	wantTold(t, func(r *procid.Resolver, id procid.ID) {
 		r.LookedNow(id)
 		r.Alive(id) // goes by that, and is wrong, or is so late that it looks itself
-		select {
-		case <-ended:
-		case <-time.After(10 * time.Second):
-			t.Error("the watch has not been called")
-		}
-		debugger.kill()
 	})
 }
 
