@@ -23,8 +23,8 @@ func (fs *FS) createCandidate(r *request, in *fuse.CreateIn, out *fuse.CreateOut
 		return false, 0
 	}
 	p := r.process()
-	if p == nil || held && fs.table.Holds(p, r.parent.dir) {
-		return false, 0
+	if p == nil || held && fs.table.MayHold(p, r.parent.dir) {
+		return false, 0 // a holder's file is not to be lost: the gate waits until it is known
 	}
 	if !fs.openPrivate(r, in, out, false) {
 		return false, 0

@@ -179,17 +179,28 @@ func (t *Table) Governing(d *Dir) (Lock, bool) {
 // Holds reports whether p may write under the lock that governs d. It reports
 // true for a free directory.
 func (t *Table) Holds(p *procid.Process, d *Dir) bool {
+	holds, _ := t.holds(p, d)
+	return holds
+}
+
+// MayHold is Holds, but reports true also where it can't be said yet.
+func (t *Table) MayHold(p *procid.Process, d *Dir) bool {
+	holds, sure := t.holds(p, d)
+	return holds || !sure
+}
+
+func (t *Table) holds(p *procid.Process, d *Dir) (holds, sure bool) {
 	if t.rows.Load() == 0 {
-		return true
+		return true, true
 	}
 	var a asking
 	for {
 		t.mu.Lock()
 		r := d.governing()
-		holds := r == nil || t.holdsLocked(r, p, &a)
+		holds = r == nil || t.holdsLocked(r, p, &a)
 		t.mu.Unlock()
 		if holds || !t.resolve(p, &a) {
-			return holds
+			return holds, !a.unsure
 		}
 	}
 }

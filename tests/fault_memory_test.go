@@ -374,6 +374,28 @@ func TestFaultMemoryTruncate(t *testing.T) {
 	}
 }
 
+// TestFaultMemoryCandidate: nor is a file of its own taken for a stranger's candidate,
+// which would never reach the directory (A9).
+func TestFaultMemoryCandidate(t *testing.T) {
+	e, m := newElsewhere(t, "--no-passthrough"), mount(t)
+	openDir(t, m.Back("D"))
+	client := agent(t)
+	client.mustCommand(m, "acquire D client=x ttl=1h")
+	k := e.keeper(0, 0, "STAGEFS_CLIENT=x")
+	e.keep(k)
+	const name = "host-7f00.123-4567" // as of Python's lockfile
+	k.send("creat", m.At("D", name))
+	time.Sleep(200 * time.Millisecond)
+	e.answer()
+	got := k.receive() // EBUSY, if it has become a stranger meanwhile
+	if _, err := os.Stat(m.Back("D", name)); got == "ok" && err != nil {
+		t.Errorf("the file was made, and then: %v", err)
+	} else if got != "ok" && got != "EBUSY" {
+		t.Errorf("creat = %s, want ok", got)
+	}
+	k.want("ok", "creat", m.At("D/f"))
+}
+
 // TestFaultMemoryStranger: a process whose memory stays locked is refused when a
 // second is over, and from then on at once, whatever it carries. Two threads of the
 // daemon wait for it, and nobody else does.
