@@ -280,7 +280,7 @@ func (fs *FS) suspect(in *fuse.FlushIn, h *handle) {
 	if _, is := fs.lockFileOf(h.node); !is {
 		return
 	}
-	if status, err := procid.ReadStatus(int(in.Pid)); err == nil && status.Field("VmSize") == "" {
+	if has, known := procid.HasMemory(int(in.Pid)); known && !has {
 		fs.procs.Suspect(p.ID())
 	}
 }

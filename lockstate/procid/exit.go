@@ -26,13 +26,16 @@ func (e Exit) Success() bool { return e.Known && e.Code == 0 && e.Signal == 0 }
 // Exiting reports whether a process is in exit(2) with all of its threads, or dead:
 // they have no memory any more when their descriptors are closed. It waits for nobody.
 func Exiting(id ID) bool {
+	if has, _ := HasMemory(id.Pid); has {
+		return false // mostly
+	}
 	threads, err := os.ReadDir("/proc/" + strconv.Itoa(id.Pid) + "/task")
 	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
 		return false
 	}
 	for _, thread := range threads {
 		tid, _ := strconv.Atoi(thread.Name())
-		if status, err := ReadStatus(tid); err == nil && status.Field("VmSize") != "" {
+		if has, _ := HasMemory(tid); has {
 			return false
 		}
 	}

@@ -85,7 +85,7 @@ func (r *Resolver) isHusk(g *group) bool {
 // onlyZombies reports whether no thread of a process can run any more. It waits
 // for nobody.
 func onlyZombies(pid int) bool {
-	if !isZombie(pid, strconv.Itoa(pid)) {
+	if has, _ := HasMemory(pid); has || !isZombie(pid, strconv.Itoa(pid)) {
 		return false // mostly
 	}
 	threads, err := threadsOf(pid)

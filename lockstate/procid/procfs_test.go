@@ -42,6 +42,30 @@ func TestParseStatus(t *testing.T) {
 	}
 }
 
+// A process that has ended has no memory, and is known to have none until it is reaped.
+func TestHasMemory(t *testing.T) {
+	want := func(tid int, has, known bool) {
+		t.Helper()
+		if gotHas, gotKnown := procid.HasMemory(tid); gotHas != has || gotKnown != known {
+			t.Errorf("HasMemory(%d) = %v, %v, want %v, %v", tid, gotHas, gotKnown, has, known)
+		}
+	}
+	h := start(t, "deadleader 0")
+	threads, err := os.ReadDir("/proc/" + strconv.Itoa(h.numbers(t)[0]) + "/task")
+	if err != nil || len(threads) < 2 {
+		t.Fatalf("%d threads, %v", len(threads), err)
+	}
+	for _, thread := range threads {
+		tid, _ := strconv.Atoi(thread.Name())
+		want(tid, tid != h.pid(), true) // its first thread is a zombie
+	}
+	h.stdin.Close()
+	zombie(t, h.pid())
+	want(h.pid(), false, true)
+	h.Wait()
+	want(h.pid(), false, false)
+}
+
 // Only what a service manager decides counts: resource limits do not.
 func TestParseCgroup(t *testing.T) {
 	for text, want := range map[string]string{
