@@ -48,6 +48,22 @@ func (d *dirLock) try() fuse.Status {
 	})
 }
 
+// atOnce takes the lock if it is free and nobody stands in line for it, and reports
+// whether it did.
+func (d *dirLock) atOnce() bool {
+	r, ok := d.request()
+	if !ok || r.proc == nil || d.fs.waits.waited(d.at.parent.dir) {
+		return false
+	}
+	q := d.asks()
+	if q.Process = r.proc; d.fs.table.Probe(q) != nil {
+		return false
+	}
+	r.quiet, r.endless, d.waits = true, true, true
+	status, _, _ := d.take(r)
+	return status == fuse.OK
+}
+
 // wait takes the lock when its turn has come.
 func (d *dirLock) wait() fuse.Status {
 	r, ok := d.request()

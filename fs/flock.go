@@ -146,6 +146,25 @@ func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Sta
 	return status
 }
 
+// TryLockw is SetLkw of a lock that is free, as nearly all are.
+func (fs *FS) TryLockw(in *fuse.LkIn) (status fuse.Status, done bool) {
+	h, at, lockFile, unclear := fs.lockedBy(in)
+	if h == nil || unclear || fs.opts.Observe || in.Lk.Typ == unix.F_UNLCK {
+		return 0, false
+	}
+	want, node := lockOf(in), h.node.id
+	switch {
+	case fs.converts(node, want):
+		return 0, false
+	case lockFile:
+		h.flushed.Store(false) // it is in use
+		d := &dirLock{fs: fs, in: in, h: h, at: at, want: want}
+		return fuse.OK, d.atOnce()
+	}
+	h.flushed.Store(false)
+	return fuse.OK, fs.advisory.Try(node, want) == nil
+}
+
 // lockPlain sets a lock on a file that has no lock file's name. It may have had
 // one, and the lock that this one takes the place of may keep a directory.
 func (fs *FS) lockPlain(cancel <-chan struct{}, node uint64, want advisory.Lock, wait bool) (status fuse.Status) {

@@ -39,6 +39,7 @@ const (
 	opOpenDir     = 27
 	opReadDir     = 28
 	opReleaseDir  = 29
+	opSetlk       = 32
 	opSetlkw      = 33
 	opCreate      = 35
 	opInterrupt   = 36

@@ -215,6 +215,10 @@ func (e *entry) run() {
 		case h.Opcode == opNotifyReply: // by move, or a keeper
 			n = e.place.fail(unique, 0)
 		case c.mayWait(h, e.place.header.opIn[:]):
+			in, out := e.place.split()
+			if n = c.lockAtOnce(e.at, in, out); n > 0 {
+				break
+			}
 			var left bool
 			var at *slot
 			e.kick = h.NodeId

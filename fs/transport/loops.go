@@ -127,7 +127,8 @@ func (l *loops) run(at *slot, buf []byte) {
 		if c.stopping.Load() && c.takeOver(in[:n]) {
 			continue
 		}
-		if c.mayWait(h, in[inHeaderSize:n]) {
+		waits := c.mayWait(h, in[inHeaderSize:n])
+		if waits && h.Opcode != opSetlkw {
 			l.aside(in[:n])
 			continue
 		}
@@ -136,9 +137,16 @@ func (l *loops) run(at *slot, buf []byte) {
 			go l.fill()
 		}
 		ins[0] = in[:n]
-		if c.takes(h) {
+		switch {
+		case waits:
+			if done := c.lockAtOnce(at, ins[:], outs[:]); done > 0 {
+				c.write(out[:done])
+			} else {
+				l.aside(in[:n])
+			}
+		case c.takes(h):
 			c.write(out[:c.atOnce(at, ins[:], outs[:])])
-		} else {
+		default:
 			at.order.Store(0)
 			l.answer(at, h.Unique, ins[:], outs[:])
 		}

@@ -42,7 +42,7 @@ func (c *conn) mayTake(h *fuse.InHeader) bool { return h.TotalExtlen == 0 && !c.
 func (c *conn) takesOwn(h *fuse.InHeader) bool {
 	switch h.Opcode {
 	case opSetAttr, opSymlink, opMknod, opMkdir, opUnlink, opRmdir, opRename, opLink, opOpen, opRelease, opFlush, opOpenDir,
-		opReleaseDir, opCreate, opRename2, opRead, opReadDir, opReadDirPlus, opStatfs, opGetXattr, opListXattr:
+		opReleaseDir, opCreate, opRename2, opRead, opReadDir, opReadDirPlus, opStatfs, opGetXattr, opListXattr, opSetlk, opSetlkw:
 		return c.mayTake(h)
 	}
 	return false
@@ -77,6 +77,8 @@ func fixedSize(op uint32) int {
 		return int(unsafe.Sizeof(fuse.ReadIn{})) - inHeaderSize
 	case opGetXattr, opListXattr:
 		return int(unsafe.Sizeof(fuse.GetXAttrIn{})) - inHeaderSize
+	case opSetlk, opSetlkw:
+		return int(unsafe.Sizeof(fuse.LkIn{})) - inHeaderSize
 	}
 	return 0
 }
@@ -150,6 +152,10 @@ func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte, out []byte) (s
 	case opOpenDir:
 		q.open = fuse.OpenOut{}
 		return c.served.OpenDir(cancel, (*fuse.OpenIn)(to), &q.open), structBytes(&q.open)
+	case opSetlk:
+		return c.served.SetLk(cancel, (*fuse.LkIn)(to)), nil
+	case opSetlkw:
+		return c.served.SetLkw(cancel, (*fuse.LkIn)(to)), nil
 	case opFlush:
 		return c.served.Flush(cancel, (*fuse.FlushIn)(to)), nil
 	case opRelease:
@@ -211,6 +217,36 @@ func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte, out []byte) (s
 		rename.Flags = 0
 	}
 	return c.served.Rename(cancel, rename, name, string(second)), nil
+}
+
+// A Locker may be what is served: TryLockw is SetLkw, unless that would have to wait,
+// which it reports and has left no trace then.
+type Locker interface {
+	TryLockw(in *fuse.LkIn) (status fuse.Status, done bool)
+}
+
+// lockAtOnce carries out a request that may wait for a lock, if it need not: a
+// goroutine costs more than the lock. It returns how long the answer is in out; 0: it
+// has to wait.
+func (c *conn) lockAtOnce(at *slot, in, out [][]byte) int {
+	h := headerOf(in)
+	locker, ok := c.served.(Locker)
+	if !ok || h.Opcode != opSetlkw || at.quick == nil || !c.mayTake(h) {
+		return 0
+	}
+	q := at.quick
+	q.in.InHeader = *h
+	fixed, _ := args(opSetlkw, in)
+	if copy(structBytes(&q.in)[inHeaderSize:][:fixedSize(opSetlkw)], fixed) < fixedSize(opSetlkw) {
+		return 0
+	}
+	status, done := locker.TryLockw((*fuse.LkIn)(unsafe.Pointer(&q.in)))
+	if !done {
+		return 0
+	}
+	at.tally.add(h)
+	*(*fuse.OutHeader)(unsafe.Pointer(&out[0][0])) = fuse.OutHeader{Length: uint32(outHeaderSize), Status: -int32(status), Unique: q.in.Unique}
+	return outHeaderSize
 }
 
 // read returns what a file or a directory has, of which there is room for so much.

@@ -98,6 +98,22 @@ func (r *recorder) Flush(_ <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	return r.note("flush", *in, nil)
 }
 
+func (r *recorder) SetLk(_ <-chan struct{}, in *fuse.LkIn) fuse.Status {
+	return r.note("setlk", *in, nil)
+}
+
+func (r *recorder) SetLkw(_ <-chan struct{}, in *fuse.LkIn) fuse.Status {
+	return r.note("setlkw", *in, nil)
+}
+
+// TryLockw does without waiting for a range that is even.
+func (r *recorder) TryLockw(in *fuse.LkIn) (fuse.Status, bool) {
+	if in.Lk.Start%2 != 0 {
+		return r.status, false
+	}
+	return r.SetLkw(nil, in), true
+}
+
 func (r *recorder) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	r.status = fuse.OK
 	r.note("release", *in, nil)
@@ -213,6 +229,8 @@ var quickOps = map[uint32]struct{ fixed, names int }{
 	opReadDirPlus: {40, 0},
 	opGetXattr:    {8, 1},
 	opListXattr:   {8, 0},
+	opSetlk:       {48, 0},
+	opSetlkw:      {48, 0},
 }
 
 // made returns a request and how much of it follows the names, as an extension.
@@ -250,9 +268,11 @@ func made(op uint32, rnd *rand.Rand, ext bool) (req []byte, fixed int) {
 // do has a request carried out on a thread of its own kind.
 func (c *conn) do(at *slot, in, out [][]byte) []byte {
 	h := (*fuse.InHeader)(unsafe.Pointer(&in[0][0]))
-	if c.takes(h) {
+	switch {
+	case c.lockAtOnce(at, in, out) > 0:
+	case c.takes(h):
 		c.atOnce(at, in, out)
-	} else {
+	default:
 		c.handle(at, h.Unique, in, out)
 	}
 	n := (*fuse.OutHeader)(unsafe.Pointer(&out[0][0])).Length
