@@ -43,7 +43,7 @@ func (r *runner) rounds(ctx context.Context, subjects []subject) error {
 }
 
 func (r *runner) note(format string, args ...any) {
-	note := strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", "; ")
+	note := strings.NewReplacer("\n", "; ", r.kit.root, "{dir}").Replace(fmt.Sprintf(format, args...))
 	fmt.Fprintln(r.talk, note)
 	r.res.Notes = append(r.res.Notes, note)
 }
