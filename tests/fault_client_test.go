@@ -380,3 +380,40 @@ func stepClock(t *testing.T, by time.Duration) (back func()) {
 	t.Cleanup(back)
 	return back
 }
+
+// TestFaultReleaseNoDaemon: a release by the Go client that meets a dead daemon waits
+// for the next one for a while, and can be repeated if there is none by then: no lock
+// is left of a program that goes on.
+func TestFaultReleaseNoDaemon(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	dir := m.At("D")
+	a, b := agent(t), agent(t)
+	for _, id := range []string{"", "A"} {
+		a.client("", "", "acquire", "l", dir, id)
+		var released func() string
+		m.restart(func() {
+			released = a.StartGet("client", "release", "l")
+			time.Sleep(500 * time.Millisecond)
+		})
+		if got := released(); got != "ok" {
+			t.Errorf("release while the daemon is started again: %q", got)
+		}
+		m.wantFree("D")
+
+		a.client("", "", "acquire", "l", dir, id)
+		m.restart(func() {
+			start := time.Now()
+			a.client("", "daemon of", "release", "l")
+			if took := time.Since(start); took > 5*time.Second {
+				t.Errorf("release without a daemon took %v", took)
+			}
+		})
+		b.client("failed ", "", "acquire", "l", dir)
+		a.client("ok", "", "release", "l")
+		a.client("ok", "", "release", "l")
+		b.client("", "", "acquire", "l", dir)
+		m.wantOwner("D", b.Pid)
+		b.client("ok", "", "release", "l")
+	}
+}

@@ -5,6 +5,7 @@ package tests
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -171,6 +172,67 @@ func TestFaultSuperviseTransport(t *testing.T) {
 	})
 	if n := failing.did()[0]; n != 1 {
 		t.Errorf("%d rings have failed, want 1", n)
+	}
+}
+
+// TestFaultSuperviseStart: who starts a mount in the background waits for the next
+// daemon if the first one is killed before it answers, and can end them meanwhile.
+func TestFaultSuperviseStart(t *testing.T) {
+	needInject(t)
+	for _, stop := range []syscall.Signal{0, syscall.SIGINT, syscall.SIGTERM} {
+		t.Run(stop.String(), func(t *testing.T) {
+			dir := staticDir(t)
+			m := newMount(t, dir, dir)
+			mounting, goOn := make(chan int, 1), make(chan struct{})
+			m.inject(&fault{call: unix.SYS_MOUNT, until: func(a asked) <-chan struct{} {
+				mounting <- a.pid
+				return goOn
+			}})
+			cmd := exec.Command(m.cmdBin, "mount", "-d", "--supervise", "--state-dir", m.State, m.Dir)
+			mark := "STAGEFS_FAULT=" + dir
+			cmd.Env = append(os.Environ(), mark)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+			log, err := os.Create(m.log)
+			mustDo(t, err)
+			defer log.Close()
+			cmd.Stderr = log
+			p := startCmd(t, cmd)
+			t.Cleanup(func() {
+				for _, pid := range pidsWithEnv(mark) {
+					t.Errorf("process %d is left", pid)
+					syscall.Kill(pid, syscall.SIGKILL)
+				}
+				unix.Unmount(m.Path, unix.MNT_DETACH)
+			})
+			next := func() (pid int) {
+				select {
+				case pid = <-mounting:
+				case <-p.done:
+					t.Fatalf("ended: %v", p.Wait())
+				case <-time.After(patience):
+					t.Fatal("no daemon mounts")
+				}
+				return pid
+			}
+			mustDo(t, syscall.Kill(next(), syscall.SIGKILL))
+			next()
+			if stop != 0 {
+				mustDo(t, p.cmd.Process.Signal(stop))
+				eventually(t, "the daemon hears of it", func() bool { return strings.Contains(m.Log(), ": unmounting ") })
+			}
+			close(goOn)
+			r := p.Wait()
+			if stop != 0 {
+				if r.Status == 0 || mountedAt(m.Path) {
+					t.Errorf("%v, mounted: %v\n%s", r, mountedAt(m.Path), m.Log())
+				}
+			} else if r.Status != 0 || m.daemon() == 0 {
+				t.Errorf("%v, daemon %d\n%s", r, m.daemon(), m.Log())
+			} else if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
+				t.Error(r)
+			}
+			eventually(t, "no process is left", func() bool { return len(pidsWithEnv(mark)) == 0 })
+		})
 	}
 }
 

@@ -5,6 +5,8 @@ package tests
 import (
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -158,4 +160,57 @@ func TestA8WaitSignalThreads(t *testing.T) {
 			})
 		}
 	})
+}
+
+// signalThreads sends a signal to each thread of a process: also to one that waits in a
+// call, which would seldom be the one that takes a signal to the process.
+func signalThreads(pid int, sig syscall.Signal) {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	for _, thread := range threads {
+		unix.Tgkill(pid, atoi(filepath.Base(thread)), sig) // it may have ended
+	}
+}
+
+// TestA8WaitCommandSignal: a command that waits keeps its place in the line at a signal
+// that does not end it, with a time limit or without; one that ends it does so at once.
+func TestA8WaitCommandSignal(t *testing.T) {
+	m := mount(t)
+	for _, command := range []string{"run", "acquire --client=C", "wait", "run -w 100", "acquire --client=C -w 100", "wait -w 100"} {
+		t.Run(command, func(t *testing.T) {
+			m := m.on(t)
+			dir := strings.ReplaceAll(command, " ", "")
+			holder := agent(t)
+			holder.must("mkdir", m.At(dir))
+			args := append(strings.Fields(command), m.At(dir))
+			if args[0] == "run" {
+				args = append(args, "true")
+			}
+			var line []*Proc
+			var want []int
+			for i := range 3 {
+				p := startCmd(t, exec.Command(stagefsBin(), args...))
+				line, want = append(line, p), append(want, p.Pid())
+				m.awaitWaiters(dir, i+1)
+			}
+			for range 5 {
+				signalThreads(want[0], syscall.SIGWINCH)
+				time.Sleep(20 * time.Millisecond)
+				if got := m.awaitWaiters(dir, 3); !slices.Equal(got, want) {
+					t.Fatalf("the line after SIGWINCH to the first: %v, want %v", got, want)
+				}
+			}
+			for i, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+				sent := time.Now()
+				mustDo(t, syscall.Kill(want[i], sig))
+				if r := line[i].Wait(); r.Status != 128+int(sig) {
+					t.Errorf("%v: %v", sig, r)
+				}
+				if took := time.Since(sent); took > time.Second {
+					t.Errorf("%v ended it after %v", sig, took)
+				}
+			}
+			m.awaitWaiters(dir, 0)
+			m.wantOwner(dir, holder.Pid)
+		})
+	}
 }

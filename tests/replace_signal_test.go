@@ -37,6 +37,26 @@ func TestM4ReplaceSignal(t *testing.T) {
 	}
 }
 
+// TestS1ReplaceInterrupted: signals that do not end `mount --replace` have it ask no
+// second time: the daemon is replaced, once, and it says so.
+func TestS1ReplaceInterrupted(t *testing.T) {
+	m := mountOver(t)
+	const times = 8
+	for range times {
+		p := startCmd(t, exec.Command(stagefsBin(), "mount", "--replace", m.Path))
+		for !p.over() {
+			signalThreads(p.Pid(), syscall.SIGWINCH)
+			time.Sleep(200 * time.Microsecond)
+		}
+		if r := p.Wait(); r.Status != 0 || !strings.Contains(r.Err, "is served by") {
+			t.Errorf("replaced under signals: %v", r)
+		}
+	}
+	if n := strings.Count(m.Log(), "goes on"); n != times {
+		t.Errorf("replaced %d times, want %d", n, times)
+	}
+}
+
 // TestM4ReplaceSignalAnytime: a stop signal at any moment of a replacement, that of
 // execve(2) and of the next program's start among them, unmounts and ends the
 // daemon, by the one program or the other; supervised or not. No lock is lost by it.

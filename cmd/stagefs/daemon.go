@@ -53,6 +53,7 @@ func (c *command) startDaemon() error {
 		n, _ := r.Read(make([]byte, 1))
 		answer <- n == 1
 	}()
+	ended := make(chan error, 1)
 	for {
 		select {
 		case sig := <-signals:
@@ -61,7 +62,9 @@ func (c *command) startDaemon() error {
 			if ready {
 				return cmd.Process.Release()
 			}
-			return daemonEnd(cmd.Wait())
+			go func() { ended <- cmd.Wait() }() // it may take time to end, and is to hear signals meanwhile
+		case err := <-ended:
+			return daemonEnd(err)
 		}
 	}
 }

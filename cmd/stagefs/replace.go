@@ -64,7 +64,12 @@ func (c *command) replaceMount(given string) error {
 	}
 	defer unix.Close(pidfd)
 	defer endLate()()
-	if _, err := ctl.WriteString("replace\n"); err != nil {
+	// Interrupted, Go would ask again, and hear that it is being replaced already.
+	err = undisturbed(func() error {
+		_, err := ctl.WriteString("replace\n")
+		return err
+	})
+	if err != nil {
 		if isDead(err) && pidfd >= 0 {
 			if err := endedMidway(path, pid, pidfd); err != nil {
 				return err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,6 +44,20 @@ func notifyStop(ch chan<- os.Signal, ignored []syscall.Signal) {
 			signal.Notify(ch, s)
 		}
 	}
+}
+
+// undisturbed makes a call that no signal interrupts: another thread takes those that
+// come.
+func undisturbed(call func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, before unix.Sigset_t
+	for i := range all.Val {
+		all.Val[i] = ^all.Val[i]
+	}
+	unix.PthreadSigmask(unix.SIG_SETMASK, &all, &before)
+	defer unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil)
+	return call()
 }
 
 // A pause is asked of serve by who is about to replace the program: whether no

@@ -95,7 +95,8 @@ const (
 // signal to this process, by an unmount, or because it could not start.
 //
 // If this process is killed, the daemon serves on. starter, if any, is told when
-// the first mount answers; log is where this process talks to from then on.
+// the first mount answers, whichever daemon's that is, and hears that none will by
+// the end of this process; log is where this process talks to from then on.
 func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 	signals := make(chan os.Signal, 4)
 	notifyStop(signals, ignoredStops()) // to the end, as in serve
@@ -110,11 +111,13 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 		if err != nil && first {
 			return err
 		}
-		starter = nil
 		last := byte(toldNothing)
 		if err == nil {
 			err = c.awaitDaemon(o, cmd, signals, &stopped)
-			last = heard()
+			var answered bool
+			if last, answered = heard(); answered {
+				starter = nil
+			}
 		}
 		hasServed := last == toldServes
 		switch {
@@ -248,31 +251,27 @@ func (c *command) stoppedEnd(o fs.Options, err error, ours bool) error {
 
 // startSupervised starts the daemon in a process group of its own, deaf to the
 // terminal: this process passes signals on. heard returns, once it has ended, what
-// it has told last.
-func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *exec.Cmd, heard func() byte, err error) {
+// it has told last, and whether the starter was told that it answers.
+func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *exec.Cmd, heard func() (last byte, answered bool), err error) {
 	cmd = exec.Command("/proc/self/exe", c.args...)
 	cmd.Args[0] = "stagefs"
 	cmd.Env = os.Environ()
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	var ready *os.File
 	if starter != nil {
-		ready, w, err := os.Pipe()
+		r, w, err := os.Pipe()
 		if err != nil {
 			return nil, nil, startError(err)
 		}
 		defer w.Close()
+		ready = r
 		cmd.ExtraFiles = []*os.File{w}
 		cmd.Env = append(cmd.Env, envReady+"=3")
-		defer func() {
-			if err != nil {
-				ready.Close()
-				return
-			}
-			go c.passOn(cmd, ready, starter, log)
-		}()
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
+		ready.Close()
 		return nil, nil, startError(err)
 	}
 	defer w.Close()
@@ -283,30 +282,33 @@ func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *e
 	}
 	cmd.Env = append(cmd.Env, envSupervised+"="+value)
 	if err := cmd.Start(); err != nil {
+		ready.Close()
 		r.Close()
 		return nil, nil, startError(err)
 	}
-	return cmd, func() byte {
+	passed := make(chan bool, 1)
+	go func() { passed <- starter != nil && passOn(cmd, ready, starter, log) }()
+	return cmd, func() (last byte, answered bool) {
 		defer r.Close()
 		news := make([]byte, 64)
-		n, _ := r.Read(news)
-		if n <= 0 {
-			return toldNothing
+		if n, _ := r.Read(news); n > 0 {
+			last = news[n-1]
 		}
-		return news[n-1]
+		return last, <-passed
 	}, nil
 }
 
-// passOn tells the starter that the daemon's mount answers, or that it has ended.
-func (c *command) passOn(daemon *exec.Cmd, ready, starter, log *os.File) {
+// passOn tells the starter that the daemon's mount answers. It reports false if the
+// daemon ended before it did: the starter waits for the next one then.
+func passOn(daemon *exec.Cmd, ready, starter, log *os.File) bool {
 	defer ready.Close()
-	if n, _ := ready.Read(make([]byte, 1)); n == 1 {
-		if daemonReady(starter, log) != nil {
-			daemon.Process.Signal(syscall.SIGTERM) // nobody waits for it
-		}
-	} else {
-		starter.Close()
+	if n, _ := ready.Read(make([]byte, 1)); n != 1 {
+		return false
 	}
+	if daemonReady(starter, log) != nil {
+		daemon.Process.Signal(syscall.SIGTERM) // nobody waits for it
+	}
+	return true
 }
 
 func startError(err error) error {

@@ -191,11 +191,11 @@ const patience = time.Second
 // file is not to be used any more, and after is called when it ends at last.
 func (f *ctlFile) interruptible(ctx context.Context, call func() error, after func(error), late *bool) error {
 	if ctx.Done() == nil {
-		for {
-			if err := call(); err != unix.EINTR {
-				return err
-			}
-		}
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		before := blockSignals()
+		defer unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil)
+		return ignoringEINTR(call)
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -206,13 +206,7 @@ func (f *ctlFile) interruptible(ctx context.Context, call func() error, after fu
 	go func() {
 		// Never unlocked: this thread ends with the goroutine.
 		runtime.LockOSThread()
-		// Others' signals must not cost a waiter its place in the line.
-		var mask unix.Sigset_t
-		for i := range mask.Val {
-			mask.Val[i] = ^mask.Val[i]
-		}
-		mask.Val[0] &^= 1 << (uint(unix.SIGURG) - 1)
-		unix.PthreadSigmask(unix.SIG_SETMASK, &mask, nil)
+		blockSignals(unix.SIGURG)
 		tid <- unix.Gettid()
 		err := call()
 		for err == unix.EINTR && ctx.Err() == nil {
@@ -244,4 +238,18 @@ func (f *ctlFile) interruptible(ctx context.Context, call func() error, after fu
 	*late, f.fd = true, -1
 	close(given)
 	return context.Cause(ctx)
+}
+
+// blockSignals has this thread take no signals but some, and returns its mask. Others'
+// signals must not cost a waiter its place in the line: another thread takes them.
+func blockSignals(but ...unix.Signal) (before unix.Sigset_t) {
+	var mask unix.Sigset_t
+	for i := range mask.Val {
+		mask.Val[i] = ^mask.Val[i]
+	}
+	for _, s := range but {
+		mask.Val[0] &^= 1 << (uint(s) - 1)
+	}
+	unix.PthreadSigmask(unix.SIG_SETMASK, &mask, &before)
+	return before
 }

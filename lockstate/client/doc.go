@@ -26,6 +26,8 @@
 //     sent, on a clock that no one sets and that goes on while the machine
 //     sleeps; so it is never later here than in the daemon.
 //   - A renewal that fails is tried again until the deadline.
+//   - A signal to this process costs who waits no place in the line, unless it stops
+//     the process.
 //
 // # What is not guaranteed
 //

@@ -19,13 +19,13 @@ func (l *Lock) keep(ctx context.Context) {
 	for {
 		now := l.sys.now()
 		l.mu.Lock()
-		left := l.deadline - now
+		left, renews := l.deadline-now, l.every > 0 && !l.unwanted
 		l.mu.Unlock()
 		if left <= 0 {
 			l.lose(&reply{Reason: "expired"})
 			return
 		}
-		if l.every > 0 && !busy {
+		if renews && !busy {
 			if next <= now {
 				busy = true
 				// A daemon that hangs must not keep the deadline from being noticed.
@@ -101,6 +101,11 @@ func (l *Lock) watch(ctx context.Context, c conn, err error) {
 			return
 		}
 		l.pause(ctx, retryWatch)
+		select {
+		case <-l.lost: // at its deadline: nothing is left to be looked for
+			return
+		default:
+		}
 		if c, err = l.sys.dial(l.root); err == nil {
 			if err = l.follow(ctx, c); err != nil {
 				c.close()

@@ -5,6 +5,8 @@ package client
 import (
 	"context"
 	"errors"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -334,5 +336,163 @@ func TestWait(t *testing.T) {
 		if _, err := s.acquire(ctx, "/mnt/D", Options{}); !errors.Is(err, context.Canceled) {
 			t.Errorf("acquire with a context that is done = %v", err)
 		}
+	})
+}
+
+// A Release without a daemon waits for the next one, for a while; then it can be
+// repeated, by anybody, and is sent once more until one succeeds.
+func TestReleaseDaemonDies(t *testing.T) {
+	for _, client := range []string{"", "c"} {
+		synctest.Test(t, func(t *testing.T) {
+			d, s := newFake()
+			down := func(is bool) {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				d.down = is
+			}
+			l := mustAcquire(t, s, Options{Client: client})
+			down(true)
+			start := time.Now()
+			time.AfterFunc(2*time.Second, func() { down(false) })
+			if err := l.Release(false); err != nil || time.Since(start) > 2*time.Second+retryRelease {
+				t.Errorf("Release = %v after %v, want none when the daemon is there", err, time.Since(start))
+			}
+
+			l = mustAcquire(t, s, Options{Client: client})
+			down(true)
+			for range 2 {
+				start = time.Now()
+				if err := l.Release(false); !errors.Is(err, unix.ENOTCONN) || time.Since(start) != releaseTime {
+					t.Errorf("Release = %v after %v, want ENOTCONN after %v", err, time.Since(start), releaseTime)
+				}
+			}
+			down(false)
+			renewals := d.count("renew")
+			time.Sleep(5 * time.Second)
+			if isLost(l) || d.count("renew") != renewals {
+				t.Errorf("lost: %v, %d renewals of what is to be released", l.Err(), d.count("renew")-renewals)
+			}
+			sent := d.count("release")
+			errs := make(chan error)
+			for range 4 {
+				go func() { errs <- l.Release(false) }()
+			}
+			for range 4 {
+				if err := <-errs; err != nil {
+					t.Errorf("Release again = %v", err)
+				}
+			}
+			if n := d.count("release") - sent; n != 1 || len(d.rows) != 0 {
+				t.Errorf("sent %d times, rows left: %v", n, d.rows)
+			}
+		})
+	}
+}
+
+// A lease that runs out while there is no daemon is lost, and none is looked for any
+// more.
+func TestLostWithoutDaemon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		var dials atomic.Int64
+		dial := s.dial
+		s.dial = func(root string) (conn, error) {
+			if dials.Add(1) > 1000 {
+				panic("it dials without end")
+			}
+			return dial(root)
+		}
+		l := mustAcquire(t, s, Options{Client: "c"})
+		synctest.Wait() // it is watched
+		d.mu.Lock()
+		d.down = true
+		d.mu.Unlock()
+		d.end("D", reply{Message: "dead"})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		wantLost(t, l, "expired")
+		l.Release(false)
+	})
+}
+
+// A lease that nobody could be told to release ends at its deadline all the same,
+// and nothing looks for a daemon then.
+func TestReleaseLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		var dials atomic.Int64
+		dial := s.dial
+		s.dial = func(root string) (conn, error) {
+			dials.Add(1)
+			return dial(root)
+		}
+		for ttl, want := range map[time.Duration]error{2 * time.Second: ErrLost, 10 * time.Second: unix.ENOTCONN} {
+			l := mustAcquire(t, s, Options{Client: "c", TTL: ttl})
+			synctest.Wait() // it is watched
+			d.mu.Lock()
+			d.down = true
+			d.mu.Unlock()
+			d.end("D", reply{Message: "dead"})
+			if err := l.Release(false); !errors.Is(err, want) {
+				t.Errorf("Release = %v, want %v", err, want)
+			}
+			time.Sleep(ttl)
+			synctest.Wait()
+			wantLost(t, l, "expired")
+			before := dials.Load()
+			time.Sleep(time.Minute)
+			if n := dials.Load() - before; n != 0 {
+				t.Errorf("dialled %d times after it was lost", n)
+			}
+			for range 2 {
+				if err := l.Release(false); !errors.Is(err, ErrLost) {
+					t.Errorf("Release of what was lost = %v", err)
+				}
+			}
+			d.mu.Lock()
+			d.down = false
+			d.mu.Unlock()
+		}
+	})
+}
+
+// What is refused can be asked for in another way.
+func TestReleaseRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		l := mustAcquire(t, s, Options{})
+		d.refuse = func(line string) error {
+			if strings.HasSuffix(line, " destroy") {
+				return unix.EPERM
+			}
+			return nil
+		}
+		if err := l.Release(true); !errors.Is(err, ErrNotHolder) {
+			t.Errorf("Release = %v, want ErrNotHolder", err)
+		}
+		if err := l.Release(false); err != nil || len(d.rows) != 0 {
+			t.Errorf("Release = %v, rows left: %v", err, d.rows)
+		}
+	})
+}
+
+// TryWithLock waits for no other daemon once its caller does not.
+func TestReleaseContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		ctx, cancel := context.WithCancel(t.Context())
+		var start time.Time
+		err := s.tryWithLock(ctx, "/mnt/D", "c", func(context.Context) error {
+			d.mu.Lock()
+			d.down = true
+			d.mu.Unlock()
+			start = time.Now()
+			time.AfterFunc(time.Second, cancel)
+			return nil
+		})
+		if !errors.Is(err, unix.ENOTCONN) || time.Since(start) != time.Second {
+			t.Errorf("TryWithLock = %v after %v, want ENOTCONN when cancelled", err, time.Since(start))
+		}
+		time.Sleep(time.Minute) // and all that it began ends at the lease's deadline
 	})
 }

@@ -35,14 +35,18 @@ type Lock struct {
 	line   conn
 	rel    string // the directory as the daemon knows it; changes when it is renamed
 
-	once     sync.Once
-	released error       // of the first Release
-	late     chan *reply // what the watch says while it is being released
+	late chan *reply // what the watch says while it is being released
+
+	// endMu is held over a whole Release, before lineMu and mu.
+	endMu    sync.Mutex
+	over     bool  // it was released, or lost: Release says released from then on
+	released error // protected by endMu, as over is
 
 	mu        sync.Mutex
 	deadline  time.Duration // of a lease, on system.now
 	renewed   time.Duration // when the last renewal that succeeded was sent
 	releasing bool
+	unwanted  bool  // Release was called: a lease is not renewed any more
 	err       error // why it was lost
 }
 
@@ -146,33 +150,47 @@ func (l *Lock) Renew(ctx context.Context) error {
 // Release ends the lock, and with destroy removes the directory and all that is
 // in it. Released for the second time it gives the first answer again; lost, it
 // gives a [*LostError].
+//
+// If the daemon is dead, Release waits up to 3 s for the next one, and fails with
+// ENOTCONN if there is none by then. After that, as after a refusal, the lock is
+// still there, though a lease is not renewed any more, and Release can be called
+// again. If the daemon dies in the midst of a release, the next one may know nothing
+// of the lock: then it counts as lost, for an unknown reason.
 func (l *Lock) Release(destroy bool) error {
 	if destroy {
-		return l.end(" destroy")
+		return l.end(context.Background(), " destroy")
 	}
-	return l.end("")
+	return l.end(context.Background(), "")
 }
 
 // Fail ends the lock of work that has failed: the content is treated as after a
-// crash (R7).
-func (l *Lock) Fail() error { return l.end(" failed") }
+// crash (R7). Otherwise it is like Release.
+func (l *Lock) Fail() error { return l.end(context.Background(), " failed") }
 
-func (l *Lock) end(how string) error {
-	l.once.Do(func() {
-		l.released = l.endOnce(how)
+// end is a Release that waits for no other daemon once ctx is done.
+func (l *Lock) end(ctx context.Context, how string) error {
+	l.endMu.Lock()
+	defer l.endMu.Unlock()
+	if l.over {
+		return l.released
+	}
+	err := l.endLocked(ctx, how)
+	if err == nil || errors.Is(err, ErrLost) {
+		l.over, l.released = true, err
 		l.stop()
 		l.tasks.Wait()
-		l.lineMu.Lock()
-		defer l.lineMu.Unlock()
-		l.line.close()
-	})
-	return l.released
+	}
+	l.lineMu.Lock()
+	defer l.lineMu.Unlock()
+	l.line.close() // a Release to come opens another one
+	return err
 }
 
-func (l *Lock) endOnce(how string) error {
+// endLocked ends it, or fails and leaves it as it is. The caller holds endMu.
+func (l *Lock) endLocked(ctx context.Context, how string) error {
 	l.mu.Lock()
 	lost := l.err
-	l.releasing = true
+	l.releasing, l.unwanted = true, true
 	l.mu.Unlock()
 	if lost != nil || l.token == 0 {
 		return lost
@@ -181,23 +199,58 @@ func (l *Lock) endOnce(how string) error {
 	if l.client != "" {
 		options = " client=" + word(l.client) + options
 	}
-	r, err := l.command(context.Background(), "release", options)
-	if !errors.Is(err, unix.ENOENT) {
-		return r.refusal(l.dir, err)
+	r, err := l.giveBack(ctx, options)
+	if err == nil {
+		return nil
 	}
-	// It had ended before; the watch knows why.
-	timer := time.NewTimer(100 * time.Millisecond)
-	defer timer.Stop()
-	r = &reply{}
-	select {
-	case r = <-l.late:
-	case <-timer.C:
+	var why *reply // it has ended in another way
+	if errors.Is(err, unix.ENOENT) {
+		// It had ended before; the watch knows why.
+		timer := time.NewTimer(100 * time.Millisecond)
+		defer timer.Stop()
+		why = &reply{}
+		select {
+		case why = <-l.late:
+		case <-timer.C:
+		}
 	}
 	l.mu.Lock()
 	l.releasing = false
 	l.mu.Unlock()
-	l.lose(r)
-	return l.Err()
+	select {
+	case late := <-l.late: // a lease can run out meanwhile
+		why = late
+	default:
+	}
+	if why != nil {
+		l.lose(why)
+	}
+	if lost := l.Err(); lost != nil {
+		return lost
+	}
+	return r.refusal(l.dir, err)
+}
+
+const (
+	// releaseTime is how long a release waits for another daemon. One that has a
+	// supervisor is there by then.
+	releaseTime = 3 * time.Second
+	// retryRelease is how often it is looked for one.
+	retryRelease = 50 * time.Millisecond
+)
+
+// giveBack sends a release, again and again while there is no daemon: the next one
+// restores the lock of a process that lives (S1), and it would be stale.
+func (l *Lock) giveBack(ctx context.Context, options string) (*reply, error) {
+	ctx, cancel := context.WithTimeout(ctx, releaseTime)
+	defer cancel()
+	for {
+		r, err := l.command(context.Background(), "release", options)
+		if !daemonGone(err) || ctx.Err() != nil {
+			return r, err
+		}
+		l.pause(ctx, retryRelease)
+	}
 }
 
 // lose notes that the lock has ended.
@@ -218,6 +271,9 @@ func (l *Lock) lose(r *reply) {
 		}
 		l.err = &LostError{Dir: l.dir, Token: l.token, Reason: reason, By: r.By, Why: r.Why}
 		close(l.lost)
+		if l.unwanted { // perhaps nobody calls Release again
+			l.stop()
+		}
 	}
 }
 
@@ -232,10 +288,14 @@ func (l *Lock) command(ctx context.Context, verb, options string) (*reply, error
 	}
 	if daemonGone(err) || errors.Is(err, unix.EBADF) {
 		// The daemon may have been started again since.
-		if c, dialErr := l.sys.dial(l.root); dialErr == nil {
+		c, dialErr := l.sys.dial(l.root)
+		switch {
+		case dialErr == nil:
 			l.line.close()
 			l.line = c
 			r, err = c.command(ctx, verb+" "+word(l.rel)+options, nil)
+		case errors.Is(err, unix.EBADF): // the line was closed
+			err = dialErr
 		}
 	}
 	return r, err

@@ -22,6 +22,7 @@ func (s *system) tryWithLock(ctx context.Context, dir, clientID string, f func(c
 	if err != nil {
 		return err
 	}
+	asked := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	watching := make(chan struct{})
 	go func() {
@@ -36,11 +37,11 @@ func (s *system) tryWithLock(ctx context.Context, dir, clientID string, f func(c
 	defer func() {
 		cancel(nil)
 		<-watching
-		end := func() error { return l.Release(false) }
+		how := ""
 		if failed {
-			end = l.Fail
+			how = " failed"
 		}
-		if released := end(); err == nil {
+		if released := l.end(asked, how); err == nil {
 			err = released
 		}
 	}()
