@@ -49,18 +49,15 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	procs.TakeUpBirths(c.Births)
 	// All of these are known, and recorded anew.
 	s.fs.leftHot(s.store)
-	left := s.fs.cands.start(s.store, s.world)
+	var left map[uint64][]byte
+	if !o.NoLocking {
+		left = s.fs.cands.start(s.store, s.world)
+	}
 	if err := s.takeUp(c); err != nil {
 		return nil, err
 	}
-	for id := range left {
-		s.fs.cands.unrecord(id)
-	}
-	for number := range s.store.Load() {
-		// What the disk was too full to say of other locks: they are over.
-		if number < lockstate.MemberBase && !s.fs.table.HasToken(number) || number >= lockstate.MemberBase && number < lockstate.MemberEnd {
-			s.store.Delete(number)
-		}
+	if !o.NoLocking { // else nothing of it is known here: it is for the next daemon with locks
+		s.forgetLeft(left)
 	}
 	s.store.Unload()
 	if o.Mountpoint == "" {
@@ -73,6 +70,19 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	go s.serve()
 	close(s.ready)
 	return s, nil
+}
+
+// forgetLeft deletes the records of what is over, or has been recorded anew.
+func (s *Server) forgetLeft(cands map[uint64][]byte) {
+	for id := range cands {
+		s.fs.cands.unrecord(id)
+	}
+	for number := range s.store.Load() {
+		// What the disk was too full to say of other locks: they are over.
+		if number < lockstate.MemberBase && !s.fs.table.HasToken(number) || number >= lockstate.MemberBase && number < lockstate.MemberEnd {
+			s.store.Delete(number)
+		}
+	}
 }
 
 // takeUp makes everything again that the daemon before had.

@@ -105,7 +105,19 @@ func (c *command) beginReplace() (*replacement, error) {
 // openProgram opens the program that a process runs, if only root or who mounted
 // can have made it, and if it can go on from here.
 func (fs *FS) openProgram(pid int) (*os.File, error) {
-	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/exe")
+	exe := "/proc/" + strconv.Itoa(pid) + "/exe"
+	fd, err := unix.Open(exe, unix.O_PATH|unix.O_CLOEXEC, 0) // which asks no file system
+	if err != nil {
+		return nil, fmt.Errorf("%w: the caller's program: %w", ErrReplacing, &os.PathError{Op: "open", Path: exe, Err: err})
+	}
+	defer unix.Close(fd)
+	switch inside, err := fs.isMine(fd); {
+	case err != nil:
+		return nil, fmt.Errorf("%w: the caller's program: %w", ErrReplacing, err)
+	case inside: // execve(2) would wait for this daemon
+		return nil, fmt.Errorf("%w: the caller's program lies in the mount; copy it elsewhere: %w", ErrReplacing, unix.EOPNOTSUPP)
+	}
+	f, err := os.Open("/proc/self/fd/" + strconv.Itoa(fd))
 	if err != nil {
 		return nil, fmt.Errorf("%w: the caller's program: %w", ErrReplacing, err)
 	}
@@ -114,6 +126,17 @@ func (fs *FS) openProgram(pid int) (*os.File, error) {
 		return nil, fmt.Errorf("%w: %w", ErrReplacing, err)
 	}
 	return f, nil
+}
+
+// isMine reports whether a file is in this daemon's mount, wherever that is mounted,
+// and does not ask it (M4).
+func (fs *FS) isMine(fd int) (bool, error) {
+	var st unix.Statx_t
+	err := ignoringEINTR(func() error { return unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st) })
+	if err != nil {
+		return false, os.NewSyscallError("statx", err)
+	}
+	return uint64(identityOf(&st).dev) == fs.mountDev, nil
 }
 
 // checkTime bounds how long a program takes to tell its formats.

@@ -344,6 +344,51 @@ func TestS1ReplaceRefused(t *testing.T) {
 	mustDo(t, os.WriteFile(plain.At("file"), nil, 0o644))
 }
 
+// TestS1ReplaceOff: a daemon that is replaced while locks are switched off leaves
+// alone what is recorded of them, and of candidates: both are there again with the
+// next daemon that has locks.
+func TestS1ReplaceOff(t *testing.T) {
+	m := mountOver(t)
+	owner, creator := agent(t), agent(t)
+	owner.must("mkdir", m.At("D"))
+	owner.must("put", m.At("D/devserver"), "", "creat,excl")
+	parent := owner.Child()
+	child := parent.Child("setsid")
+	child.must("put", m.At("D/child"), "1", "creat")
+	parent.Kill()
+	child.must("put", m.At("D/child"), "2", "")
+	openDir(t, m.At("L"))
+	openDir(t, m.At("C"))
+	m.Ctl("release L")
+	m.Ctl("release C")
+	owner.mustCommand(m, "acquire L client=x ttl=1h")
+	candidate := m.At("C", candidateName(t, creator))
+	creator.must("put", candidate, "pid", "creat,excl")
+	before := m.Locks()
+
+	m.unmounted(func() {}, "--disable-locking")
+	m.replace()
+	m.replace()
+	creator.Kill()
+	m.unmounted(func() {})
+
+	after := m.Locks()
+	for _, dir := range []string{"D", "L"} {
+		if got, want := after[dir], before[dir]; want.Token == 0 || got.Token != want.Token || got.Pid != want.Pid || got.Client != want.Client {
+			t.Errorf("lock of %s: %+v, want %+v", dir, got, want)
+		}
+	}
+	m.wantOrphan("D/devserver", false)
+	stranger(t).want("EBUSY", "creat", m.At("D/x"), "wronly,creat")
+	child.must("put", m.At("D/child"), "3", "")
+	eventually(t, "the candidate goes, its creator being dead", func() bool { return !exists(candidate) })
+	creator = agent(t)
+	creator.must("mkdir", m.At("E"))
+	if token, last := m.Locks()["E"].Token, before["L"].Token; token <= last {
+		t.Errorf("token %d after %d", token, last)
+	}
+}
+
 // TestS1ReplaceCannot: a program that has begun and cannot go on mounts anew, as
 // after a crash: what is open is lost, but no lock is.
 func TestS1ReplaceCannot(t *testing.T) {
