@@ -333,10 +333,13 @@ func (fs *FS) awaitRoom() {
 	if fs.nodes.awaited.Load() == 0 && fs.nodes.closing.Load() == 0 || unix.Fstatfs(fs.back.root, &st) != nil {
 		return
 	}
-	if st.Bavail < min(st.Blocks/16, roomShort/uint64(st.Bsize)) {
+	if st.Bavail < shortRoom(&st) {
 		fs.awaitRemoved()
 	}
 }
+
+// shortRoom is roomShort in blocks.
+func shortRoom(st *unix.Statfs_t) uint64 { return min(st.Blocks/16, roomShort/uint64(st.Bsize)) }
 
 // hasRoomNow reports whether what failed for want of room may succeed now.
 func (fs *FS) hasRoomNow(err error) bool {

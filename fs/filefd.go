@@ -172,7 +172,12 @@ func (fs *FS) truncate(n *node, p place, h *handle, size int64) error {
 		return err
 	}
 	defer unix.Close(fd)
-	return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
+	if h != nil {
+		return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
+	}
+	// Only ftruncate(2) always changes the times, whatever the file system. That fd
+	// is open keeps leases away, for which truncate(2) would wait.
+	return ignoringEINTR(func() error { return unix.Truncate("/proc/self/fd/"+procName(fd), size) })
 }
 
 // openFD returns a descriptor of the file that is open already, or -1.

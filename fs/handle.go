@@ -18,6 +18,7 @@ type handle struct {
 	flags uint32            // it was opened with
 	mode  ioMode            // of a file
 	lock  *lockstate.Handle // for one that may write
+	uid   uint32            // of who opened it
 
 	// fresh handles made the kernel drop the pages that it had of the file.
 	fresh bool

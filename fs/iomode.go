@@ -204,7 +204,7 @@ func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.Open
 		err = fs.back.writable()
 	}
 	if err == nil && mode.passes() {
-		if err = fs.passLocked(n, f, &fd); err != nil && mode == ioPassing && f.passing+len(f.lingering) == 0 {
+		if err = fs.passLocked(n, f, &fd, h.spender(st)); err != nil && mode == ioPassing && f.passing+len(f.lingering) == 0 {
 			mode, err = ioCached, nil
 		}
 	}
@@ -273,9 +273,9 @@ func (f *file) count(h *handle, mode ioMode, n int) {
 	}
 }
 
-// passLocked registers the file with the kernel. *fd is a descriptor of it, or
-// -1.
-func (fs *FS) passLocked(n *node, f *file, fd *int) (err error) {
+// passLocked registers the file with the kernel, in the name of a user. *fd is a
+// descriptor of it, or -1.
+func (fs *FS) passLocked(n *node, f *file, fd *int, uid uint32) (err error) {
 	if f.backing != 0 {
 		return nil
 	}
@@ -288,18 +288,22 @@ func (fs *FS) passLocked(n *node, f *file, fd *int) (err error) {
 		}
 		use = *fd
 	}
-	id, errno := fs.kernel.RegisterBackingFd(&fuse.BackingMap{Fd: int32(use)})
-	switch errno {
-	case 0:
+	err = fs.asSpender(uid, func() error {
+		id, errno := fs.kernel.RegisterBackingFd(&fuse.BackingMap{Fd: int32(use)})
+		if errno != 0 {
+			return errno
+		}
 		f.backing = id
 		return nil
-	case unix.ENOMEM, unix.ENOSPC, unix.EINTR:
-		return errno
+	})
+	switch err {
+	case nil, unix.ENOMEM, unix.ENOSPC, unix.EINTR:
+		return err
 	}
 	if fs.pass.on.Swap(false) {
-		fs.log.Warn("no passthrough any more", "err", errno)
+		fs.log.Warn("no passthrough any more", "err", err)
 	}
-	return errno
+	return err
 }
 
 // passedLocked takes the file back from the kernel when no handle passes.

@@ -23,7 +23,7 @@ func (c *candidate) closed(h *handle) {
 
 // addLocked makes a handle for the caller of an open.
 func (c *candidate) addLocked(header *fuse.InHeader, flags uint32) (*handle, error) {
-	h := &handle{node: c.node, cand: c, flags: flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC)}
+	h := &handle{node: c.node, cand: c, uid: header.Uid, flags: flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC)}
 	if c.lockFile {
 		x, err := c.fs.rightsOf(header)
 		if err != nil {
@@ -43,7 +43,7 @@ func (c *candidate) settleLocked(n *node, fd int, st *unix.Statx_t) {
 	fs := c.fs
 	f := n.lockFile()
 	for _, old := range c.handles {
-		h := &handle{node: n, as: c.node.id, flags: old.flags, mode: ioDirect, opener: c.owner}
+		h := &handle{node: n, as: c.node.id, uid: old.uid, flags: old.flags, mode: ioDirect, opener: c.owner}
 		if c.lockFile {
 			h.by = link{c.parent, c.name}
 		}

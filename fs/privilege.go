@@ -70,8 +70,26 @@ func inGroup(h *fuse.InHeader, gid uint32) bool {
 	return h.Gid == gid || slices.Contains(strings.Fields(statusField(h.Pid, "Groups")), strconv.FormatUint(uint64(gid), 10))
 }
 
-// mayKeepPrivileges reports whether the caller has CAP_FSETID.
-func mayKeepPrivileges(h *fuse.InHeader) bool { return hasCapability(h, unix.CAP_FSETID) }
+// mayKeepPrivileges reports whether the caller has CAP_FSETID, and that over a file
+// with these attributes: user_namespaces(7), "Capabilities and IDs".
+func mayKeepPrivileges(h *fuse.InHeader, st *unix.Statx_t) bool {
+	return hasCapability(h, unix.CAP_FSETID) && hasID(h, "uid_map", st.Uid) && hasID(h, "gid_map", st.Gid)
+}
+
+// hasID reports whether an id has a number in the caller's user namespace.
+func hasID(h *fuse.InHeader, which string, id uint32) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", h.Pid, which))
+	if err != nil {
+		return h.Uid == 0
+	}
+	for line := range strings.Lines(string(b)) {
+		var inside, first, count uint32
+		if _, err := fmt.Sscan(line, &inside, &first, &count); err == nil && id-first < count {
+			return true
+		}
+	}
+	return false
+}
 
 func hasCapability(h *fuse.InHeader, capability uint) bool {
 	caps, err := strconv.ParseUint(statusField(h.Pid, "CapEff"), 16, 64)
@@ -83,8 +101,10 @@ func hasCapability(h *fuse.InHeader, capability uint) bool {
 
 // isAdmin reports whether the caller has CAP_SYS_ADMIN, and not only among the
 // users of a namespace of its own.
-func isAdmin(h *fuse.InHeader) bool {
-	if !hasCapability(h, unix.CAP_SYS_ADMIN) {
+func isAdmin(h *fuse.InHeader) bool { return hasCapabilityHere(h, unix.CAP_SYS_ADMIN) }
+
+func hasCapabilityHere(h *fuse.InHeader, capability uint) bool {
+	if !hasCapability(h, capability) {
 		return false
 	}
 	own, err := os.Readlink("/proc/self/ns/user")
@@ -105,7 +125,7 @@ func statusField(tid uint32, name string) string {
 func (fs *FS) setAttrKills(n *node, in *fuse.SetAttrIn) error {
 	const what = fuse.FATTR_MODE | fuse.FATTR_UID | fuse.FATTR_GID | fuse.FATTR_ATIME | fuse.FATTR_MTIME | fuse.FATTR_SIZE
 	nothing := in.Valid&what == 0
-	chown := in.Valid&(fuse.FATTR_UID|fuse.FATTR_GID) != 0 && in.InHeader.Uid != 0
+	chown := in.Valid&(fuse.FATTR_UID|fuse.FATTR_GID) != 0
 	flagged := in.Valid&fuse.FATTR_KILL_SUIDGID != 0 && in.Valid&fuse.FATTR_SIZE != 0
 	if n.kind != unix.S_IFREG>>12 || !nothing && !chown && !flagged {
 		return nil
@@ -114,7 +134,7 @@ func (fs *FS) setAttrKills(n *node, in *fuse.SetAttrIn) error {
 	if err := fs.statNode(n, &st); err != nil {
 		return err
 	}
-	if st.Mode&(unix.S_ISUID|unix.S_ISGID) == 0 || !flagged && mayKeepPrivileges(&in.InHeader) {
+	if st.Mode&(unix.S_ISUID|unix.S_ISGID) == 0 || !flagged && mayKeepPrivileges(&in.InHeader, &st) {
 		return nil
 	}
 	return fs.killPrivileges(n, &in.InHeader, &st)

@@ -52,7 +52,7 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 	}
 	if h.cand != nil {
 		done := false
-		status = fs.changing(cancel, &in.InHeader, h, "write", func() error {
+		status = fs.changing(cancel, &in.InHeader, h, "write", uint64(len(data)), func() error {
 			n, status, done = h.cand.write(in, data)
 			return errorOf(status)
 		})
@@ -69,7 +69,7 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 		return 0, fuse.EBADF
 	}
 	status = statusOf(fs.writeFD(h, func(fd int) error {
-		return errorOf(fs.changing(cancel, &in.InHeader, h, "write", func() error {
+		return errorOf(fs.changing(cancel, &in.InHeader, h, "write", uint64(len(data)), func() error {
 			if in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0 {
 				if err := fs.killFD(fd, &in.InHeader); err != nil {
 					return err
@@ -87,9 +87,10 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 	return n, status
 }
 
-// changing makes one change through a handle. That on a lock file passes the
-// gate first.
-func (fs *FS) changing(cancel <-chan struct{}, header *fuse.InHeader, h *handle, op string, change func() error) fuse.Status {
+// changing makes one change through a handle, that may take so many bytes. That on a
+// lock file passes the gate first.
+func (fs *FS) changing(cancel <-chan struct{}, header *fuse.InHeader, h *handle, op string, size uint64, do func() error) fuse.Status {
+	change := func() error { return fs.asOpener(h, size, do) }
 	if h.opener == nil {
 		err := change()
 		if fs.hasRoomNow(err) {
@@ -207,7 +208,7 @@ func (fs *FS) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Statu
 	}
 	defer fs.wroteDirectly(h, 0, 0)
 	return statusOf(fs.writeFD(h, func(fd int) error {
-		return errorOf(fs.changing(cancel, &in.InHeader, h, "fallocate", func() error {
+		return errorOf(fs.changing(cancel, &in.InHeader, h, "fallocate", in.Length, func() error {
 			return ignoringEINTR(func() error {
 				return unix.Fallocate(fd, in.Mode, int64(in.Offset), int64(in.Length))
 			})
@@ -226,7 +227,7 @@ func (fs *FS) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (u
 	// Both are opened before the gate, beneath which FS.ns is held already.
 	status := statusOf(fs.withFD(src, func(sfd int) error {
 		return fs.writeFD(dst, func(dfd int) error {
-			return errorOf(fs.changing(cancel, &in.InHeader, dst, "copy_file_range", func() (err error) {
+			return errorOf(fs.changing(cancel, &in.InHeader, dst, "copy_file_range", min(in.Len, 1<<30), func() (err error) {
 				from, to := int64(in.OffIn), int64(in.OffOut)
 				n, err = unix.CopyFileRange(sfd, &from, dfd, &to, int(min(in.Len, 1<<30)), 0)
 				return err

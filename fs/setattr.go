@@ -150,7 +150,7 @@ func (fs *FS) chownToNone(r *request, n *node) error {
 		return err
 	}
 	defer p.done()
-	if fs.capsOff.take(n.id, r.header.Pid) && mayKeepPrivileges(r.header) {
+	if fs.capsOff.take(n.id, r.header.Pid) && hasCapabilityHere(r.header, unix.CAP_FSETID) {
 		// The file had capabilities, and is about to be written to by who
 		// may keep its bits, which chown(2) would take away.
 		return nil

@@ -143,10 +143,7 @@ func (fs *FS) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string,
 // backing it was the daemon that set it.
 func (fs *FS) dropSetgid(h *fuse.InHeader, p place) error {
 	var st unix.Statx_t
-	if h.Uid == 0 {
-		return nil
-	}
-	if err := p.stat(&st); err != nil || st.Mode&unix.S_ISGID == 0 || inGroup(h, st.Gid) {
+	if err := p.stat(&st); err != nil || st.Mode&unix.S_ISGID == 0 || inGroup(h, st.Gid) || mayKeepPrivileges(h, &st) {
 		return err
 	}
 	return fs.back.chmod(p, uint32(st.Mode)&0o7777&^unix.S_ISGID)

@@ -10,10 +10,32 @@ import (
 // privileges prints what becomes of suid and sgid bits and of capabilities, for
 // each way to change a file, each caller and each mode.
 const privileges = `
-import mmap, os, sys
+import ctypes, mmap, os, struct, sys
 top = sys.argv[1]
 source, path = top + "/source", top + "/file"
 CAP = bytes.fromhex("0100000200200000000000000000000000000000")
+ACL = struct.pack("<I" + 5 * "HHI", 2, 1, 6, 0xffffffff, 2, 6, 1001, 4, 5, 0xffffffff, 16, 7, 0xffffffff, 32, 4, 0xffffffff)
+FSETID = 1 << 4
+ALL = next(int(line.split()[1], 16) for line in open("/proc/self/status") if line.startswith("CapPrm"))
+libc = ctypes.CDLL(None, use_errno=True)
+
+def become(uid, gid, groups, caps):
+    libc.prctl(8, 1, 0, 0, 0) # PR_SET_KEEPCAPS
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    if caps == "userns":
+        libc.prctl(4, 1, 0, 0, 0) # PR_SET_DUMPABLE
+        if libc.unshare(0x10000000) != 0:
+            raise OSError(ctypes.get_errno(), "unshare")
+        for name, text in ("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1"):
+            with open("/proc/self/" + name, "w") as f:
+                f.write(text)
+        return
+    low, high = caps & 0xffffffff, caps >> 32
+    data = struct.pack("IIIIII", low, low, 0, high, high, 0)
+    if libc.capset(struct.pack("II", 0x20080522, 0), data) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
 
 def opened(flags, f):
     def op(mode):
@@ -60,6 +82,8 @@ ops = {
     "copy_file_range": opened(W, from_source(lambda s, d: os.copy_file_range(s, d, 3))),
     "sendfile": opened(W, from_source(lambda s, d: os.sendfile(d, s, 0, 3))),
     "chgrp": lambda mode: os.chown(path, -1, os.getgid()),
+    "chown to the owner": lambda mode: os.chown(path, os.stat(path).st_uid, -1),
+    "ACL": lambda mode: os.setxattr(path, "system.posix_acl_access", ACL),
     "set while open": held,
     "mapped": mapped,
 }
@@ -77,9 +101,7 @@ def result(op, who, owner, mode, cap):
     if pid == 0:
         try:
             if who:
-                os.setgroups(who[2])
-                os.setgid(who[1])
-                os.setuid(who[0])
+                become(*who)
             ops[op](mode)
             os._exit(0)
         except OSError as e:
@@ -92,10 +114,13 @@ with open(source, "w") as f:
 os.chmod(source, 0o644)
 callers = [
     (None, (0, 0)),
-    ((1000, 1000, []), (1000, 1000)),
-    ((1000, 1000, [2000]), (1000, 2000)),
-    ((1000, 1000, []), (1000, 2000)),
-    ((1001, 1001, []), (1000, 2000)),
+    ((1000, 1000, [], 0), (1000, 1000)),
+    ((1000, 1000, [2000], 0), (1000, 2000)),
+    ((1000, 1000, [], 0), (1000, 2000)),
+    ((1001, 1001, [], 0), (1000, 2000)),
+    ((1000, 1000, [], FSETID), (1000, 2000)),
+    ((1000, 1000, [], "userns"), (1000, 2000)),
+    ((0, 0, [], ALL & ~FSETID), (1000, 2000)),
 ]
 for who, owner in callers:
     for mode in 0o4777, 0o2777, 0o6777, 0o2767, 0o6767, 0o6666, 0o777:

@@ -1,0 +1,57 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestM2Reserve: what ext4 keeps back for root, root gets and nobody else.
+func TestM2Reserve(t *testing.T) {
+	need(t, "root", "fuse")
+	bare := newImage(t, 32, "-m", "20")
+	want := spendReserve(t, bare.static(), func() {})
+	for _, opts := range [][]string{nil, {"--no-passthrough"}} {
+		m := newImage(t, 32, "-m", "20").mount(opts...)
+		if got := spendReserve(t, m.Path, m.replace); got != want {
+			t.Errorf("with options %q:\n%s", opts, diff(want, got))
+		}
+	}
+}
+
+// spendReserve fills a file system up and tells how far who came; replace has the
+// next daemon take over meanwhile.
+func spendReserve(t *testing.T, dir string, replace func()) string {
+	t.Helper()
+	const block = 64 << 10
+	at := func(name string) string { return filepath.Join(dir, name) }
+	a, root := stranger(t), agent(t)
+	var log strings.Builder
+	fill := func(who *Agent, fd string) int {
+		for written := 0; ; written += block {
+			if got := who.Try("pwrite", fd, "x", itoa(block), itoa(written)); got != "ok" {
+				fmt.Fprintf(&log, "%s is full after %d MiB: %s\n", fd, written>>20, got)
+				return written
+			}
+		}
+	}
+	a.must("open", "copy", at("copy"), "rdwr,creat")
+	a.must("open", "file", at("file"), "rdwr,creat")
+	end := itoa(fill(a, "file") + block)
+	fmt.Fprintln(&log, "fallocate:", a.Try("fallocate", "copy", "0", "0", itoa(block)))
+	fmt.Fprintln(&log, "copy_file_range:", a.Try("copyrange", at("file"), "copy"))
+	replace()
+	fmt.Fprintln(&log, "later:", a.Try("pwrite", "file", "x", itoa(block), end))
+	a.must("close", "file")
+	root.must("open", "reading", at("file"), "rdonly")
+	a.must("open", "file", at("file"), "wronly")
+	fmt.Fprintln(&log, "while root reads it:", a.Try("pwrite", "file", "x", itoa(block), end))
+	root.must("open", "root", at("root"), "rdwr,creat")
+	if fill(root, "root") == 0 {
+		t.Error("root has no reserve")
+	}
+	return log.String()
+}
