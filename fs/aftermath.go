@@ -229,24 +229,22 @@ func (c *clearing) moveWhole() error {
 	}
 	defer c.close()
 	fs := c.fs
-	fs.lockNames()
-	now, ok := fs.table.Lock(c.spoils.Lock.Token)
-	if !ok {
-		fs.ns.Unlock()
-		c.abandon()
-		return nil
-	}
-	parent, name := cutLast(now.Path)
-	node, err := c.move(parent, name, c.dir, contentName, nil)
-	if err == nil {
+	var node *node
+	err := fs.locked(true, func() (err error) {
+		now, ok := fs.table.Lock(c.spoils.Lock.Token)
+		if !ok {
+			return nil
+		}
+		parent, name := cutLast(now.Path)
+		if node, err = c.move(parent, name, c.dir, contentName, nil); err != nil {
+			return err
+		}
 		fs.back.dirs.dropAdrift()
 		fs.table.EndAs(now.Token, c.how)
 		fs.forgetPlace(now.Path)
-	}
-	fs.ns.Unlock()
-	if err != nil {
-		c.abandon()
-	}
+		return nil
+	})
+	c.abandon() // unless it was moved
 	if node != nil {
 		fs.notifyDir(node)
 	}

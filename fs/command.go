@@ -170,9 +170,7 @@ func (c *command) release() fuse.Status {
 		if status := c.othersIn(l); status != fuse.OK {
 			return status
 		}
-		c.fs.ns.RLock()
-		err := c.fs.mayRemove(c.header, l.Path)
-		c.fs.ns.RUnlock()
+		err := c.fs.locked(false, func() error { return c.fs.mayRemove(c.header, l.Path) })
 		if err != nil {
 			c.answer.Message = "not all of it is yours to remove"
 			return statusOf(err)

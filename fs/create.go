@@ -369,8 +369,10 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 		hot = fs.heatLink(src, m.parent)
 		return nil
 	}
-	status := fs.attempt(r, false, func() error { return fs.make(m) })
-	hot.leave()
+	status := func() fuse.Status {
+		defer func() { hot.leave() }()
+		return fs.attempt(r, false, func() error { return fs.make(m) })
+	}()
 	if status == fuse.OK {
 		if fs.isLockName(m.parent, name) {
 			fs.lookedUpByName(m.node)

@@ -164,11 +164,13 @@ func (fs *FS) readDir(in *fuse.ReadIn, size uint32, add func(n *node, fd int, e 
 	}
 	pool := direntBuffers.Get().(*[direntBuffer]byte)
 	defer direntBuffers.Put(pool)
-	fs.ns.RLock()
-	end, err := s.read(pool[:min(max(size, 4<<10), direntBuffer)], func(e dirEntry) bool {
-		return fs.reserved(n, e.name) || add(n, s.fd, e)
+	end := false
+	err := fs.locked(false, func() (err error) {
+		end, err = s.read(pool[:min(max(size, 4<<10), direntBuffer)], func(e dirEntry) bool {
+			return fs.reserved(n, e.name) || add(n, s.fd, e)
+		})
+		return err
 	})
-	fs.ns.RUnlock()
 	if err != nil || end {
 		unix.Close(s.fd)
 	} else {

@@ -60,6 +60,40 @@ type request struct {
 	changing  *node // its mutex, shared,
 	exclusive *node // or alone
 	found     []*lockstate.Dir
+	admitted  admissions
+}
+
+// admissions are what a try was let in for. It ends them itself, unless it panics:
+// else whoever comes next would wait for them without end.
+type admissions struct {
+	ops    []*lockstate.Op
+	grants []*lockstate.Grant
+	handle *handle // what it opens
+
+	few [2]*lockstate.Op // spares ops an allocation
+}
+
+func (a *admissions) began(op *lockstate.Op) {
+	if a.ops == nil {
+		a.ops = a.few[:0]
+	}
+	a.ops = append(a.ops, op)
+}
+
+// giveBack ends what a try that has panicked was let in for, in whatever state that
+// has left it. First goes what others wait for.
+func (a *admissions) giveBack(fs *FS) {
+	h := a.handle
+	if h != nil {
+		defer fs.abandon(h)
+		h.lock.Close()
+	}
+	for _, op := range a.ops {
+		op.End()
+	}
+	for _, g := range a.grants {
+		g.Abort()
+	}
 }
 
 // release gives back what a try kept.
@@ -77,6 +111,7 @@ func (r *request) release() {
 		r.fs.table.Forget(d)
 	}
 	r.aliases, r.changing, r.exclusive, r.found, r.trying = false, nil, nil, nil, false
+	r.admitted = admissions{}
 }
 
 // adrift reports whether the request is about what the daemon has put aside.
@@ -108,11 +143,7 @@ const (
 func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status {
 	var o obstacles
 	for {
-		err := fs.locked(exclusive, func() error {
-			r.trying = true
-			defer r.release()
-			return try()
-		})
+		err := fs.locked(exclusive, func() error { return r.tryOnce(try) })
 		r.tellAlone()
 		if err == nil {
 			fs.leftovers.changed()
@@ -207,6 +238,21 @@ func (o *obstacles) clearHeld(r *request, held *lockstate.HeldError) outcome {
 		return after(fs.awaitSettled(r, held.Lock.Token, time.Until(o.settle)))
 	}
 	return ends
+}
+
+// tryOnce carries out a try. One that panics leaves nothing behind that others wait for.
+func (r *request) tryOnce(try func() error) error {
+	r.trying = true
+	defer r.release()
+	panics := true
+	defer func() {
+		if panics {
+			r.admitted.giveBack(r.fs)
+		}
+	}()
+	err := try()
+	panics = false
+	return err
 }
 
 func (fs *FS) locked(exclusive bool, try func() error) error {
@@ -323,6 +369,9 @@ func (r *request) admit(c lockstate.Change) (*lockstate.Op, error) {
 		op.End()
 		return nil, errUnseen
 	}
+	if err == nil {
+		r.admitted.began(op)
+	}
 	return op, err
 }
 
@@ -365,6 +414,7 @@ func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.admitted.grants = append(r.admitted.grants, g)
 	if !g.Covered() && q.Client == "" {
 		if err := r.fs.watchLine(q.Process); err != nil {
 			g.Abort()

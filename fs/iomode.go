@@ -379,6 +379,7 @@ func (fs *FS) keepLocked(f *file, fd int) {
 func (fs *FS) end(h *handle) {
 	n := h.node
 	f := n.lockFile()
+	defer n.unlockFile(f)
 	fs.closeOwnLocked(f, h)
 	f.count(h, h.mode, -1)
 	if h.mode == ioPassing && h.lock != nil && h.mapsWritable() {
@@ -394,7 +395,6 @@ func (fs *FS) end(h *handle) {
 		fs.spare.give()
 	}
 	fs.keepLookingLocked(n, f)
-	n.unlockFile(f)
 }
 
 func drop(fd int) {

@@ -247,7 +247,15 @@ func (n *node) unlinkLocked(parent *node, name string) {
 // relink changes names of n: one goes, one comes; either may be empty. The caller
 // holds FS.ns.
 func (n *node) relink(old, now link) {
+	if n.renamed(old, now) {
+		n.tab.follow(n)
+	}
+}
+
+// renamed is relink, and reports whether somebody may write to n.
+func (n *node) renamed(old, now link) bool {
 	n.tab.mu.Lock()
+	defer n.tab.unlock()
 	if now.parent != nil {
 		n.linkLocked(now.parent, now.name)
 	}
@@ -255,11 +263,7 @@ func (n *node) relink(old, now link) {
 		old.parent.more.Load().removals.Add(1)
 		n.unlinkLocked(old.parent, old.name)
 	}
-	told := n.tellHandlesLocked()
-	n.tab.unlock()
-	if told {
-		n.tab.follow(n)
-	}
+	return n.tellHandlesLocked()
 }
 
 // followHandles tells the write handles of n where it is now.

@@ -88,6 +88,7 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 	h := &handle{uid: in.Uid, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
 	r, fd, record := m.r, -1, uint64(0)
+	r.admitted.handle = h
 	lockFile := fs.isLockName(r.parent, r.name)
 	candidate := !lockFile && fs.isCandidateName(r.name)
 	m.quiet = candidate
@@ -225,6 +226,7 @@ func (o *opening) try() error {
 	if in.NodeId != n.id {
 		h.as = in.NodeId
 	}
+	o.r.admitted.handle = h
 	op, err := o.admit(h)
 	defer op.End()
 	if err != nil {
@@ -307,6 +309,7 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 			return err
 		}
 		defer d.release()
+		r.admitted.handle = h
 		if h.lock, err = r.openForWrite(lockstate.Change{Dirs: []*lockstate.Dir{parent.dir}}, ""); err != nil {
 			return err
 		}

@@ -42,6 +42,7 @@ func (c *candidate) addLocked(header *fuse.InHeader, flags uint32) (*handle, err
 func (c *candidate) settleLocked(n *node, fd int, st *unix.Statx_t) {
 	fs := c.fs
 	f := n.lockFile()
+	defer n.unlockFile(f)
 	for _, old := range c.handles {
 		h := &handle{node: n, as: c.node.id, uid: old.uid, flags: old.flags, mode: ioDirect, opener: c.owner}
 		if c.lockFile {
@@ -58,7 +59,6 @@ func (c *candidate) settleLocked(n *node, fd int, st *unix.Statx_t) {
 		}
 		f.count(h, h.mode, 1)
 	}
-	n.unlockFile(f)
 	n.plain.setPassed(true)
 	c.handles, c.data = nil, nil
 	c.won.Store(true)

@@ -14,7 +14,7 @@ type renaming struct {
 	from, to link
 	flags    uint
 
-	src, dst       *victim        // dst is nil where there was nothing
+	src, dst       *victim        // dst is nil where there was nothing, which is no exchange
 	srcDir, dstDir *lockstate.Dir // of directories
 }
 
@@ -59,9 +59,10 @@ func (fs *FS) rename(m *renaming) error {
 	if m.src, err = fs.take(fromDir.fd, m.from.name, false); err != nil {
 		return err
 	}
-	m.dst, err = fs.take(toDir.fd, m.to.name, m.flags&unix.RENAME_EXCHANGE == 0)
-	if err != nil && err != unix.ENOENT {
-		return err
+	exchange := m.flags&unix.RENAME_EXCHANGE != 0
+	m.dst, err = fs.take(toDir.fd, m.to.name, !exchange)
+	if err != nil && (exchange || err != unix.ENOENT) {
+		return err // rename(2): what is exchanged has to be there, and may be gone since the kernel looked
 	}
 	var lost bool
 	if m.dst != nil {

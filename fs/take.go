@@ -57,11 +57,12 @@ func (c *command) await() fuse.Status {
 	}
 	// A directory that is not there yet is waited for where it would be made.
 	there := c.dir
-	c.fs.ns.RLock()
-	for c.fs.mayCreateIn(c.header, c.dir) == unix.ENOENT && c.dir != "." {
-		c.dir = path.Dir(c.dir)
-	}
-	c.fs.ns.RUnlock()
+	_ = c.fs.locked(false, func() error {
+		for c.fs.mayCreateIn(c.header, c.dir) == unix.ENOENT && c.dir != "." {
+			c.dir = path.Dir(c.dir)
+		}
+		return nil
+	})
 	d := c.fs.table.At(split(c.dir)...)
 	defer c.fs.table.Forget(d)
 	if c.dir != there {
@@ -155,9 +156,7 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 		return t.over(status)
 	}
 	// What makes no sense to wait for is said at once.
-	fs.ns.RLock()
-	err := c.placeOf(d)
-	fs.ns.RUnlock()
+	err := fs.locked(false, func() error { return c.placeOf(d) })
 	if err != nil {
 		return c.fail(err)
 	}

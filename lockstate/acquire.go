@@ -98,17 +98,8 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 		if err != nil {
 			return nil, q.asked.mark(err)
 		}
-		if g.drained != nil {
-			select {
-			case <-g.drained:
-				if err := g.Confirm(); err != nil {
-					g.Abort()
-					return nil, err
-				}
-			case <-cancel:
-				g.Abort()
-				return nil, ErrCancelled
-			}
+		if err := g.awaitDrained(cancel); err != nil {
+			return nil, err
 		}
 		t.flushStaged()
 		if g.made {
@@ -119,6 +110,28 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 		}
 		return g, nil
 	}
+}
+
+// awaitDrained waits for the operations in flight. A grant that comes to nothing is
+// given back, also where looking at who is in the way panics.
+func (g *Grant) awaitDrained(cancel <-chan struct{}) (err error) {
+	if g.drained == nil {
+		return nil
+	}
+	stands := false
+	defer func() {
+		if !stands {
+			g.Abort()
+		}
+	}()
+	select {
+	case <-g.drained:
+		err = g.Confirm()
+	case <-cancel:
+		err = ErrCancelled
+	}
+	stands = err == nil
+	return err
 }
 
 // A twinError says that what this request depends on is about to be acquired: it is
@@ -610,7 +623,7 @@ func (r *row) decideLocked() {
 	}
 }
 
-// Abort undoes the acquisition.
+// Abort undoes the acquisition. After Commit it does nothing.
 func (g *Grant) Abort() {
 	g.op.End()
 	if !g.made {
@@ -620,7 +633,7 @@ func (g *Grant) Abort() {
 	t.mu.Lock()
 	defer t.unlockFlush()
 	g.undrainLocked()
-	if t.tokens[g.row.token] == g.row {
+	if t.tokens[g.row.token] == g.row && g.row.pending {
 		t.endLocked(g.row, Ending{Reason: Abandoned})
 	}
 }

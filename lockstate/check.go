@@ -45,6 +45,7 @@ func (t *Table) Check() error {
 		c.failf("I2: %d rows by owner, %d leases, %d by token", owned, leased, len(t.tokens))
 	}
 	c.leases()
+	c.keys()
 	for h, n := range c.handles {
 		if n != len(h.dirs) {
 			c.failf("I5: a handle is in %d directories and names %d", n, len(h.dirs))
@@ -69,6 +70,22 @@ type checker struct {
 
 func (c *checker) failf(format string, args ...any) {
 	c.errs = append(c.errs, fmt.Errorf(format, args...))
+}
+
+// keys checks that the end of each descriptor lock is the end of what it keeps.
+func (c *checker) keys() {
+	for k, r := range c.t.keys {
+		if _, lists := r.keys[k]; !lists || c.t.tokens[r.token] != r {
+			c.failf("I10: token %d is found by a descriptor lock that does not keep it", r.token)
+		}
+	}
+	for _, r := range c.t.tokens {
+		for k := range r.keys {
+			if !r.pending && c.t.keys[k] != r {
+				c.failf("I10: token %d is not found by a descriptor lock that keeps it", r.token)
+			}
+		}
+	}
 }
 
 // leases checks that each lease ends by itself, and belongs to one client.

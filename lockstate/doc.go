@@ -50,6 +50,7 @@
 //	I8  each lease in force has a deadline, and the next one is known; but for
 //	    one that is sealed: what was made under it is being cleared away
 //	I9  a lease is one client's, and that one has no second one on the directory
+//	I10 a row that is acquired is found by each descriptor lock that keeps it
 //
 // # Lock order
 //

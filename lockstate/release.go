@@ -113,7 +113,9 @@ func (t *Table) LeaveKeys(token uint64) {
 		return
 	}
 	for k := range r.keys {
-		delete(t.keys, k)
+		if t.keys[k] == r { // see endLocked
+			delete(t.keys, k)
+		}
 	}
 	clear(r.keys)
 	r.leaving = !r.kept()

@@ -287,6 +287,28 @@ func TestAbortedExplicitKeepsImplicit(t *testing.T) {
 	f.mayNotChange(f.stranger, "d", l.Token)
 }
 
+// A5: nor does it end what the descriptor has that was to be converted.
+func TestAbortedConversionKeepsKey(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	q := f.request(f.parent, "d", lockstate.Shared)
+	q.Key = "key"
+	g, err := f.Acquire(nil, q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, _ := g.Commit()
+	q.Kind = explicit
+	if g, err = f.Acquire(nil, q); err != nil {
+		t.Fatal(err)
+	}
+	g.Abort()
+	f.governs("d", l.Token)
+	if got, ended := f.ReleaseKey("key"); !ended || got.Token != l.Token {
+		t.Errorf("ReleaseKey = token %d, %v, want %d", got.Token, ended, l.Token)
+	}
+	f.governs("d", 0)
+}
+
 // A13, second half: a child's explicit lock stands in front of the row, which
 // counts again when that ends; and a grandchild's in front of both.
 func TestStackedRows(t *testing.T) {

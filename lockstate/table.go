@@ -340,7 +340,9 @@ func (t *Table) endLocked(r *row, how Ending) {
 		r.settled = nil
 	}
 	for k := range r.keys {
-		delete(t.keys, k)
+		if t.keys[k] == r { // of a pending one it still is what the descriptor has
+			delete(t.keys, k)
+		}
 	}
 	if how.Reason == Broken || how.Reason == Expired {
 		t.revokeUnderLocked(r) // L3

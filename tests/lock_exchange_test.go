@@ -136,3 +136,72 @@ func TestA3Exchange(t *testing.T) {
 		})
 	})
 }
+
+// TestM2ExchangeGone: to exchange with what is gone since the kernel looked is ENOENT,
+// and all others go on.
+func TestM2ExchangeGone(t *testing.T) {
+	byTransport(t, func(t *testing.T, opts ...string) {
+		for how, remove := range map[string]func(m *Mount, owner *Agent){
+			"beneath": func(m *Mount, owner *Agent) { mustDo(m.t, os.Remove(m.Back("D", "y"))) },
+			"swept":   func(m *Mount, owner *Agent) { owner.Kill(); m.awaitFree("D") },
+		} {
+			t.Run(how, func(t *testing.T) {
+				m := mount(t, append(opts, "--on-crash=destroy")...)
+				for _, dir := range []string{"D", "E"} {
+					openDir(t, m.Back(dir))
+				}
+				owner, a, other := agent(t), agent(t), agent(t)
+				owner.must("creat", m.At("D", "devserver"), "wronly,creat,excl")
+				owner.must("put", m.At("D", "y"), "y", "wronly,creat")
+				if how == "beneath" {
+					a = owner.Child()
+				}
+				a.must("mkdir", m.At("S"))
+				a.must("put", m.At("S", "x"), "x", "wronly,creat")
+				a.must("stat", m.At("D", "y"))
+				remove(m, owner)
+				a.want("ENOENT", "rename", m.At("S", "x"), m.At("D", "y"), "exchange")
+				if _, err := os.Lstat(m.Back("S", "x")); err != nil {
+					t.Error(err)
+				}
+				a.must("creat", m.At("S", "devserver"), "wronly,creat,excl")
+				if how == "swept" {
+					other.must("creat", m.At("D", "devserver"), "wronly,creat,excl")
+				}
+				other.must("rename", m.At("E"), m.At("F"))
+			})
+		}
+	})
+}
+
+// TestM2AttackExchangeGone: nor does it stop anybody where that is a lock file, which
+// goes with its owner.
+func TestM2AttackExchangeGone(t *testing.T) {
+	for _, policy := range []string{"destroy", "quarantine"} {
+		t.Run(policy, func(t *testing.T) {
+			m := mount(t, "--on-crash="+policy)
+			openDir(t, m.Back("D"))
+			a, other := agent(t), agent(t)
+			a.must("mkdir", m.At("S"))
+			a.must("put", m.At("S", "x"), "x", "wronly,creat")
+			from, file := m.At("S", "x"), m.At("D", "devserver")
+			for range 40 {
+				owner := agent(t)
+				owner.must("creat", file, "wronly,creat,excl")
+				s := a.storm([]string{"rename", from, file, "exchange"})
+				owner.Kill()
+				eventually(t, "its lock ends", func() bool { return !m.ownsAny(owner.Pid) })
+				if counts := s.over(); counts["rename EIO"] > 0 {
+					t.Fatalf("exchanged: %v", counts)
+				}
+				a.must("put", from, "x", "wronly,creat")
+				a.Try("unlink", file)
+			}
+			m.awaitFree("D")
+			other.must("creat", file, "wronly,creat,excl")
+			other.must("unlink", file)
+			a.must("mkdir", m.At("T"))
+			a.must("rename", m.At("T"), m.At("U"))
+		})
+	}
+}

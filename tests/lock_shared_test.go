@@ -148,6 +148,42 @@ func TestA5Convert(t *testing.T) {
 	}
 }
 
+// TestA5ConvertOwn: nor does one of two descriptions of the same process, and what it
+// has left by then ends like any other.
+func TestA5ConvertOwn(t *testing.T) {
+	m := mount(t)
+	for _, call := range lockCalls() {
+		if call.name == "fcntl" {
+			continue // a process's own don't stand in its way
+		}
+		for _, end := range []string{"unlock", "close"} {
+			t.Run(call.name+" "+end, func(t *testing.T) {
+				m := m.on(t)
+				dir := call.name + end
+				file := m.lockFile(dir)
+				a, b := locker(t), locker(t)
+				for _, fd := range []string{"x", "y"} {
+					a.must("open", fd, file, "rdwr")
+					a.must(call.tryShared(fd)...)
+				}
+				a.want("EAGAIN", call.tryExclusive("x")...)
+				b.want("EBUSY", "put", m.At(dir, "f"), "b", "creat") // y's
+				for _, fd := range []string{"y", "x"} {
+					if end == "unlock" {
+						a.must(call.unlock(fd)...)
+					}
+					a.must("close", fd)
+				}
+				m.awaitFree(dir)
+				b.must("put", m.At(dir, "f"), "b", "creat")
+				b.must("open", "x", file, "rdwr")
+				b.must(call.tryExclusive("x")...)
+				m.wantOwner(dir, b.Pid)
+			})
+		}
+	}
+}
+
 // TestA5Starve: a waiting exclusive lock is not starved by readers who come and
 // go, and a reader who comes after it is behind it.
 func TestA5Starve(t *testing.T) {
