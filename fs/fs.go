@@ -33,6 +33,7 @@ type FS struct {
 
 	back     backing
 	streams  dirStreams
+	openDirs openDirs // of an ordinary user's mount
 	table    *lockstate.Table
 	unkept   atomic.Pointer[string] // why the state can't be written now
 	procs    *procid.Resolver
