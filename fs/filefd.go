@@ -30,7 +30,7 @@ func (fs *FS) openPlace(n *node, p place, flags int) (int, error) {
 		return fd, err
 	}
 	var st unix.Statx_t
-	if err = statAt(fd, "", &st); err == nil && identityOf(&st) != n.key() {
+	if err = statAt(fd, "", &st); err == nil && n.tab.identityOf(&st) != n.key() {
 		err = unix.ESTALE
 	}
 	if err != nil {

@@ -123,7 +123,7 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 	}
 	m.seen = func(dir int) error {
 		if record != 0 {
-			fs.noteCandidate(r, h, identityOf(&m.st), record)
+			fs.noteCandidate(r, h, fs.identityOf(&m.st), record)
 			record = 0
 		}
 		taken := fd

@@ -65,10 +65,10 @@ func (c *candidate) openLockFileLocked(dir int, by *rights, made *identity) (fd 
 			return -1, st, err
 		}
 		if err = statAt(fd, "", &st); err == nil {
-			*made = identityOf(&st)
+			*made = c.fs.identityOf(&st)
 		}
 	} else if err == nil {
-		if err = statAt(fd, "", &st); err == nil && identityOf(&st) != *made {
+		if err = statAt(fd, "", &st); err == nil && c.fs.identityOf(&st) != *made {
 			err = c.mayOpenLocked(dir, fd, &st)
 		}
 	}
