@@ -284,7 +284,7 @@ func (c *clearing) move(dir, name string, to int, as string, found *lockstate.Fi
 	if err != nil {
 		return parent, err
 	}
-	if found != nil && fileID(&v.st) != *found {
+	if found != nil && fs.fileID(&v.st) != *found {
 		return parent, unix.ENOENT
 	}
 	defer fs.reheatAside(join(dir, name), v)()
@@ -488,7 +488,7 @@ func (c *clearing) scanEntries(dir string) (dirs map[string]lockstate.FileID, ma
 		if err != nil {
 			return false
 		}
-		id := fileID(&st)
+		id := c.fs.fileID(&st)
 		switch {
 		case uint32(st.Mode)&unix.S_IFMT == unix.S_IFDIR:
 			dirs[e.name] = id
@@ -502,8 +502,8 @@ func (c *clearing) scanEntries(dir string) (dirs map[string]lockstate.FileID, ma
 	return dirs, made, all, errors.Join(err, bad)
 }
 
-func fileID(st *unix.Statx_t) lockstate.FileID {
-	id := identityOf(st)
+func (fs *FS) fileID(st *unix.Statx_t) lockstate.FileID {
+	id := fs.identityOf(st)
 	return lockstate.FileID{Dev: uint64(id.dev), Ino: id.ino, Birth: id.birth}
 }
 
@@ -522,7 +522,7 @@ func (fs *FS) notePresence(m *making) {
 	if m.node == nil || len(m.linked) > 0 {
 		return // a private file, or noted by noteLinking
 	}
-	fs.table.Made(m.parent.dir, fileID(&m.st))
+	fs.table.Made(m.parent.dir, fs.fileID(&m.st))
 }
 
 // noteLinking tells the table what is about to come into a directory by link(2),

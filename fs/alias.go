@@ -117,7 +117,7 @@ func (fs *FS) hasInode(dir string, key identity) (bool, error) {
 			}
 			if e.ino == key.ino && e.typ != unix.DT_DIR {
 				var st unix.Statx_t
-				found = statAt(fd, e.name, &st) == nil && identityOf(&st) == key
+				found = statAt(fd, e.name, &st) == nil && fs.identityOf(&st) == key
 			}
 			return !found
 		})

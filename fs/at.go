@@ -13,7 +13,7 @@ import (
 
 // identity tells one file of the backing from all others, also from a later
 // one that got the same inode number: that has another birth time. A file
-// system that keeps no birth times leaves it 0.
+// system that keeps no lasting birth times leaves it 0.
 type identity struct {
 	dev   uint32 // as the kernel keeps it: 12 bits major, 20 bits minor
 	ino   uint64
@@ -26,6 +26,29 @@ func identityOf(st *unix.Statx_t) identity {
 		id.birth = st.Btime.Sec*1e9 + int64(st.Btime.Nsec)
 	}
 	return id
+}
+
+// identityOf tells a file of the backing from all others.
+func (t *nodeTable) identityOf(st *unix.Statx_t) identity {
+	return identityIn(t.reborn, st)
+}
+
+func (fs *FS) identityOf(st *unix.Statx_t) identity { return fs.nodes.identityOf(st) }
+
+// identityIn is identityOf in a file system of which isReborn is known.
+func identityIn(reborn bool, st *unix.Statx_t) identity {
+	id := identityOf(st)
+	if reborn {
+		id.birth = 0
+	}
+	return id
+}
+
+// isReborn reports whether a file gets another birth time with its first change,
+// because overlayfs copies it then.
+func isReborn(dir int) bool {
+	var st unix.Statfs_t
+	return unix.Fstatfs(dir, &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC
 }
 
 // inode is id from mount to mount.
@@ -295,7 +318,7 @@ func (b *backing) dir(n *node) (*dirFD, error) {
 		return nil, err
 	}
 	var st unix.Statx_t
-	if err := statAt(fd, "", &st); err != nil || identityOf(&st) != n.key() {
+	if err := statAt(fd, "", &st); err != nil || n.tab.identityOf(&st) != n.key() {
 		unix.Close(fd)
 		return nil, errors.Join(err, unix.ESTALE)
 	}

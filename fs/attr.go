@@ -197,7 +197,7 @@ func (fs *FS) statNode(n *node, st *unix.Statx_t) error {
 		if err := p.stat(st); err != nil {
 			return err
 		}
-		if id := identityOf(st); id != n.key() && n != fs.root {
+		if id := fs.identityOf(st); id != n.key() && n != fs.root {
 			return unix.ESTALE
 		}
 		return nil

@@ -265,5 +265,5 @@ func (c *candidate) place() (dir string, ok bool) {
 	}
 	defer unix.Close(fd)
 	var st unix.Statx_t
-	return dir, statAt(fd, c.name, &st) == nil && identityOf(&st) == c.key
+	return dir, statAt(fd, c.name, &st) == nil && c.fs.identityOf(&st) == c.key
 }

@@ -120,8 +120,8 @@ func (fs *FS) restoreCandidate(rec candRecord) error {
 	if err != nil {
 		return err
 	}
-	key := identityOf(&st)
-	if uint32(st.Mode)&unix.S_IFMT != unix.S_IFREG || st.Size > candidateSize || key.birth < rec.Since.Add(-coarse).UnixNano() {
+	key := fs.identityOf(&st)
+	if uint32(st.Mode)&unix.S_IFMT != unix.S_IFREG || st.Size > candidateSize || identityOf(&st).birth < rec.Since.Add(-coarse).UnixNano() {
 		return nil // another one, or nobody knows
 	}
 	var owner *procid.Process

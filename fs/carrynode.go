@@ -168,6 +168,9 @@ func (fs *FS) readNode(b []byte) (x takenNode, rest []byte, err error) {
 	n := &node{tab: fs.nodes, id: get(), kind: uint8(get())}
 	n.nlink = uint16(get())
 	n.dev, n.ino, n.birth = uint32(get()), get(), int64(get())
+	if fs.nodes.reborn {
+		n.birth = 0 // the daemon before may have gone by it
+	}
 	lookups, flags, fd := get(), get(), int(get())-1
 	x = takenNode{n: n, cand: int(get()) - 1}
 	if fd >= 0 {

@@ -150,7 +150,7 @@ func (fs *FS) takeUpRows(c *carried) error {
 		}
 		if row.Record.Inode == (lockstate.Inode{}) { // an older version did not know it
 			if st, err := fs.statPath(string(rec.Path)); err == nil {
-				row.Record.Inode = inodeOf(&st)
+				row.Record.Inode = fs.inodeOf(&st)
 			}
 		}
 		if err := fs.table.TakeUpRow(row, split(string(rec.Path)), owner, keys[rec.Token]); err != nil {

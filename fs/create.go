@@ -183,7 +183,7 @@ func (fs *FS) grantLock(r *request, q lockstate.Request, file *unix.Statx_t) (g 
 			return true
 		}
 		if file != nil {
-			g.Saw(lockstate.Inode{}, inodeOf(file))
+			g.Saw(lockstate.Inode{}, fs.inodeOf(file))
 		}
 		l, ok := g.Commit()
 		if ok {
@@ -308,7 +308,7 @@ func (fs *FS) makeDir(m *making) error {
 				g.Abort()
 				return true
 			}
-			g.Saw(inodeOf(&m.st), lockstate.Inode{})
+			g.Saw(fs.inodeOf(&m.st), lockstate.Inode{})
 			_, ok := g.Commit()
 			return ok
 		}

@@ -10,9 +10,10 @@ import (
 // one descriptor however deep it is: a user can make trees deeper than the daemon
 // may have descriptors.
 type descent struct {
-	fd    int
-	above []step // from the top down
-	top   int    // the caller's
+	fd     int
+	above  []step // from the top down
+	top    int    // the caller's
+	reborn bool   // see isReborn
 }
 
 // A step leads from a directory to one in it.
@@ -27,7 +28,7 @@ func descend(dir int) (*descent, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &descent{fd: fd, top: dir}, nil
+	return &descent{fd: fd, top: dir, reborn: isReborn(dir)}, nil
 }
 
 func dup(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3) }
@@ -46,7 +47,7 @@ func (d *descent) down(name string) error {
 	}
 	unix.Close(d.fd)
 	d.fd = fd
-	d.above = append(d.above, step{identityOf(&st), name})
+	d.above = append(d.above, step{identityIn(d.reborn, &st), name})
 	return nil
 }
 
@@ -59,7 +60,7 @@ func (d *descent) up() error {
 		return err
 	}
 	var st unix.Statx_t
-	if err := statAt(fd, "", &st); err != nil || identityOf(&st) != d.above[last].from {
+	if err := statAt(fd, "", &st); err != nil || identityIn(d.reborn, &st) != d.above[last].from {
 		unix.Close(fd)
 		return unix.ESTALE
 	}

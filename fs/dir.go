@@ -15,11 +15,6 @@ import (
 // through the mount, or when the daemon says that one did (notifyDir). A
 // listing is the same for everybody: private files are in none.
 
-// OpenDir tells the kernel not to ask.
-func (fs *FS) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	return fuse.ENOSYS
-}
-
 // FsyncDir is fsync(2) on a directory.
 func (fs *FS) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	if fs.control.node(in.NodeId) != nil {
@@ -29,16 +24,13 @@ func (fs *FS) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	if n == nil {
 		return fuse.Status(unix.ESTALE)
 	}
-	fd, err := fs.openDirNode(n)
-	if err != nil {
-		return statusOf(err)
-	}
-	defer unix.Close(fd)
-	return statusOf(ignoringEINTR(func() error {
-		if in.FsyncFlags&1 != 0 {
-			return unix.Fdatasync(fd)
-		}
-		return unix.Fsync(fd)
+	return statusOf(fs.withDir(in.Fh, n, func(fd int) error {
+		return ignoringEINTR(func() error {
+			if in.FsyncFlags&1 != 0 {
+				return unix.Fdatasync(fd)
+			}
+			return unix.Fsync(fd)
+		})
 	}))
 }
 
@@ -151,7 +143,16 @@ func (fs *FS) readDir(in *fuse.ReadIn, size uint32, add func(n *node, fd int, e 
 	if n == nil || !n.isDir() {
 		return fuse.Status(unix.ESTALE)
 	}
-	s := fs.streams.take(n, in.Offset)
+	var s *dirStream
+	open := fs.openDirs.get(in.Fh, n)
+	if open != nil {
+		open.mu.Lock()
+		defer open.mu.Unlock()
+		s = &open.dirStream
+		s.moved, s.pos = s.moved || s.pos != in.Offset, in.Offset
+	} else {
+		s = fs.streams.take(n, in.Offset)
+	}
 	if s == nil {
 		fd, err := fs.openDirNode(n)
 		if err != nil {
@@ -171,9 +172,11 @@ func (fs *FS) readDir(in *fuse.ReadIn, size uint32, add func(n *node, fd int, e 
 		})
 		return err
 	})
-	if err != nil || end {
+	switch {
+	case open != nil:
+	case err != nil || end:
 		unix.Close(s.fd)
-	} else {
+	default:
 		fs.streams.put(s)
 	}
 	return statusOf(err)

@@ -352,7 +352,7 @@ func (fs *FS) discardEntry(token uint64, name string, only *identity, place func
 	if err != nil {
 		return parent, id, err
 	}
-	id = identityOf(&v.st)
+	id = fs.identityOf(&v.st)
 	if only != nil {
 		err = only.mayRemove(fs, dir, &v.st)
 	}
@@ -387,7 +387,7 @@ func (fs *FS) openKnown(dir string) (fd int, n *node, err error) {
 		unix.Close(fd)
 		return -1, nil, err
 	}
-	return fd, fs.nodes.find(identityOf(&st)), nil
+	return fd, fs.nodes.find(fs.identityOf(&st)), nil
 }
 
 // What a lock directory holds at the most, as that of a MkdirLockFile does: a

@@ -30,7 +30,7 @@ func (fs *FS) openPlace(n *node, p place, flags int) (int, error) {
 		return fd, err
 	}
 	var st unix.Statx_t
-	if err = statAt(fd, "", &st); err == nil && identityOf(&st) != n.key() {
+	if err = statAt(fd, "", &st); err == nil && n.tab.identityOf(&st) != n.key() {
 		err = unix.ESTALE
 	}
 	if err != nil {
@@ -78,8 +78,12 @@ func (fs *FS) readFD(h *handle) (fd int, temporary bool, err error) {
 	return fd, false, nil
 }
 
-// withFD calls do with a descriptor by which h can be read.
+// withFD calls do with a descriptor of the file of h, by which h can be read if it
+// may.
 func (fs *FS) withFD(h *handle, do func(fd int) error) error {
+	if own := h.fd.get(); own >= 0 {
+		return do(own)
+	}
 	fd, temporary, err := fs.readFD(h)
 	if err != nil {
 		return err
@@ -160,7 +164,7 @@ func (fs *FS) truncateOpenLocked(n *node, f *file, h *handle, fd int) (err error
 // truncate changes the size of n, through h if it may write. p is where n is.
 // The caller holds FS.ns.
 func (fs *FS) truncate(n *node, p place, h *handle, size int64) error {
-	if h != nil && h.lock != nil && h.fd.get() >= 0 {
+	if h != nil && h.fd.get() >= 0 && writes(h.flags) {
 		return fs.writeFD(h, func(fd int) error {
 			return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
 		})

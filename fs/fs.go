@@ -33,6 +33,7 @@ type FS struct {
 
 	back     backing
 	streams  dirStreams
+	openDirs openDirs // of an ordinary user's mount
 	table    *lockstate.Table
 	unkept   atomic.Pointer[string] // why the state can't be written now
 	procs    *procid.Resolver
@@ -123,9 +124,10 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	flags := mountFlags(root)
 	fs.pass.noatime, fs.pass.strictatime = flags&unix.MS_NOATIME != 0, flags&unix.MS_STRICTATIME != 0
 	fs.nodes = newNodeTable(table)
+	fs.nodes.reborn = isReborn(root)
 	fs.nodes.drop, fs.nodes.follow = fs.dropNode, fs.follow
 	fs.nodes.shared, fs.nodes.isLockName = fs.isSharedName, fs.isLockName
-	fs.root = fs.nodes.newRoot(fuse.FUSE_ROOT_ID, identityOf(&st), table.Root(), root)
+	fs.root = fs.nodes.newRoot(fuse.FUSE_ROOT_ID, fs.identityOf(&st), table.Root(), root)
 	fs.watched = make(map[procid.ID]*procid.Process)
 	fs.advisory = advisory.New()
 	fs.handles.init()

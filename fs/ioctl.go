@@ -41,12 +41,7 @@ func (fs *FS) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, out 
 		return fs.setFlags(cancel, in, inbuf)
 	}
 	if n := fs.nodes.get(in.NodeId); n != nil && n.isDir() && readIoctls[in.Cmd] && len(outbuf) > 0 {
-		fd, err := fs.openDirNode(n)
-		if err != nil {
-			return statusOf(err)
-		}
-		defer unix.Close(fd)
-		return ioctlRead(fd, in.Cmd, outbuf)
+		return statusOf(fs.withDir(in.Fh, n, func(fd int) error { return ioctlOn(fd, in.Cmd, outbuf) }))
 	}
 	h := fs.handles.get(in.Fh, in.NodeId)
 	if h == nil || !readIoctls[in.Cmd] || len(outbuf) == 0 {

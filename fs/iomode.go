@@ -187,8 +187,8 @@ func (fs *FS) revocable(n *node) bool {
 	return false
 }
 
-// begin opens the data of h, a handle of n. fd is a read-only descriptor of the
-// file that it takes over, or -1. st are the file's attributes. The caller
+// begin opens the data of h, a handle of n. fd is a descriptor of the file that it
+// takes over, or -1; it only reads, but for that of [toOpenAgain]. st are the file's attributes. The caller
 // holds FS.ns.
 func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.OpenOut) error {
 	h.node = n
@@ -219,6 +219,9 @@ func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.Open
 		fs.passedLocked(f)
 		drop(fd)
 		return err
+	}
+	if !fs.privileged {
+		fd = fs.openToReadLocked(n, f, h, fd)
 	}
 	fs.keepLocked(f, fd)
 	f.count(h, mode, 1)
@@ -331,7 +334,7 @@ func (fs *FS) openOwnLocked(n *node, f *file, h *handle, fd int, st *unix.Statx_
 	}
 	var own int
 	if fd >= 0 {
-		own, err = fs.back.open(place{fd: fd}, flags)
+		own, err = fs.openAgain(fd, flags)
 	} else {
 		own, err = fs.openNode(n, flags)
 	}

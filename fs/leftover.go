@@ -140,7 +140,11 @@ var (
 // mayRemove reports why a file that was left is not to be removed now. The
 // caller holds FS.ns alone.
 func (l *identity) mayRemove(fs *FS, dir string, st *unix.Statx_t) error {
-	if !l.is(identityOf(st)) {
+	found := fs.identityOf(st)
+	if l.ino == 0 {
+		found = identityOf(st) // a copy of what was there before is only younger
+	}
+	if !l.is(found) {
 		return errOther
 	}
 	d, ok := fs.table.Find(split(dir)...)

@@ -26,10 +26,10 @@ type seen struct {
 // directories while the caller puts locks back: on another processor if there is
 // one, since everybody waits for the mount. What it hands out is valid until the
 // next one. It is for a while in which nobody changes the backing.
-func lookAhead(root int, records []kept) iter.Seq[*seen] {
+func (fs *FS) lookAhead(records []kept) iter.Seq[*seen] {
 	return func(yield func(*seen) bool) {
 		const some = 128
-		near := neighbours{root: root}
+		near := neighbours{root: fs.back.root}
 		defer near.close()
 		var reader lockstate.RecordReader
 		rest := records
@@ -41,7 +41,7 @@ func lookAhead(root int, records []kept) iter.Seq[*seen] {
 				s := seen{token: r.token}
 				if s.rec, s.bad = reader.Read(r.token, r.data); s.bad == nil {
 					st, err := near.stat(string(s.rec.Path))
-					s.inode, s.err = inodeOf(&st), err
+					s.inode, s.err = fs.inodeOf(&st), err
 				}
 				*b = append(*b, s)
 			}

@@ -141,7 +141,7 @@ func (fs *FS) shows(at openFile, files []lockstate.FileID) bool {
 	if unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st) != nil {
 		return false
 	}
-	id := identityOf(&st)
+	id := fs.identityOf(&st)
 	for _, f := range files {
 		// What has this mount's number now was open on one that is no more.
 		if f.Ino == id.ino && f.Dev == uint64(id.dev) && f.Dev != fs.mountDev {

@@ -20,7 +20,7 @@ func (fs *FS) detachNodes(dir int, name, as string) (open string, err error) {
 	defer d.close()
 	var nodes []*node
 	err = d.each(name, func(entry string, st *unix.Statx_t) error {
-		n := fs.nodes.find(identityOf(st))
+		n := fs.nodes.find(fs.identityOf(st))
 		if n != nil {
 			nodes = append(nodes, n)
 		}

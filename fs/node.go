@@ -222,6 +222,21 @@ func (n *node) linkLocked(parent *node, name string) (added bool) {
 	return true
 }
 
+// preferLocked makes a known name of n the one by which it is reached. To an overlay
+// without an index one that was changed is another file. It stays a name of this one
+// as far as locks go: they cover rather too much (W3).
+func (n *node) preferLocked(l link) {
+	m := n.more.Load()
+	if m == nil || n.parent == nil || n.firstLocked() == l {
+		return
+	}
+	if i := m.links.index(l); i >= 0 {
+		m.links.remove(n.tab, i)
+		m.links.add(n.tab, n.firstLocked())
+		n.setFirstLocked(l)
+	}
+}
+
 func (n *node) unlinkLocked(parent *node, name string) {
 	l := link{parent, name}
 	m := n.more.Load()

@@ -28,6 +28,9 @@ type nodeTable struct {
 	// when it was admitted (W3). A request takes one at a time.
 	changing [64]spinMutex
 
+	// reborn: see isReborn.
+	reborn bool
+
 	files fileTable
 
 	// added is how often a file got one more link: what was known of any before
@@ -205,7 +208,7 @@ func (t *nodeTable) linked() { t.added.Add(1) }
 // searched for (W3). removals and added are from before the look. told says that n
 // is open for writing and the name was not known. The caller holds FS.ns.
 func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t, removals, added uint64) (n *node, told bool) {
-	key := identityOf(st)
+	key := t.identityOf(st)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n = t.byKey.get(key)
@@ -225,6 +228,8 @@ func (t *nodeTable) see(parent *node, name string, st *unix.Statx_t, removals, a
 	n.setNlinkLocked(st.Nlink)
 	if n.linkLocked(parent, name) {
 		told = n.tellHandlesLocked() // whoever may write to it, may do so here as well
+	} else if t.reborn {
+		n.preferLocked(link{parent, name})
 	}
 	return n, told
 }
@@ -241,7 +246,7 @@ func (t *nodeTable) outdatedLocked(n *node, isNew bool, parent *node, st *unix.S
 func (t *nodeTable) newLocked(st *unix.Statx_t) *node {
 	n := &node{tab: t, id: t.next, kind: uint8(st.Mode >> 12)}
 	t.next++
-	n.setKey(identityOf(st))
+	n.setKey(t.identityOf(st))
 	n.setNlinkLocked(st.Nlink)
 	return n
 }
@@ -380,13 +385,13 @@ func (t *nodeTable) settle(n *node, st *unix.Statx_t, parent *node, names []stri
 func (t *nodeTable) settleAt(n *node, st *unix.Statx_t, parent *node, names []string, removals, added uint64) (at *node, told bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	at = t.byKey.get(identityOf(st))
+	at = t.byKey.get(t.identityOf(st))
 	isNew := at == nil || at.kind != n.kind
 	if t.outdatedLocked(at, isNew, parent, st, removals, added) {
 		return nil, false
 	}
 	if isNew {
-		n.setKey(identityOf(st))
+		n.setKey(t.identityOf(st))
 		t.byKey.put(n)
 		at = n
 	} else {

@@ -113,14 +113,18 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 		return fs.asCaller(r.header, func() (err error) {
 			// Read-only, whatever the caller asked for: a descriptor that
 			// may write comes with the mode of the handle.
-			flags := unix.O_RDONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NONBLOCK
+			flags := unix.O_RDONLY | unix.O_NONBLOCK
+			if !fs.privileged && writes(h.flags) {
+				flags = toOpenAgain(h.flags)
+			}
+			flags |= unix.O_CREAT | unix.O_EXCL
 			fd, err = openAt(dir, r.name, flags, fs.modeOf(m.parent, dir, in.Mode, in.Umask))
 			return err
 		})
 	}
 	m.seen = func(dir int) error {
 		if record != 0 {
-			fs.noteCandidate(r, h, identityOf(&m.st), record)
+			fs.noteCandidate(r, h, fs.identityOf(&m.st), record)
 			record = 0
 		}
 		taken := fd
@@ -169,7 +173,7 @@ func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut)
 	return status, false
 }
 
-// opened hands a handle to the kernel. fd is a read-only descriptor that it
+// opened hands a handle to the kernel. fd is a descriptor as for begin, which it
 // takes over, or -1. From here on an acquisition finds the handle.
 func (fs *FS) opened(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.OpenOut) error {
 	if h.lock != nil {
@@ -331,11 +335,15 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	})
 }
 
-// makeTmpfile makes a file without a name and returns a read-only descriptor of
-// it, and one that stands for it.
+// makeTmpfile makes a file without a name and returns a descriptor of it, which
+// only reads unless an ordinary user mounted, and one that stands for it.
 func (fs *FS) makeTmpfile(in *fuse.CreateIn, parent *node, dir int, st *unix.Statx_t) (fd, keep int, err error) {
 	made := -1
-	flags := unix.O_TMPFILE | unix.O_RDWR | int(in.Flags)&unix.O_EXCL
+	flags := unix.O_RDWR
+	if !fs.privileged {
+		flags = toOpenAgain(in.Flags)
+	}
+	flags |= unix.O_TMPFILE | int(in.Flags)&unix.O_EXCL
 	err = fs.asCaller(&in.InHeader, func() (err error) {
 		made, err = unix.Openat(dir, ".", flags|unix.O_CLOEXEC, fs.modeOf(parent, dir, in.Mode, in.Umask))
 		return err
@@ -343,12 +351,16 @@ func (fs *FS) makeTmpfile(in *fuse.CreateIn, parent *node, dir int, st *unix.Sta
 	if err != nil {
 		return -1, -1, err
 	}
-	defer unix.Close(made)
+	defer func() { drop(made) }()
 	if err := statAt(made, "", st); err != nil {
 		return -1, -1, err
 	}
 	if keep, err = unix.Openat(fs.back.proc, procName(made), unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
 		return -1, -1, err
+	}
+	if !fs.privileged {
+		fd, made = made, -1
+		return fd, keep, nil
 	}
 	if fd, err = fs.back.open(place{fd: made}, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
 		unix.Close(keep)

@@ -155,7 +155,7 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 	if keep {
 		fs.notifyDir(c.parent)
 		fs.registerCandidate(&candidate{
-			fs: fs, parent: c.parent, name: c.name, owner: c.owner, key: identityOf(&m.st), record: record,
+			fs: fs, parent: c.parent, name: c.name, owner: c.owner, key: fs.identityOf(&m.st), record: record,
 		})
 	}
 	return fuse.OK

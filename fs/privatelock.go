@@ -65,10 +65,10 @@ func (c *candidate) openLockFileLocked(dir int, by *rights, made *identity) (fd 
 			return -1, st, err
 		}
 		if err = statAt(fd, "", &st); err == nil {
-			*made = identityOf(&st)
+			*made = c.fs.identityOf(&st)
 		}
 	} else if err == nil {
-		if err = statAt(fd, "", &st); err == nil && identityOf(&st) != *made {
+		if err = statAt(fd, "", &st); err == nil && c.fs.identityOf(&st) != *made {
 			err = c.mayOpenLocked(dir, fd, &st)
 		}
 	}
@@ -81,8 +81,12 @@ func (c *candidate) openLockFileLocked(dir int, by *rights, made *identity) (fd 
 
 // makeLockFileLocked makes the lock file, with the rights of who opened c.
 func (c *candidate) makeLockFileLocked(dir int, by *rights) (fd int, err error) {
+	flags := unix.O_RDONLY | unix.O_NONBLOCK
+	if !c.fs.privileged {
+		flags = toOpenAgain(0)
+	}
 	open := func() (err error) {
-		fd, err = openAt(dir, c.name, unix.O_RDONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NONBLOCK, c.mode&0o7777)
+		fd, err = openAt(dir, c.name, flags|unix.O_CREAT|unix.O_EXCL, c.mode&0o7777)
 		return err
 	}
 	if by.UID == 0 {

@@ -23,7 +23,7 @@ func (fs *FS) take(dir int, name string, lose bool) (*victim, error) {
 	if err := statAt(dir, name, &v.st); err != nil {
 		return nil, err
 	}
-	v.node = fs.nodes.find(identityOf(&v.st))
+	v.node = fs.nodes.find(fs.identityOf(&v.st))
 	if lose && (v.node == nil || v.st.Nlink <= 1 || v.node.isDir() || v.node.known() <= 1) {
 		// Somebody may have it open, or be in it: the kernel goes on
 		// asking for it.
@@ -66,7 +66,7 @@ func (fs *FS) nameGone(v *victim, l link, told bool) {
 	n := v.node
 	if n == nil {
 		// The kernel may have been told of it since.
-		n = fs.nodes.find(identityOf(&v.st))
+		n = fs.nodes.find(fs.identityOf(&v.st))
 	}
 	if n == nil {
 		v.spared()

@@ -75,7 +75,7 @@ func (r *removal) removeDir(dir int, name, path string, depth int) error {
 	if err := statAt(fd, "", &st); err != nil {
 		return err
 	}
-	self := r.fs.nodes.find(identityOf(&st)) // nil: nothing in it is known
+	self := r.fs.nodes.find(r.fs.identityOf(&st)) // nil: nothing in it is known
 	var names []string
 	if err := eachEntry(fd, func(e dirEntry) bool { names = append(names, e.name); return true }); err != nil {
 		return err

@@ -111,9 +111,9 @@ func (fs *FS) moving(m *renaming, stays bool) {
 		case stays:
 			fs.table.Stays(d)
 		case to.parent == nil:
-			fs.table.Moving(d, fileID(&v.st), nil, "")
+			fs.table.Moving(d, fs.fileID(&v.st), nil, "")
 		default:
-			fs.table.Moving(d, fileID(&v.st), to.parent.dir, to.name)
+			fs.table.Moving(d, fs.fileID(&v.st), to.parent.dir, to.name)
 		}
 	}
 	announce(m.srcDir, m.src, m.to)
@@ -245,9 +245,9 @@ func (fs *FS) noteEntering(m *renaming) {
 	if m.from.parent == m.to.parent || !fs.table.Tracks() {
 		return
 	}
-	fs.table.Entered(m.to.parent.dir, fileID(&m.src.st), m.from.parent.dir, m.from.parent.lineage())
+	fs.table.Entered(m.to.parent.dir, fs.fileID(&m.src.st), m.from.parent.dir, m.from.parent.lineage())
 	if m.flags&unix.RENAME_EXCHANGE != 0 {
-		fs.table.Entered(m.from.parent.dir, fileID(&m.dst.st), m.to.parent.dir, m.to.parent.lineage())
+		fs.table.Entered(m.from.parent.dir, fs.fileID(&m.dst.st), m.to.parent.dir, m.to.parent.lineage())
 	}
 }
 
@@ -267,7 +267,7 @@ func (fs *FS) renamed(m *renaming) {
 		}
 		fs.table.Move(m.srcDir, m.to.parent.dir, m.to.name)
 	}
-	same := m.dst != nil && identityOf(&m.src.st) == identityOf(&m.dst.st)
+	same := m.dst != nil && fs.identityOf(&m.src.st) == fs.identityOf(&m.dst.st)
 	switch {
 	case same && !exchange:
 		// Two names of one file: rename(2) does nothing.
@@ -293,7 +293,7 @@ func (fs *FS) renamed(m *renaming) {
 	if fs.isLockName(m.from.parent, m.from.name) {
 		switch {
 		case exchange:
-			fs.table.FileIs(m.from.parent.dir, m.from.name, inodeOf(&m.dst.st))
+			fs.table.FileIs(m.from.parent.dir, m.from.name, fs.inodeOf(&m.dst.st))
 			fs.notifyAttr(m.dst.node)
 		case m.fills():
 			fs.table.FileIs(m.from.parent.dir, m.from.name, lockstate.Inode{})
@@ -302,7 +302,7 @@ func (fs *FS) renamed(m *renaming) {
 		}
 	}
 	if fs.isLockName(m.to.parent, m.to.name) {
-		fs.table.FileIs(m.to.parent.dir, m.to.name, inodeOf(&m.src.st))
+		fs.table.FileIs(m.to.parent.dir, m.to.name, fs.inodeOf(&m.src.st))
 		fs.notifyAttr(m.src.node)
 		if m.src.node != nil {
 			fs.lookedUpByName(m.src.node)

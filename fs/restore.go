@@ -85,7 +85,7 @@ func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over [
 	}
 	slices.SortFunc(locks, func(a, b kept) int { return cmp.Compare(a.token, b.token) })
 	here := make([]uint64, 0, len(locks)) // locks whose holders these processes may be, in order
-	for s := range lookAhead(fs.back.root, locks) {
+	for s := range fs.lookAhead(locks) {
 		if s.bad != nil {
 			return nil, fmt.Errorf("%w: %w", ErrNewerState, s.bad)
 		}
@@ -211,7 +211,7 @@ func (x *restoring) place(rec *lockstate.Record, s *seen) (path string, err erro
 		}
 		var st unix.Statx_t
 		st, err = x.near.stat(path)
-		is = inodeOf(&st)
+		is = fs.inodeOf(&st)
 	}
 	if err == nil && rec.Inode != (lockstate.Inode{}) && !rec.Inode.Is(is) {
 		err = unix.ENOENT // what is there now is another one
@@ -254,7 +254,7 @@ func (x *restoring) renamed(path string, is lockstate.Inode) (string, error) {
 		}
 		var st unix.Statx_t
 		switch bad = statAt(fd, e.name, &st); {
-		case bad == nil && is.Is(inodeOf(&st)) && uint32(st.Mode)&unix.S_IFMT == unix.S_IFDIR:
+		case bad == nil && is.Is(x.fs.inodeOf(&st)) && uint32(st.Mode)&unix.S_IFMT == unix.S_IFDIR:
 			found = strings.Clone(e.name)
 			return false
 		case isGone(bad):
@@ -302,11 +302,11 @@ func (x *restoring) files(rec *lockstate.Record, path string, lives bool) (files
 				return nil, bad
 			case bad != nil:
 				x.log.tell(slog.LevelWarn, "a lock file counts as there: it cannot be looked at", "dir", path, "file", string(f), "token", rec.Token, "err", bad)
-			case !x.covered && (was == lockstate.Inode{} && !lives || was != lockstate.Inode{} && !was.Is(inodeOf(&st))):
+			case !x.covered && (was == lockstate.Inode{} && !lives || was != lockstate.Inode{} && !was.Is(x.fs.inodeOf(&st))):
 				x.log.tell(slog.LevelWarn, "a lock file is left alone: it may have been made by somebody else while it was not mounted", "dir", path, "file", string(f), "token", rec.Token, "pid", rec.Owner.Pid)
 				continue
 			default:
-				inodes[i] = inodeOf(&st)
+				inodes[i] = x.fs.inodeOf(&st)
 			}
 		}
 		files = append(files, string(f))
@@ -326,7 +326,7 @@ func (fs *FS) statPath(path string) (st unix.Statx_t, err error) {
 	return st, err
 }
 
-func inodeOf(st *unix.Statx_t) lockstate.Inode { return identityOf(st).inode() }
+func (fs *FS) inodeOf(st *unix.Statx_t) lockstate.Inode { return fs.identityOf(st).inode() }
 
 // isGone reports whether an error says that there is nothing by that name.
 func isGone(err error) bool {
@@ -339,7 +339,7 @@ func isGone(err error) bool {
 func (fs *FS) movedPlace(path string, m *lockstate.Move) (string, error) {
 	is := func(dir string) error {
 		st, err := fs.statPath(dir)
-		if err == nil && (lockstate.Inode{Ino: m.ID.Ino, Birth: m.ID.Birth}) != inodeOf(&st) {
+		if err == nil && (lockstate.Inode{Ino: m.ID.Ino, Birth: m.ID.Birth}) != fs.inodeOf(&st) {
 			err = unix.ENOENT
 		}
 		return err

@@ -37,7 +37,7 @@ func TestSettle(t *testing.T) {
 			t.Errorf("seen %v: its number leads to %p, want %p with both names", seen, n, want)
 		}
 		tab.forget(want.id, 2)
-		if n := tab.find(identityOf(&st)); seen && n != want {
+		if n := tab.find(tab.identityOf(&st)); seen && n != want {
 			t.Errorf("the node went while the private file's number leads to it")
 		}
 		tab.forget(private.id, 1)

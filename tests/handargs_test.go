@@ -46,7 +46,7 @@ func openFlags(list string) int {
 	flags := map[string]int{
 		"": 0, "rdonly": unix.O_RDONLY, "wronly": unix.O_WRONLY, "rdwr": unix.O_RDWR, "creat": unix.O_CREAT, "excl": unix.O_EXCL,
 		"trunc": unix.O_TRUNC, "append": unix.O_APPEND, "tmpfile": unix.O_TMPFILE, "direct": unix.O_DIRECT, "directory": unix.O_DIRECTORY,
-		"nofollow": unix.O_NOFOLLOW, "path": unix.O_PATH,
+		"nofollow": unix.O_NOFOLLOW, "path": unix.O_PATH, "sync": unix.O_SYNC,
 	}
 	all := 0
 	for _, name := range strings.Split(list, ",") {

@@ -162,6 +162,14 @@ func (h *hands) do(w []string) (out string, err error) {
 		var st unix.Stat_t
 		err := unix.Fstat(fd(w[1]), &st)
 		return attributes(&st), err
+	case "freaddir":
+		unix.Seek(fd(w[1]), 0, unix.SEEK_SET)
+		buf := make([]byte, 4096)
+		n, err := unix.Getdents(fd(w[1]), buf)
+		_, _, names := unix.ParseDirent(buf[:max(n, 0)], -1, nil)
+		return strings.Join(names, " "), err
+	case "fsync":
+		return "", unix.Fsync(fd(w[1]))
 	case "fchmod":
 		return "", unix.Fchmod(fd(w[1]), number(w[2], 0))
 	case "fallocate": // fallocate NAME MODE OFFSET LENGTH

@@ -1,0 +1,106 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// overlay mounts an overlay of its own, on whose lower layer make has made
+// something in a directory "static".
+func overlay(t *testing.T, opts string, make func(static string)) (dir string) {
+	t.Helper()
+	need(t, "root", "fuse")
+	base := tempDir(t)
+	at := func(name string) string { return filepath.Join(base, name) }
+	// On a tmpfs, since an overlay cannot have an overlay as its upper layer.
+	mustDo(t, os.Mkdir(at("layers"), 0o755))
+	mustDo(t, unix.Mount("tmpfs", at("layers"), "tmpfs", 0, "size=32m"))
+	t.Cleanup(func() { unix.Unmount(at("layers"), unix.MNT_DETACH) })
+	for _, name := range []string{"layers/lower", "layers/upper", "layers/work", "merged"} {
+		mustDo(t, os.Mkdir(at(name), 0o755))
+	}
+	openDir(t, at("layers/lower/static"))
+	make(at("layers/lower/static"))
+	data := "lowerdir=" + at("layers/lower") + ",upperdir=" + at("layers/upper") + ",workdir=" + at("layers/work") + opts
+	if err := unix.Mount("overlay", at("merged"), "overlay", 0, data); err != nil {
+		t.Skipf("no overlay can be mounted here: %v", err)
+	}
+	t.Cleanup(func() { unix.Unmount(at("merged"), unix.MNT_DETACH) })
+	return at("merged/static")
+}
+
+// TestM2Overlay: what is open, or somebody's working directory, stays so when the
+// first change has an overlay copy it.
+func TestM2Overlay(t *testing.T) {
+	dir := overlay(t, "", func(static string) {
+		for _, name := range []string{"deep", "deep/sub"} {
+			openDir(t, filepath.Join(static, name))
+		}
+		for _, name := range []string{"read", "appended", "deep/file", "deep/sub/file"} {
+			mustDo(t, os.WriteFile(filepath.Join(static, name), []byte("content"), 0o644))
+		}
+	})
+	m := mountDir(t, dir, filepath.Join(tempDir(t), "mnt"))
+	a, b := agent(t), agent(t)
+	a.must("open", "read", m.At("read"), "rdonly")
+	a.must("open", "appended", m.At("appended"), "rdonly")
+	a.must("chdir", m.At("deep/sub"))
+	b.must("chmod", m.At("read"), "0600")
+	b.must("put", m.At("appended"), " more", "append")
+	b.must("creat", m.At("deep/sub/new"), "wronly,creat,excl")
+	b.must("chmod", m.At("deep/sub"), "0750")
+	for _, name := range []string{"read", "appended"} {
+		// An overlay goes on reading the file of before, or the copy; the mount as well.
+		if answer, got := a.call([]string{"pread", name, "7", "0"}); answer != "ok" || got != "content" {
+			t.Errorf("%s through a descriptor from before: %s, read %q, want %q", name, answer, got, "content")
+		}
+	}
+	// A listing looks at all names again.
+	b.must("creat", m.At("deep/new"), "wronly,creat,excl")
+	b.Get("sh", "ls -l "+m.At("deep"))
+	if got := strings.TrimSpace(a.Get("sh", "/bin/pwd && ls")); got != "0 "+m.At("deep/sub")+"\nfile\nnew" {
+		t.Errorf("in a directory that was copied: %q", got)
+	}
+	if answer := a.Try("put", "there", "x", "creat"); answer != "ok" {
+		t.Errorf("put there: %s", answer)
+	}
+	if out, err := exec.Command("rm", "-r", m.At("deep")).CombinedOutput(); err != nil {
+		t.Errorf("rm -r: %v %s", err, out)
+	}
+}
+
+// TestM2OverlayLinks: where the first change of a file parts its names, each is a
+// file of its own. The open that is that change may fail.
+func TestM2OverlayLinks(t *testing.T) {
+	for _, index := range []string{"off", "on"} {
+		t.Run(index, func(t *testing.T) {
+			lower := func(static string) {
+				mustDo(t, os.WriteFile(filepath.Join(static, "f"), []byte("content"), 0o644))
+				for _, name := range []string{"g", "h"} {
+					mustDo(t, os.Link(filepath.Join(static, "f"), filepath.Join(static, name)))
+				}
+			}
+			play := func(at string) string {
+				r := sh(t, at, `
+					exec 2>&1; stat -c '%n %a %h' f g h; exec 5<g
+					chmod 600 f; cat f; stat -c '%n %a %h' f g h; cat g; cat h; cat <&5
+					echo more >>f; cat f g h; (echo "at h" >>h) 2>/dev/null || echo "at h" >>h; cat h; exec 6<>g; echo to-g >&6; cat g f h
+					rm f; cat g h; mv h i; cat i g; ls`)
+				return r.String()
+			}
+			opts := ",index=" + index
+			want := play(overlay(t, opts, lower))
+			m := mountDir(t, overlay(t, opts, lower), filepath.Join(tempDir(t), "mnt"))
+			if got := play(m.Path); got != want {
+				t.Errorf("got %s\nwant as without the mount %s", got, want)
+			}
+		})
+	}
+}
