@@ -69,6 +69,9 @@ func Mount(o Options) (_ *Server, err error) {
 	if dead := s.deadThere(); o.Successor && (dead == nil || dead.gone) {
 		return nil, fmt.Errorf("%s: %w", s.mountpoint, ErrUnmounted)
 	}
+	if dead != nil && dead.why != nil && !dead.gone {
+		s.warn(laidOpen, plain(dead.path), dead.why)
+	}
 	if err := claim(root, o.Dir); err != nil {
 		return nil, err
 	}
@@ -141,7 +144,7 @@ func (s *Server) restore() (over []uint64, err error) {
 	}
 	s.fs.tidyQuarantine()
 	dead := s.deadThere()
-	covered := dead != nil && !dead.gone && s.store.Crashed()
+	covered := dead != nil && !dead.gone && dead.why == nil && s.store.Crashed()
 	if over, err = s.fs.restore(s.store, s.world, covered); err == nil {
 		err = s.fs.restoreCandidates(s.store, s.world)
 	}
@@ -416,7 +419,7 @@ func (s *Server) connect(o *Options, opts *fuse.MountOptions, want string) (note
 			o.Mounted(false)
 		}
 		unix.Close(fd)
-		detach(s.mountpoint, true)
+		_ = s.unmount(true) // not what else is there, if somebody has done it
 	}
 	return note, err
 }
@@ -453,8 +456,12 @@ func (s *Server) mountDirect(o *Options, mountpoint string, root int) (int, erro
 	}
 	if dead := s.deadThere(); dead != nil && !dead.cleared {
 		err := dead.mountBeneath(o, fd, root)
-		if err == nil {
+		switch {
+		case err == nil:
 			return fd, nil
+		case errors.Is(err, ErrUnmounted):
+			unix.Close(fd)
+			return -1, err
 		}
 		if err := dead.clear(); err != nil {
 			unix.Close(fd)
@@ -464,7 +471,7 @@ func (s *Server) mountDirect(o *Options, mountpoint string, root int) (int, erro
 			unix.Close(fd)
 			return -1, fmt.Errorf("%s: %w", mountpoint, ErrUnmounted)
 		}
-		s.warn("%s could be written past the mount for a moment, because the new mount could not be made beneath the dead one: %v", mountpoint, err)
+		s.warn(laidOpen, plain(mountpoint), fmt.Errorf("the new mount could not be made beneath the dead one: %w", err))
 	}
 	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read=%d", fd, maxWrite)
 	if err := unix.Mount(o.Dir, mountpoint, "fuse.stagefs", mountFlags(root), data); err != nil {
@@ -473,6 +480,9 @@ func (s *Server) mountDirect(o *Options, mountpoint string, root int) (int, erro
 	}
 	return fd, nil
 }
+
+// laidOpen says what happened to a path, and why.
+const laidOpen = "%s could be written past the mount for a moment, because %v"
 
 // mountFlags translates the backing's flags from statfs(2) to mount(2).
 func mountFlags(root int) uintptr {

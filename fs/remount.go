@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -19,9 +20,11 @@ type deadMount struct {
 	path  string
 	entry MountEntry
 	below []MountEntry // others at the same path, the uppermost last
+	husks int          // so many of those, the uppermost, are of stagefs too
 
-	cleared bool // it is not there any more
-	gone    bool // nor was it when it was to be cleared: somebody has unmounted it
+	cleared bool  // it is not there any more
+	why     error // it had to be cleared before there was another mount; nil: it had not
+	gone    bool  // nor was it when it was to be cleared: somebody has unmounted it
 }
 
 // FindDead reports whether there is a dead stagefs mount at path. It asks the
@@ -64,38 +67,96 @@ func findDead(path string) (*deadMount, error) {
 		return nil, fmt.Errorf("%s: %w", path, ErrStaleMount)
 	}
 	last := len(here) - 1
-	return &deadMount{path: at, entry: here[last], below: here[:last]}, nil
+	d := &deadMount{path: at, entry: here[last], below: here[:last]}
+	for last--; last >= 0 && here[last].FSType == "fuse.stagefs"; last-- {
+		d.husks++ // their daemons were killed while they took a dead mount's place
+	}
+	return d, nil
 }
 
 // openBelow opens the directory that the dead mount covers. The mount around it
 // is cloned for that, without the mounts in it; the clone lasts as long as the
 // descriptor.
-func (d *deadMount) openBelow() (int, error) {
-	if len(d.below) > 0 {
-		// What is covered is the root of a mount, which no clone shows.
-		return -1, errCovered
+func (d *deadMount) openBelow() (fd int, err error) {
+	if len(d.below) > d.husks {
+		// It is the root of a mount, which a clone of the one around does not show.
+		onOwnThread(func() { fd, err = d.openRoot() })
+		return fd, err
 	}
 	tree, err := unix.OpenTree(unix.AT_FDCWD, filepath.Dir(d.path), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return -1, fmt.Errorf("%w: open_tree: %w", errCovered, err)
 	}
 	defer unix.Close(tree)
-	fd, err := unix.Openat(tree, filepath.Base(d.path), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err = unix.Openat(tree, filepath.Base(d.path), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, &os.PathError{Op: "open", Path: d.path, Err: err}
 	}
 	return fd, nil
 }
 
+// openRoot is openBelow for the root of a mount: it takes the dead mount away in a
+// copy of the mount namespace, which only the calling thread is in.
+func (d *deadMount) openRoot() (int, error) {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return -1, fmt.Errorf("%w: unshare: %w", errCovered, err)
+	}
+	// So that what is unmounted here stays where it is for everybody else.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return -1, fmt.Errorf("%w: making its mounts private: %w", errCovered, err)
+	}
+	for range 1 + d.husks {
+		var st unix.Statfs_t
+		if err := unix.Statfs(d.path, &st); err != unix.ENOTCONN && err != unix.ECONNABORTED {
+			break // somebody has unmounted it meanwhile
+		}
+		if err := unix.Unmount(d.path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			return -1, fmt.Errorf("%w: umount in a copy of the mount namespace: %w", errCovered, err)
+		}
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, d.path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("%w: open_tree: %w", errCovered, err)
+	}
+	defer unix.Close(tree)
+	fd, err := unix.Openat(tree, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: d.path, Err: err}
+	}
+	return fd, nil
+}
+
+// onOwnThread runs f on a thread that ends with it, so that what f changes about its
+// thread concerns nobody else.
+func onOwnThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The first thread would not end, and /proc/self shows its namespaces.
+			onOwnThread(f)
+			runtime.UnlockOSThread()
+			return
+		}
+		f()
+	}()
+	<-done
+}
+
 // errCovered: what the dead mount covers cannot be reached past it.
 var errCovered = errors.New("the directory cannot be reached past the dead mount")
 
+// errOrdinary: fusermount3 mounts nothing beneath another mount.
+var errOrdinary = fmt.Errorf("%w by an ordinary user", errCovered)
+
 // clear detaches the dead mount, and dead ones below it.
 func (d *deadMount) clear() error {
-	switch err := detach(d.path, true); {
-	case errors.Is(err, ErrNoMount):
+	if id, _ := mountAt(d.path); id != d.entry.ID {
+		d.gone = true // and what is there now is to stay
+	} else if err := detach(d.path, true); errors.Is(err, ErrNoMount) {
 		d.gone = true
-	case err != nil:
+	} else if err != nil {
 		return err
 	}
 	d.cleared = true
@@ -120,12 +181,14 @@ func openStatic(dir string) (root int, dead *deadMount, err error) {
 		root, err = openBacking(dir)
 		return root, nil, err
 	}
-	root, err = dead.openBelow()
-	if errors.Is(err, errCovered) || unix.Geteuid() != 0 {
-		if err == nil {
-			unix.Close(root)
-		}
-		// For a moment the backing lies open, as before the first mount.
+	if unix.Geteuid() == 0 {
+		root, err = dead.openBelow()
+	} else {
+		err = errOrdinary
+	}
+	if errors.Is(err, errCovered) {
+		// Until the new mount is there the backing lies open, as before the first.
+		dead.why = err
 		if err := dead.clear(); err != nil {
 			return -1, nil, err
 		}
@@ -176,12 +239,59 @@ func (d *deadMount) mountBeneath(o *Options, fuse, root int) error {
 		return os.NewSyscallError("fsmount", err)
 	}
 	defer unix.Close(mnt)
-	if err := unix.MoveMount(mnt, "", unix.AT_FDCWD, d.path, unix.MOVE_MOUNT_F_EMPTY_PATH|moveMountBeneath); err != nil {
+	lowest, err := d.thin()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(lowest)
+	if err := unix.MoveMount(mnt, "", lowest, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveMountBeneath); err != nil {
 		return os.NewSyscallError("move_mount", err)
 	}
 	o.Mounted(true)
 	d.cleared = true
-	return detach(d.path, true)
+	if err := detachOpen(lowest); !errors.Is(err, ErrNoMount) {
+		return err
+	}
+	// Whoever has unmounted it just now wants nothing there.
+	if err := detachOpen(mnt); err != nil && !errors.Is(err, ErrNoMount) {
+		return err
+	}
+	return fmt.Errorf("%s: %w", d.path, ErrUnmounted)
+}
+
+// thin detaches all of the dead mounts but the lowest, which keeps the backing
+// covered. It returns a descriptor of that one, so that nothing else is taken for it
+// should somebody unmount it.
+func (d *deadMount) thin() (fd int, err error) {
+	for ; ; d.husks-- {
+		if fd, err = unix.Open(d.path, unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
+			return -1, &os.PathError{Op: "open", Path: d.path, Err: err}
+		}
+		if id := descriptorInfo("/proc/self/fd/" + procName(fd))["mnt_id"]; id != strconv.Itoa(d.entry.ID) {
+			unix.Close(fd)
+			return -1, errors.New("the dead mount is not there any more")
+		}
+		if d.husks == 0 {
+			return fd, nil
+		}
+		err := detachOpen(fd)
+		unix.Close(fd)
+		if err != nil {
+			return -1, err
+		}
+		last := len(d.below) - 1
+		d.entry, d.below = d.below[last], d.below[:last]
+	}
+}
+
+// detachOpen detaches the mount whose root is open, wherever it is. It returns
+// [ErrNoMount] if somebody has done that.
+func detachOpen(root int) error {
+	err := unix.Unmount("/proc/self/fd/"+procName(root), unix.MNT_DETACH)
+	if err == unix.EINVAL {
+		return ErrNoMount
+	}
+	return os.NewSyscallError("umount", err)
 }
 
 // moveMountBeneath is MOVE_MOUNT_BENEATH, Linux 6.5.

@@ -5,6 +5,7 @@ package tests
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,13 +20,47 @@ import (
 // moment in which the backing can be written past the two. Where writing needs
 // a lock (W4), a single file of somebody without one would show it.
 func TestS1NoGap(t *testing.T) {
-	m := mountOver(t, "--unlocked", "deny")
+	need(t, "root", "fuse")
+	t.Run("directory", func(t *testing.T) { wantNoGap(t, staticDir(t), func(string) {}) })
+	t.Run("volume", func(t *testing.T) { wantNoGap(t, volume(t), func(string) {}) })
+	t.Run("shared volume", func(t *testing.T) {
+		dir := volume(t)
+		mustDo(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
+		wantNoGap(t, dir, func(string) {})
+	})
+	t.Run("bind mount", func(t *testing.T) {
+		dir := staticDir(t)
+		mustDo(t, unix.Mount(staticDir(t), dir, "", unix.MS_BIND, ""))
+		t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+		wantNoGap(t, dir, func(string) {})
+	})
+	// As a daemon leaves it that is killed while it takes a dead mount's place.
+	twice := func(dir string) { mustDo(t, unix.Mount(dir, dir, "", unix.MS_BIND, "")) }
+	t.Run("directory, two dead mounts", func(t *testing.T) { wantNoGap(t, staticDir(t), twice) })
+	t.Run("volume, two dead mounts", func(t *testing.T) { wantNoGap(t, volume(t), twice) })
+}
+
+// volume is a directory that is the root of a file system.
+func volume(t *testing.T) string {
+	t.Helper()
+	dir := staticDir(t)
+	mustDo(t, unix.Mount("stagefs-test", dir, "tmpfs", 0, "mode=777"))
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir
+}
+
+// wantNoGap kills the daemon of a directory again and again, does something to what
+// it leaves, and starts another.
+func wantNoGap(t *testing.T, dir string, atDead func(dir string)) {
+	m := mountDir(t, dir, dir, "--unlocked", "deny")
+	mounts := mountsOn(t, dir)
 	out := tempDir(t) + "/wrote"
 	// Each turn goes through the path anew, and finds what is there then.
 	loop := exec.Command("sh", "-c", `while :; do { echo x >"$0"/naked; } 2>/dev/null && echo wrote >>"$1"; done`, m.Path, out)
 	startCmd(t, loop)
-	for range 20 {
+	for range 10 {
 		m.kill()
+		atDead(dir)
 		m.start([]string{"--unlocked", "deny"})
 		m.awaitReady()
 	}
@@ -35,10 +70,80 @@ func TestS1NoGap(t *testing.T) {
 	if _, err := os.Lstat(m.At("naked")); !os.IsNotExist(err) {
 		t.Errorf("the stranger's file in the backing: %v", err)
 	}
+	if n := mountsOn(t, dir); n != mounts {
+		t.Errorf("%d mounts at the path, want %d", n, mounts)
+	}
+}
+
+// mountsOn counts the mounts on a directory.
+func mountsOn(t *testing.T, dir string) (n int) {
+	t.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	mustDo(t, err)
-	if n := strings.Count(string(table), " / "+m.Path+" "); n != 1 {
-		t.Errorf("%d mounts at the path, want 1", n)
+	for line := range strings.Lines(string(table)) {
+		if strings.Fields(line)[4] == dir {
+			n++
+		}
+	}
+	return n
+}
+
+// TestS1Volume: the volume at the directory stays where it is while daemons come and
+// go, its locks and its content too, and can be unmounted after the last.
+func TestS1Volume(t *testing.T) {
+	need(t, "root", "fuse")
+	dir := volume(t)
+	m := mountDir(t, dir, dir)
+	owner, other := agent(t), stranger(t)
+	owner.must("mkdir", m.At("D"))
+	token := m.Locks()["D"].Token
+	for i := range 3 {
+		m.kill()
+		m.start([]string{"--strict"})
+		m.awaitReady()
+		if row := m.Locks()["D"]; row.Token != token || row.Pid != owner.Pid {
+			t.Fatalf("D: %+v, want token %d of pid %d", row, token, owner.Pid)
+		}
+		other.want("EBUSY", "put", m.At("D/naked"), "x", "creat")
+		name := m.At("D", itoa(i))
+		owner.must("put", name, "x", "creat")
+		owner.must("link", name, name+".link")
+		owner.must("rename", name, name+".moved")
+	}
+	if r := run(t, stagefsBin(), "umount", dir); r.Status != 0 {
+		t.Fatal(r)
+	}
+	<-m.gone
+	if n := mountsOn(t, dir); n != 1 {
+		t.Errorf("%d mounts at the path, want the volume alone", n)
+	}
+	if left, err := filepath.Glob(dir + "/D/*"); len(left) != 6 {
+		t.Errorf("in the volume: %q, %v", left, err)
+	}
+	mustDo(t, unix.Unmount(dir, 0))
+}
+
+// TestS1VolumeUnmounted: whoever unmounts while a daemon takes a dead mount's place
+// unmounts that or the new one, and never the volume.
+func TestS1VolumeUnmounted(t *testing.T) {
+	need(t, "root", "fuse")
+	dir := volume(t)
+	for i := range 12 {
+		m := mountDir(t, dir, dir)
+		m.kill()
+		m.start(nil)
+		time.Sleep(time.Duration(i) * 4 * time.Millisecond)
+		mustDo(t, unix.Unmount(dir, unix.MNT_DETACH))
+		eventually(t, "the daemon serves or has ended", func() bool { return m.dead() || m.daemon() != 0 })
+		if mountedAt(dir) && !m.dead() {
+			if r := run(t, stagefsBin(), "umount", dir); r.Status != 0 {
+				t.Fatal(r)
+			}
+		}
+		<-m.gone
+		if n := mountsOn(t, dir); n != 1 {
+			t.Fatalf("%d mounts at the path, want the volume alone", n)
+		}
 	}
 }
 
