@@ -248,7 +248,7 @@ func (s *Server) lookUnder(o *Options, root int) error {
 	for _, w := range ways {
 		s.warn("what is done through this is not seen: %s", w)
 	}
-	if dir, err := absoluteOf(o.Dir); err == nil && s.mountpoint != dir { // as was asked for: no reason to refuse
+	if dir, err := AbsoluteOf(o.Dir); err == nil && s.mountpoint != dir { // as was asked for: no reason to refuse
 		s.warn("what is done in %s itself is not seen, only what is done in %s: leave the mountpoint out, to mount over it, or keep others out of it",
 			plain(o.Dir), plain(s.mountpoint))
 	}
@@ -303,7 +303,7 @@ const endTime = 10 * time.Second
 // isMounted reports whether a static directory is served somewhere, by a daemon
 // that lives or not.
 func isMounted(dir string) bool {
-	at, err := absoluteOf(dir)
+	at, err := AbsoluteOf(dir)
 	if err != nil {
 		return true
 	}

@@ -76,7 +76,7 @@ func onFuse(dir string) error {
 // directory.
 func checkMountpoint(o *Options) (at string, dead *deadMount, err error) {
 	if o.Mountpoint == "" {
-		if at, err = absoluteOf(o.Dir); err == nil {
+		if at, err = AbsoluteOf(o.Dir); err == nil {
 			err = checkPlace(at)
 		}
 		return at, nil, err
@@ -85,7 +85,7 @@ func checkMountpoint(o *Options) (at string, dead *deadMount, err error) {
 	if dead, err = findDead(at); err != nil {
 		return "", nil, err
 	}
-	dir, err := absoluteOf(o.Dir)
+	dir, err := AbsoluteOf(o.Dir)
 	if err != nil {
 		return "", nil, err
 	}
@@ -279,7 +279,7 @@ func Mounts() ([]MountInfo, error) {
 // relative to it. It returns [ErrNoMount] if there is none, or another mount
 // lies between.
 func FindMount(path string) (mountpoint, rel string, err error) {
-	abs, err := absoluteOf(path)
+	abs, err := AbsoluteOf(path)
 	if err != nil {
 		return "", "", err
 	}
@@ -303,20 +303,33 @@ func FindMount(path string) (mountpoint, rel string, err error) {
 	return best.Path, rel, nil
 }
 
-// absoluteOf resolves the directory of a path that need not exist, or that a
-// dead mount hides.
-func absoluteOf(path string) (string, error) {
+// AbsoluteOf resolves the symlinks of a path that need not exist, or that a dead
+// mount hides. It asks nothing of what is at its end: that may be the root of a mount
+// whose daemon does not answer.
+func AbsoluteOf(path string) (string, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return "", err
 	}
-	if real, err := filepath.EvalSymlinks(abs); err == nil {
-		return real, nil
+	const maxLinks = 40 // as in the kernel
+	at, rest := "/", strings.Split(abs, "/")
+	for links := 0; len(rest) > 0; {
+		next := filepath.Join(at, rest[0])
+		rest = rest[1:]
+		target, err := os.Readlink(next)
+		if err != nil {
+			at = next
+			continue
+		}
+		if links++; links > maxLinks {
+			return abs, nil // whoever opens it hears why
+		}
+		if strings.HasPrefix(target, "/") {
+			at = "/"
+		}
+		rest = append(strings.Split(target, "/"), rest...)
 	}
-	if real, err := filepath.EvalSymlinks(filepath.Dir(abs)); err == nil {
-		return filepath.Join(real, filepath.Base(abs)), nil
-	}
-	return abs, nil
+	return at, nil
 }
 
 func within(path, dir string) bool {
@@ -326,13 +339,9 @@ func within(path, dir string) bool {
 // Unmount unmounts a stagefs mount, a dead one too. lazy detaches one that is
 // busy. It returns an error that wraps EBUSY, EPERM or [ErrNoMount].
 func Unmount(mountpoint string, lazy bool) error {
-	// Nothing is asked of the mount itself: its daemon may not answer.
-	at, err := filepath.Abs(mountpoint)
+	at, err := AbsoluteOf(mountpoint) // which asks nothing of the mount
 	if err != nil {
 		return err
-	}
-	if parent, err := filepath.EvalSymlinks(filepath.Dir(at)); err == nil {
-		at = filepath.Join(parent, filepath.Base(at))
 	}
 	mounts, err := ReadMounts()
 	if err != nil {

@@ -257,7 +257,7 @@ func (l *kernelLocks) read(text string) {
 // As there, a daemon that is ending is waited for. One that is about to start
 // too may give way, or this one does: never do both go on.
 func claimAlone(root int, dir string) error {
-	path, err := absoluteOf(dir)
+	path, err := AbsoluteOf(dir)
 	if err != nil {
 		return err
 	}
@@ -310,7 +310,7 @@ func Overlapping(dir string) *OverlapError {
 		return nil
 	}
 	defer unix.Close(fd)
-	path, err := absoluteOf(dir)
+	path, err := AbsoluteOf(dir)
 	if err != nil {
 		return nil
 	}

@@ -49,7 +49,7 @@ func findDead(path string) (*deadMount, error) {
 	if err != unix.ENOTCONN && err != unix.ECONNABORTED {
 		return nil, nil
 	}
-	at, err := absoluteOf(path)
+	at, err := AbsoluteOf(path)
 	if err != nil {
 		return nil, err
 	}

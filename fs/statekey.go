@@ -151,7 +151,7 @@ func placeOfState(root int, dir string) (statePlace, error) {
 	if err := statAt(root, "", &st); err != nil {
 		return statePlace{}, err
 	}
-	path, err := absoluteOf(dir)
+	path, err := AbsoluteOf(dir)
 	if err != nil {
 		return statePlace{}, err
 	}

@@ -16,7 +16,7 @@ import (
 // processes, and other mounts of the same directory. What is open on a dead
 // mount over it reaches nothing.
 func waysUnder(root int, dir string, dead *deadMount) ([]string, error) {
-	path, err := absoluteOf(dir)
+	path, err := AbsoluteOf(dir)
 	if err != nil {
 		return nil, err
 	}

@@ -304,7 +304,7 @@ func staleError(o fs.Options) error {
 		if mount := leadsTo(dir); mount != nil {
 			return exitf(exitCantCreate, "%s is in the mount at %s, whose daemon is dead; %s", quote(dir), quote(mount.Path), startAgain(mount))
 		}
-		if path, err := lexical(dir); err == nil {
+		if path, err := fs.AbsoluteOf(dir); err == nil {
 			if mount := covering(mounts, path); mount != nil && strings.HasPrefix(mount.FSType, "fuse") {
 				return exitf(exitCantCreate, "%s: a dead mount of %s, at %s, is in the way; clear it with: umount -l %s",
 					quote(dir), quote(mount.FSType), quote(mount.Path), shellWord(mount.Path))

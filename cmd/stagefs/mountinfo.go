@@ -35,16 +35,3 @@ func covering(mounts []fs.MountEntry, path string) *fs.MountEntry {
 func below(path, dir string) bool {
 	return path == dir || dir == "/" || strings.HasPrefix(path, dir+"/")
 }
-
-// lexical is path as an absolute one whose parents are no symlinks. The last
-// element is left alone: it may be the root of a mount that is dead or hangs.
-func lexical(path string) (string, error) {
-	abs, err := filepath.Abs(path)
-	if err != nil {
-		return "", err
-	}
-	if parent, err := filepath.EvalSymlinks(filepath.Dir(abs)); err == nil {
-		return filepath.Join(parent, filepath.Base(abs)), nil
-	}
-	return abs, nil
-}

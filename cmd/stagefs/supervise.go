@@ -203,7 +203,7 @@ func (c *command) awaitDaemon(o fs.Options, daemon *exec.Cmd, signals <-chan os.
 // mountAt returns the stagefs mount at a path, nil if there is none.
 func mountAt(path string) *fs.MountEntry {
 	mounts, _ := fs.ReadMounts()
-	at, err := lexical(path)
+	at, err := fs.AbsoluteOf(path)
 	if m := topMount(mounts, at); err == nil && m != nil && m.FSType == fsType {
 		return m
 	}
@@ -239,8 +239,12 @@ func (c *command) stoppedEnd(o fs.Options, err error, ours bool) error {
 	default:
 		return supervisedEnd(err)
 	}
-	if err := fs.Unmount(target(o), true); err != nil && !errors.Is(err, fs.ErrNoMount) {
-		return exitf(exitOS, "the daemon was killed, and its mount cannot be removed: %v; clear it with: stagefs umount %s", err, shellWord(target(o)))
+	gone := fs.Unmount(target(o), true)
+	if errors.Is(gone, fs.ErrNoMount) && !leftDead(o) {
+		gone = nil // somebody else was faster here, too
+	}
+	if gone != nil {
+		return exitf(exitOS, "the daemon was killed, and its mount cannot be removed: %v; clear it with: stagefs umount %s", gone, shellWord(target(o)))
 	}
 	c.complain("%s was unmounted: its daemon had been killed", quote(target(o)))
 	if crashed(err) {

@@ -100,7 +100,7 @@ func mountedBy(mount *fs.MountEntry) int {
 // findExact finds the stagefs mount at the given path, dead ones too. The path is
 // returned also where the mount table cannot be read.
 func findExact(given string) (string, *fs.MountEntry, error) {
-	path, err := lexical(given)
+	path, err := fs.AbsoluteOf(given)
 	if err != nil {
 		return "", nil, err
 	}
@@ -109,19 +109,6 @@ func findExact(given string) (string, *fs.MountEntry, error) {
 		return path, nil, err
 	}
 	mount := topMount(mounts, path)
-	if mount == nil {
-		// The last element may be a symlink to a mountpoint.
-		if target, err := os.Readlink(path); err == nil {
-			if !strings.HasPrefix(target, "/") {
-				target = path[:strings.LastIndexByte(path, '/')+1] + target
-			}
-			if target, err := lexical(target); err == nil {
-				if m := topMount(mounts, target); m != nil {
-					path, mount = target, m
-				}
-			}
-		}
-	}
 	if mount == nil || mount.FSType != fsType {
 		hint := ""
 		if over := covering(mounts, path); over != nil && over.FSType == fsType {
