@@ -105,7 +105,7 @@ func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out 
 			fs.glance(h) // for disguise
 		}
 	} else {
-		uncached = fs.isCandidateName(name)
+		uncached = fs.mayBeCandidate(name)
 	}
 	if uncached {
 		if c := fs.cands.get(fs, h, parent, name); c != nil {
@@ -235,11 +235,11 @@ func (fs *FS) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 	return fuse.OK
 }
 
-// onlyLockNames reports whether n is known under names of lock files only: it
-// is not content (R5).
+// onlyLockNames reports whether n is known under names of lock files and candidates
+// only: it is not content (R5).
 func (fs *FS) onlyLockNames(n *node) bool {
 	return n.everyName(func(parent *node, name string) bool {
-		return fs.isLockName(parent, name) || fs.isCandidateName(name)
+		return fs.isLockName(parent, name) || fs.isCandidate(parent, name)
 	})
 }
 

@@ -180,13 +180,20 @@ func (cs *candidates) owned(r *request) bool {
 	return c != nil && c.node == nil
 }
 
+// isCandidate reports whether an entry of the backing is a candidate: one that
+// somebody was seen to make, or of a pattern of the mount.
+func (fs *FS) isCandidate(parent *node, name string) bool {
+	return fs.mayBeCandidate(name) && (fs.isAddedName(name) ||
+		slices.ContainsFunc(fs.cands.here(parent, name), func(c *candidate) bool { return c.node == nil }))
+}
+
 // announceCandidate records a file that the caller is about to make under a
-// candidate's name in a directory that it may write to. Only a name that carries
-// the caller's own pid or host is believed: the file will be removed when the
-// caller dies. It returns 0 for any other.
+// candidate's name in a directory that it may write to. Only a name that tells
+// the caller's own pid is believed: the file will be removed when the caller
+// dies. It returns 0 for any other.
 func (fs *FS) announceCandidate(r *request) (record uint64) {
 	p := r.process()
-	if p == nil || !ownCandidateName(r.name, p.ID().Pid) {
+	if !ownCandidateName(r.name, p) {
 		return 0
 	}
 	record = fs.cands.record(fs.table.Path(r.parent.dir), r.name, p.ID())

@@ -219,7 +219,7 @@ func (fs *FS) newEntry(m *making, out *fuse.EntryOut) fuse.Status {
 	if fs.reserved(m.parent, m.name) {
 		return fuse.Status(unix.EEXIST)
 	}
-	m.quiet = m.quiet || fs.isCandidateName(m.name)
+	m.quiet = m.quiet || fs.isAddedName(m.name)
 	status := fs.attempt(r, false, func() error { return fs.make(m) })
 	if status == fuse.OK {
 		fs.fillEntry(r.header, out, m.node, &m.st, fs.isLockName(m.parent, m.name))

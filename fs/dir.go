@@ -119,7 +119,7 @@ func (fs *FS) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.Dir
 		if entry == nil {
 			return false
 		}
-		if parent == nil || e.name == "." || e.name == ".." || fs.isLockName(parent, e.name) || fs.isCandidateName(e.name) {
+		if parent == nil || e.name == "." || e.name == ".." || fs.isLockName(parent, e.name) || fs.mayBeCandidate(e.name) {
 			return true // no node: the kernel looks it up when it needs it
 		}
 		if !w.want(e) {

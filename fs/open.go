@@ -79,7 +79,7 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 		return fs.createExisting(r, in, out)
 	}
 	if status == fuse.OK {
-		uncached := fs.isLockName(r.parent, name) || fs.isCandidateName(name)
+		uncached := fs.isLockName(r.parent, name) || fs.mayBeCandidate(name)
 		fs.fillEntry(&in.InHeader, &out.EntryOut, m.node, &m.st, uncached)
 	}
 	return status, false
@@ -90,7 +90,14 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 	r, fd, record := m.r, -1, uint64(0)
 	r.admitted.handle = h
 	lockFile := fs.isLockName(r.parent, r.name)
-	candidate := !lockFile && fs.isCandidateName(r.name)
+	candidate := false
+	if !lockFile && fs.mayBeCandidate(r.name) {
+		p, err := r.must()
+		if err != nil {
+			return err
+		}
+		candidate = fs.isCandidateName(r.name, p)
+	}
 	m.quiet = candidate
 	m.before = func() (err error) {
 		switch {
@@ -103,9 +110,7 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 			}, r.name)
 		}
 		if candidate && err == nil {
-			if _, err = r.must(); err == nil {
-				record = fs.announceCandidate(r)
-			}
+			record = fs.announceCandidate(r)
 		}
 		return err
 	}

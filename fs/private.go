@@ -14,7 +14,7 @@ import (
 // createCandidate serves the creation of a private candidate. It reports
 // whether it did.
 func (fs *FS) createCandidate(r *request, in *fuse.CreateIn, out *fuse.CreateOut) (done bool, status fuse.Status) {
-	if fs.opts.Observe || fs.isLockName(r.parent, r.name) || !fs.isCandidateName(r.name) {
+	if fs.opts.Observe || fs.isLockName(r.parent, r.name) || !fs.mayBeCandidate(r.name) {
 		return false, 0
 	}
 	fs.reapGoverning(r.parent.dir)
@@ -23,7 +23,7 @@ func (fs *FS) createCandidate(r *request, in *fuse.CreateIn, out *fuse.CreateOut
 		return false, 0
 	}
 	p := r.process()
-	if p == nil || held && fs.table.MayHold(p, r.parent.dir) {
+	if p == nil || !fs.isCandidateName(r.name, p) || held && fs.table.MayHold(p, r.parent.dir) {
 		return false, 0 // a holder's file is not to be lost: the gate waits until it is known
 	}
 	if !fs.openPrivate(r, in, out, false) {

@@ -110,7 +110,7 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 		}
 		defer d.release()
 		c := lockstate.Change{
-			Dirs: []*lockstate.Dir{parent.dir}, Quiet: lockFile || fs.isCandidateName(name),
+			Dirs: []*lockstate.Dir{parent.dir}, Quiet: lockFile || fs.isCandidate(parent, name),
 		}
 		var child *lockstate.Dir
 		if flags == unix.AT_REMOVEDIR {

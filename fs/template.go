@@ -5,40 +5,106 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
-// isCandidateName reports whether a name fits one of the templates by which
-// link(2) protocols name their temporary files (A9):
+// The templates by which link(2) protocols name their temporary files (A9):
 //
 //	host-hex.pid…          Python lockfile: host, thread, pid, hash
 //	.lk12345hexhost        liblockfile: pid, time, host
-//	_xxx.xxxxxx.host       procmail: time and pid in its own digits, host
-func (fs *FS) isCandidateName(name string) bool {
+//	_xxx.xxxxxx.host       procmail: pid and time in its own digits, host
+//
+// Builds have names of the same form, app-1.0 among them. So a file is taken for a
+// candidate only if its name tells the pid of who makes it. The host is that of the
+// caller's UTS namespace, which nobody can ask for.
+
+// mayBeCandidate reports whether a name could be that of somebody's candidate.
+func (fs *FS) mayBeCandidate(name string) bool {
 	if fs.opts.NoLocking {
 		return false
 	}
-	return isPythonName(name) || isLiblockfileName(name) || isProcmailName(name) ||
-		len(fs.opts.Candidates) > 0 && fs.matches(fs.opts.Candidates, name)
+	return hasTemplate(name) || fs.isAddedName(name)
 }
 
-// isPythonName: the host may hold dots and dashes itself, so the last dash is
-// looked for that hexadecimal digits, a dot and a digit follow.
+// isCandidateName reports whether a file that p makes is a candidate by its name.
+func (fs *FS) isCandidateName(name string, p *procid.Process) bool {
+	if fs.opts.NoLocking {
+		return false
+	}
+	return ownCandidateName(name, p) || fs.isAddedName(name)
+}
+
+// isAddedName is for the patterns of the mount.
+func (fs *FS) isAddedName(name string) bool {
+	return len(fs.opts.Candidates) > 0 && fs.matches(fs.opts.Candidates, name)
+}
+
+func hasTemplate(name string) bool {
+	return isPythonName(name) || isLiblockfileName(name) || isProcmailName(name)
+}
+
+// ownCandidateName reports whether a candidate's name says that this very process
+// made it, which may see itself under another pid than the daemon does.
+func ownCandidateName(name string, p *procid.Process) bool {
+	return p != nil && hasTemplate(name) && (tellsPid(name, p.ID().Pid) || tellsPid(name, p.InnerPid()))
+}
+
+func tellsPid(name string, pid int) bool {
+	if pid <= 0 {
+		return false
+	}
+	if host, thread, digits, ok := cutPythonName(name); ok {
+		return tellsPythonPid(host, thread, digits, strconv.Itoa(pid))
+	}
+	if isLiblockfileName(name) {
+		rest, ok := strings.CutPrefix(name[3:], fmt.Sprintf("%05d", pid))
+		return ok && len(rest) > 1 && isHex(rest[:1])
+	}
+	digits, at, ok := cutProcmailName(name)
+	if !ok {
+		return false
+	}
+	// Of what builds make no name tells the time of day as well.
+	age := time.Since(time.Unix(fromProcmail(at), 0))
+	return fromProcmail(digits) == int64(pid) && age.Abs() < 24*time.Hour
+}
+
+// tellsPythonPid: where a namespace makes a small pid, a version may begin with it.
+// Then the host says what it is, or else the length of the other two: 32 bits of an
+// address, and a hash.
+func tellsPythonPid(host, thread, digits, pid string) bool {
+	hash, ok := strings.CutPrefix(digits, pid)
+	hash = strings.TrimPrefix(hash, "-")
+	if !ok || hash == "" || strings.Trim(hash, "0123456789") != "" {
+		return false
+	}
+	if len(thread) >= 5 && len(hash) >= 8 {
+		return true
+	}
+	here, err := os.Hostname()
+	return err == nil && host == here
+}
+
 func isPythonName(name string) bool {
-	_, _, ok := cutPythonName(name)
+	_, _, _, ok := cutPythonName(name)
 	return ok
 }
 
-func cutPythonName(name string) (host, pid string, ok bool) {
+// cutPythonName: the host may hold dots and dashes itself, so the last dash is
+// looked for that hexadecimal digits, a dot and a digit follow.
+func cutPythonName(name string) (host, thread, digits string, ok bool) {
 	for i := len(name) - 1; i > 0; i-- {
 		if name[i] != '-' {
 			continue
 		}
-		thread, rest, found := strings.Cut(name[i+1:], ".")
-		if found && isHex(thread) && rest != "" && isNumber(rest) {
-			return name[:i], rest, true
+		thread, digits, found := strings.Cut(name[i+1:], ".")
+		if found && isHex(thread) && digits != "" && isNumber(digits) {
+			return name[:i], thread, digits, true
 		}
 	}
-	return "", "", false
+	return "", "", "", false
 }
 
 // isNumber accepts a pid with a hash behind it that may have a sign.
@@ -58,38 +124,36 @@ func isLiblockfileName(name string) bool {
 	return ok && len(rest) > 6 && strings.Trim(rest[:5], "0123456789") == "" && isHex(rest[5:6])
 }
 
-// isProcmailName: the pid takes one digit or more.
 func isProcmailName(name string) bool {
-	_, ok := cutProcmailName(name)
+	_, _, ok := cutProcmailName(name)
 	return ok
 }
 
-func cutProcmailName(name string) (host string, ok bool) {
+// procmailDigits are those of procmail, of which the first is the lowest.
+const procmailDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+
+// cutProcmailName returns the digits of the pid, which is below 1<<22, and of the
+// time. What is between them counts the names of one second.
+func cutProcmailName(name string) (pid, at string, ok bool) {
 	rest, ok := strings.CutPrefix(name, "_")
 	if !ok {
-		return "", false
+		return "", "", false
 	}
-	for pid := 1; pid <= 6 && len(rest) > pid+8; pid++ {
-		if strings.IndexByte(".,+", rest[pid]) >= 0 && rest[pid+7] == '.' {
-			return rest[pid+8:], true
+	for n := 1; n <= 4 && len(rest) > n+8; n++ {
+		if strings.IndexByte(".,+%", rest[n]) < 0 || rest[n+7] != '.' {
+			continue
+		}
+		pid, at = rest[:n], rest[n+1:n+7]
+		if strings.Trim(pid, procmailDigits) == "" && strings.Trim(at, procmailDigits) == "" {
+			return pid, at, true
 		}
 	}
-	return "", false
+	return "", "", false
 }
 
-// ownCandidateName reports whether a candidate's name says that this very
-// process, on this host, made it.
-func ownCandidateName(name string, pid int) bool {
-	host, err := os.Hostname()
-	if err != nil {
-		return false
+func fromProcmail(digits string) (n int64) {
+	for i := len(digits) - 1; i >= 0; i-- {
+		n = n<<6 | int64(strings.IndexByte(procmailDigits, digits[i]))
 	}
-	if h, digits, ok := cutPythonName(name); ok {
-		return h == host && strings.HasPrefix(digits, strconv.Itoa(pid))
-	}
-	if isLiblockfileName(name) {
-		return strings.HasPrefix(name[3:], fmt.Sprintf("%05d", pid)) && strings.HasSuffix(name, host)
-	}
-	h, ok := cutProcmailName(name)
-	return ok && h == host
+	return n
 }

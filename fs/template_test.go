@@ -1,13 +1,13 @@
 package fs
 
 import (
-	"fmt"
 	"os"
 	"testing"
+	"time"
 )
 
 // A9: the names that the real programs make, and names that builds have.
-func TestIsCandidateName(t *testing.T) {
+func TestMayBeCandidate(t *testing.T) {
 	fs := &FS{opts: Options{Candidates: []string{"*.cand"}}}
 	for name, want := range map[string]bool{
 		"vm-7f3a2b40.1234-5678901234567": true,
@@ -18,6 +18,8 @@ func TestIsCandidateName(t *testing.T) {
 		"_iNH._gZArB.vm":                 true,
 		"_Y.q7ZArB.vm":                   true,
 		"_abcd,q7ZArB.build.example.org": true,
+		"_3O%mhlBrB.vm":                  true,
+		"app-1.0":                        true, // who makes it is to tell
 		"mine.cand":                      true,
 
 		"image.bin":            false,
@@ -33,41 +35,77 @@ func TestIsCandidateName(t *testing.T) {
 		"host-ab.":             false,
 		"host-xyz.12":          false,
 		"devserver":            false,
+		"_button.module.css":   false,
+		"_io.mod:le.css":       false,
 		"a-1.2-3-4":            false,
 		"":                     false,
 		"_":                    false,
 		"kernel-5.10.tar.xz":   false,
 		"delta-deadbeef.patch": false,
 	} {
-		if got := fs.isCandidateName(name); got != want {
-			t.Errorf("isCandidateName(%q) = %t, want %t", name, got, want)
+		if got := fs.mayBeCandidate(name); got != want {
+			t.Errorf("mayBeCandidate(%q) = %t, want %t", name, got, want)
 		}
 	}
 }
 
-// A name is believed to be somebody's own only with his pid or on this host: the
-// file behind it will be removed with its creator.
-func TestOwnCandidateName(t *testing.T) {
-	host, err := os.Hostname()
+// A name is believed to be somebody's own only with his pid: the file is kept from
+// all others, and removed with its creator.
+func TestTellsPid(t *testing.T) {
+	here, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)
 	}
-	const pid = 4711
-	for name, want := range map[string]bool{
-		fmt.Sprintf("%s-7f3a.%d-123", host, pid):    true,
-		fmt.Sprintf("%s-7f3a.%d-123", host, pid+1):  false,
-		fmt.Sprintf("other-7f3a.%d-123", pid):       false,
-		fmt.Sprintf(".lk%05df%s", pid, host):        true,
-		fmt.Sprintf(".lk%05df%s", pid+1, host):      false,
-		fmt.Sprintf(".lk%05dfother-than-this", pid): false,
-		"_iNH._gZArB." + host:                       true,
-		"_iNH._gZArB.other-than-this":               false,
-		"image.bin":                                 false,
+	for _, c := range []struct {
+		name string
+		pid  int
+		want bool
+	}{
+		{here + "-7f3a.4711-123", 4711, true},
+		{here + "-7f3a.4711123", 4711, true},
+		{here + "-7f3a.4712-123", 4711, false},
+		{here + "-7f3a.47-11-123", 4711, false},
+		{here + "-7f3a.4711", 4711, false},
+		{"other-7f3a.4711-123", 4711, false},
+		{"other-7f3a2b40.4711-5678901234567", 4711, true}, // in another namespace
+		{"other-7f3a2b40.15678901234567", 1, true},
+		{"app-1.0", 1, false},
+		{"linux-6.1", 1, false},
+		{"linux-6.112", 11, false},
+		{"app-20261125.1", 1, false},
+		{".lk04711f" + here, 4711, true},
+		{".lk04711fother", 4711, true},
+		{".lk00001fother", 1, true},
+		{".lk1234567avm", 1234567, true},
+		{".lk04712fother", 4711, false},
+		{".lk04711f", 4711, false},
+		{".lk04711xother", 4711, false},
+		{"_" + inProcmail(4711) + "." + inProcmail(now()) + "." + here, 4711, true},
+		{"_" + inProcmail(4711) + "%" + inProcmail(now()) + ".other", 4711, true},
+		{"_" + inProcmail(1) + "," + inProcmail(now()) + ".other", 1, true},
+		{"_" + inProcmail(1<<22-1) + "." + inProcmail(now()) + ".other", 1<<22 - 1, true},
+		{"_" + inProcmail(4712) + "." + inProcmail(now()) + "." + here, 4711, false},
+		{"_" + inProcmail(4711) + "." + inProcmail(now()-3*86400) + "." + here, 4711, false},
+		{"_a.module.css", 26, false},
+		{"image.bin", 4711, false},
+		{"", 0, false},
 	} {
-		if got := ownCandidateName(name, pid); got != want {
-			t.Errorf("ownCandidateName(%q, %d) = %t, want %t", name, pid, got, want)
+		if got := tellsPid(c.name, c.pid); got != c.want {
+			t.Errorf("tellsPid(%q, %d) = %t, want %t", c.name, c.pid, got, c.want)
 		}
 	}
+	if got := fromProcmail("mhlBrB"); got != 1795577958 { // as procmail's lockfile wrote that second
+		t.Errorf("fromProcmail = %d", got)
+	}
+}
+
+func now() int { return int(time.Now().Unix()) }
+
+func inProcmail(n int) (digits string) {
+	for ; n > 0; n >>= 6 {
+		digits += procmailDigits[n&63 : n&63+1]
+	}
+	return digits
 }
 
 func FuzzTemplates(f *testing.F) {
@@ -76,7 +114,7 @@ func FuzzTemplates(f *testing.F) {
 	}
 	fs := &FS{}
 	f.Fuzz(func(t *testing.T, name string) {
-		if ownCandidateName(name, 29544) && !fs.isCandidateName(name) {
+		if tellsPid(name, 29544) && !fs.mayBeCandidate(name) {
 			t.Errorf("%q is somebody's own candidate but no candidate", name)
 		}
 	})

@@ -383,7 +383,7 @@ func TestFaultMemoryCandidate(t *testing.T) {
 	client.mustCommand(m, "acquire D client=x ttl=1h")
 	k := e.keeper(0, 0, "STAGEFS_CLIENT=x")
 	e.keep(k)
-	const name = "host-7f00.123-4567" // as of Python's lockfile
+	name := fmt.Sprintf("host-7f00ab.%d-456789012", k.Pid) // as of Python's lockfile
 	k.send("creat", m.At("D", name))
 	time.Sleep(200 * time.Millisecond)
 	e.answer()

@@ -7,26 +7,34 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 // candidateNames are those that link(2) protocols give their temporary files,
-// as processes with small and big pids make them.
+// as a process with that pid makes them.
 func candidateNames(t *testing.T, pid int) map[string]string {
 	t.Helper()
 	host, err := os.Hostname()
 	mustDo(t, err)
 	return map[string]string{
-		"lockfile":              fmt.Sprintf("%s-7f2c0a1b.%d4711", host, pid),
-		"lockfile, signed hash": fmt.Sprintf("%s-7f2c0a1b.%d-4711", host, pid),
-		"liblockfile":           fmt.Sprintf(".lk%05da%s", pid, host),
-		"liblockfile, long pid": ".lk1234567a" + host,
-		"procmail":              "_4YF.q7ZArB." + host,
-		"procmail, comma":       "_4YF,q7ZArB." + host,
-		"procmail, short pid":   "_Y.q7ZArB." + host,
-		"procmail, shorter pid": "_xY.q7ZArB." + host,
-		"procmail, long pid":    "_abcd.q7ZArB." + host,
-		"added":                 "tmp.mine",
+		"lockfile":               fmt.Sprintf("%s-7f2c0a1b.%d4711", host, pid),
+		"lockfile, signed hash":  fmt.Sprintf("%s-7f2c0a1b.%d-4711", host, pid),
+		"lockfile, elsewhere":    fmt.Sprintf("elsewhere-7f2c0a1b.%d-5678901234567", pid),
+		"liblockfile":            fmt.Sprintf(".lk%05da%s", pid, host),
+		"liblockfile, elsewhere": fmt.Sprintf(".lk%05daelsewhere", pid),
+		"procmail":               "_" + inProcmail(pid) + "." + inProcmail(int(time.Now().Unix())) + "." + host,
+		"procmail, comma":        "_" + inProcmail(pid) + "," + inProcmail(int(time.Now().Unix())) + "." + host,
+		"procmail, elsewhere":    "_" + inProcmail(pid) + "." + inProcmail(int(time.Now().Unix())) + ".elsewhere",
+		"added":                  "tmp.mine",
 	}
+}
+
+// inProcmail is a number in procmail's digits.
+func inProcmail(n int) (digits string) {
+	for ; n > 0; n >>= 6 {
+		digits += string("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"[n&63])
+	}
+	return digits
 }
 
 // TestA9Names: the temp file of a link protocol is let through beneath another's
@@ -135,11 +143,13 @@ func TestA9Limits(t *testing.T) {
 		t.Errorf("changed in the backing:\n%s", diff(before, after))
 	}
 	u2 := m.At("D", candidateNames(t, b.Pid)["procmail"])
-	b.Try("creat", u2, "wronly,creat,excl")
+	b.must("creat", u2, "wronly,creat,excl")
+	child := b.Child()
+	child.must("stat", u)
+	child.must("stat", u2)
 	b.Kill()
 	eventually(t, "the dead creator's candidates are gone", func() bool {
-		c := agent(t)
-		return c.Try("creat", u, "wronly,creat,excl") == "ok" && c.Try("creat", u2, "wronly,creat,excl") == "ok"
+		return child.Try("stat", u) == "ENOENT" && child.Try("stat", u2) == "ENOENT"
 	})
 	if after := digest(t, m.Back("D")); after != before {
 		t.Errorf("changed in the backing:\n%s", diff(before, after))
@@ -163,4 +173,107 @@ func TestA9Own(t *testing.T) {
 		return len(entries) == 0
 	})
 	b.must("creat", lock, "wronly,creat,excl")
+}
+
+// ordinaryNames are of the form of candidates' names, and what builds make.
+var ordinaryNames = []string{"app-1.0", "linux-6.6", "config-6.1", "node-18.1-2", "lib-2024.12", "_button.module.css", "_io.module.css", ".lk00001avm"}
+
+// TestW1OrdinaryNames: a stranger's file is refused though its name has the form of
+// a candidate's.
+func TestW1OrdinaryNames(t *testing.T) {
+	m := mount(t)
+	agent(t).must("mkdir", m.At("D"))
+	before := digest(t, m.Back("D"))
+	b := agent(t)
+	for _, name := range ordinaryNames {
+		b.want("EBUSY", "creat", m.At("D", name), "wronly,creat")
+		b.want("EBUSY", "creat", m.At("D", name), "wronly,creat,excl")
+		b.want("ENOENT", "stat", m.At("D", name))
+	}
+	if r := run(t, "cp", "/etc/passwd", m.At("D/config-6.1")); r.Status == 0 {
+		t.Errorf("cp: %v, want a failure", r)
+	}
+	if after := digest(t, m.Back("D")); after != before {
+		t.Errorf("changed in the backing:\n%s", diff(before, after))
+	}
+}
+
+// TestR5OrdinaryNames: what a holder makes or removes under such a name is content,
+// so that nothing is handed over to its parent. Its own candidate is none.
+func TestR5OrdinaryNames(t *testing.T) {
+	m := mount(t)
+	parent := agent(t)
+	for i, name := range append([]string{""}, ordinaryNames...) {
+		for _, how := range []string{"made", "removed"} {
+			dir := fmt.Sprintf("D%d%s", i, how)
+			child := parent.Child()
+			child.must("mkdir", m.At(dir))
+			path := m.At(dir, name)
+			if name == "" {
+				path = m.At(dir, candidateName(t, child))
+			} else if how == "removed" {
+				openFile(t, m.Back(dir, name), "x")
+			}
+			if how == "made" || name == "" {
+				child.must("creat", path, "wronly,creat,excl")
+			}
+			if how == "removed" {
+				child.must("unlink", path)
+			}
+			child.Exit(0)
+			if name == "" {
+				eventually(t, dir+" is handed over", func() bool { return m.Locks()[dir].Pid == parent.Pid })
+			} else {
+				m.awaitFree(dir)
+			}
+		}
+	}
+}
+
+// TestA9Namespaces: a client in a container tells the pid that it has there, and the
+// name of that host. Its candidate is let through, and goes with it.
+func TestA9Namespaces(t *testing.T) {
+	need(t, "root", "fuse", "unshare", debianPython)
+	m := mount(t)
+	holder := agent(t)
+	holder.must("mkdir", m.At("D"))
+	openDir(t, m.Back("F"))
+	program := `
+import os, socket, sys
+socket.sethostname("elsewhere")
+from lockfile.linklockfile import LinkLockFile
+for d in sys.argv[1:]:
+    lock = LinkLockFile(d + "/devserver")
+    try:
+        lock.acquire(timeout=-1)
+        print("acquired", os.path.basename(lock.unique_name).startswith("elsewhere-"), os.path.exists(lock.unique_name))
+    except Exception as e:
+        print(type(e).__name__)
+print(os.getpid(), flush=True)
+os._exit(3)
+`
+	container := func(program string, args ...string) Result {
+		return run(t, "unshare", append([]string{"--pid", "--fork", "--uts", debianPython, "-W", "ignore", "-c", program}, args...)...)
+	}
+	if r := container(program, m.At("D"), m.At("F")); r.Out != "AlreadyLocked\nacquired True True\n1\n" {
+		t.Errorf("LinkLockFile prints %v", r)
+	}
+	m.awaitFree("F")
+	eventually(t, "the dead owner's lock file and candidate are gone", func() bool {
+		entries, _ := os.ReadDir(m.Back("F"))
+		return len(entries) == 0
+	})
+	// Its pid is 1, with which many a version begins.
+	r := container(`
+import sys
+for name in ["app-1.1", "app-1.10", "linux-6.12", "linux-6.1", "build-20261125.1"]:
+    try:
+        open(sys.argv[1] + "/" + name, "w")
+        print(name)
+    except OSError as e:
+        pass
+`, m.At("D"))
+	if r.Status != 0 || r.Out != "" {
+		t.Errorf("made for the holder's directory: %v", r)
+	}
 }

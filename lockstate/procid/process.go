@@ -18,6 +18,9 @@ type Process struct {
 	lineageOnce sync.Once
 	lineage     []Ancestor // set by lineageOnce, or given to a fake
 	fakeReaper  bool       // what a fake's children see
+
+	innerOnce sync.Once
+	inner     int // set by innerOnce
 }
 
 // ID returns the process's identity.
@@ -26,6 +29,18 @@ func (p *Process) ID() ID { return p.id }
 // UID returns the effective user id that the process had when it was first
 // seen. It is for listings: rights are checked by the kernel (M2).
 func (p *Process) UID() uint32 { return p.uid }
+
+// InnerPid returns the pid by which p calls itself: that in the innermost pid
+// namespace it is in. It is read at the first call, which has to come while p lives,
+// and 0 if it is not known.
+func (p *Process) InnerPid() int {
+	p.innerOnce.Do(func() {
+		if st, err := readStatus(p.id.Pid); err == nil {
+			p.inner = max(st.nsPid, 0)
+		}
+	})
+	return p.inner
+}
 
 // Descends reports whether id is a strict ancestor of p (H2). It costs no
 // system call.
