@@ -90,6 +90,40 @@ func (m *Mount) wantLog(words ...string) {
 	})
 }
 
+// TestFaultLogInside: a log file, a state directory or a static directory that the
+// mount would cover is refused, however it is named: no daemon could be started again.
+func TestFaultLogInside(t *testing.T) {
+	need(t, "root", "fuse")
+	base := tempDir(t)
+	at := func(name string) string { return filepath.Join(base, name) }
+	for _, dir := range []string{"dir/sub", "mnt", "cwd"} {
+		mustDo(t, os.MkdirAll(at(dir), 0o755))
+	}
+	for name, to := range map[string]string{
+		"link": at("dir/log"), "chain": "link", "up": "cwd/../dir/log", "parent": at("dir/sub"), "same": at("dir"),
+	} {
+		mustDo(t, os.Symlink(to, at(name)))
+	}
+	state := "--state-dir=" + at("state")
+	for _, exists := range []bool{false, true} {
+		if exists {
+			mustDo(t, os.WriteFile(at("dir/log"), nil, 0o644))
+		}
+		for _, log := range []string{at("dir/log"), at("dir/sub/new"), at("dir/none/new"), at("link"), at("chain"), at("up"), at("parent/new"), at("cwd/../dir/log"), "." + at("dir/log")} {
+			wantRefusal(t, "64", []string{"log file", at("dir"), "--log"}, "mount", state, "--log", log, at("dir"))
+		}
+		wantRefusal(t, "64", []string{"log file", at("dir"), "--log"}, "mount", state, "-d", "--supervise", "--log", at("dir/log"), at("same"))
+		wantRefusal(t, "64", []string{"log file", at("dir"), "--log"}, "mount", state, "--log", at("dir/log"), at("dir"), at("mnt"))
+		wantRefusal(t, "64", []string{"log file", at("mnt"), "--log"}, "mount", state, "--log", at("mnt/log"), at("dir"), at("mnt"))
+	}
+	wantRefusal(t, "64", []string{"state directory", at("mnt"), "--state-dir"}, "mount", "--state-dir", at("mnt/state"), at("dir"), at("mnt"))
+	wantRefusal(t, "64", []string{at("dir/sub"), "mountpoint"}, "mount", state, at("dir/sub"), at("dir"))
+	m := newMount(t, at("dir"), at("dir"))
+	m.startBackground("--log", at("dir.log"))
+	m.log = at("dir.log")
+	m.wantLog("serving")
+}
+
 // TestLogQuiet: in the background, without a log, the terminal hears what is
 // wrong, and not of each lock that goes on.
 func TestLogQuiet(t *testing.T) {

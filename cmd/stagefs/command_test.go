@@ -174,6 +174,10 @@ func TestUsage(t *testing.T) {
 		{"mount d --strict=maybe", 64, "", "strict"},
 		{"mount d --state-dir d/x", 64, "", "inside of"},
 		{"mount d --state-dir d", 64, "", "inside of"},
+		{"mount d m --state-dir m/x", 64, "", "inside of"},
+		{"mount d/x d", 64, "", "inside of"},
+		{"mount d --log d/x", 64, "", "inside of"},
+		{"mount d m --log m/x", 64, "", "inside of"},
 		{"mount d --lock-name a/b", 64, "", "slash"},
 		{"mount d --lock-name=", 64, "", "empty"},
 	} {

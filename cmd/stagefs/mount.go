@@ -212,12 +212,12 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 	if err := o.Validate(); err != nil {
 		return o, err
 	}
-	return o, checkOutside(o)
+	return o, checkOutside(o, ctx.String("log"))
 }
 
-// checkOutside refuses a state directory that the mount would cover (S1): the
-// daemon would have to walk into its own mount (M4).
-func checkOutside(o fs.Options) error {
+// checkOutside refuses what the mount would cover and a daemon needs (S1): it would
+// have to walk into its own mount (M4), and the next one into a dead one.
+func checkOutside(o fs.Options, log string) error {
 	state := o.StateDir
 	if state == "" {
 		var err error
@@ -225,18 +225,55 @@ func checkOutside(o fs.Options) error {
 			return usagef("%v; name one with --state-dir", err)
 		}
 	}
-	state, err := resolve(state)
-	if err != nil {
-		return err
-	}
 	dir, err := resolve(o.Dir)
 	if err != nil {
 		return err
 	}
-	if below(state, dir) {
-		return usagef("the state directory %s is inside of %s; name one elsewhere with --state-dir", quote(state), quote(dir))
+	at, err := resolve(target(o))
+	if err != nil {
+		return err
+	}
+	if dir != at && below(dir, at) {
+		return usagef("%s is inside of the mountpoint %s, which would cover it; choose another mountpoint", quote(dir), quote(at))
+	}
+	for _, dir := range []string{dir, at} {
+		for _, kept := range []struct{ what, path, option string }{
+			{"state directory", state, "--state-dir"},
+			{"log file", log, "--log"},
+		} {
+			if kept.path == "" {
+				continue
+			}
+			path, err := landing(kept.path)
+			if err != nil {
+				return err
+			}
+			if below(path, dir) {
+				return usagef("the %s %s is inside of %s; name one elsewhere with %s", kept.what, quote(path), quote(dir), kept.option)
+			}
+		}
 	}
 	return nil
+}
+
+// landing is resolve for what may be made at the end of symlinks that lead nowhere.
+func landing(path string) (string, error) {
+	const maxLinks = 40
+	for range maxLinks {
+		at, err := resolve(path)
+		if err != nil {
+			return "", err
+		}
+		to, err := os.Readlink(at)
+		if err != nil {
+			return at, nil
+		}
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(at), to)
+		}
+		path = to
+	}
+	return "", &os.PathError{Op: "open", Path: path, Err: unix.ELOOP}
 }
 
 // explainMount adds to the errors of mounting what their reader may not know.
