@@ -46,7 +46,7 @@ func daemonPid(t *testing.T, says string) int {
 
 func TestDaemon(t *testing.T) {
 	dir := t.TempDir()
-	log := filepath.Join(dir, "log")
+	log := filepath.Join(t.TempDir(), "log")
 	status, errs := background(t, "ok", dir, "--log", log)
 	if status != 0 || !strings.Contains(errs, "warning: a warning") {
 		t.Fatalf("mount -d = %d, says %q", status, errs)
@@ -93,7 +93,7 @@ func TestDaemonFails(t *testing.T) {
 	}{
 		{"error", []string{dir}, 66, "read-write"},
 		{"ok", []string{dir, "--unlocked=x"}, 64, "want allow or deny"},
-		{"ok", []string{dir, "--log", filepath.Join(dir, "no", "dir")}, 73, "log file"},
+		{"ok", []string{dir, "--log", filepath.Join(t.TempDir(), "no", "dir")}, 73, "log file"},
 		{"crash", []string{dir}, 70, "ended before the mount answered"},
 		{"killed", []string{dir}, 70, "signal: killed"},
 	} {
