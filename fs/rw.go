@@ -207,13 +207,17 @@ func (fs *FS) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Statu
 		return fuse.EBADF
 	}
 	defer fs.wroteDirectly(h, 0, 0)
-	return statusOf(fs.writeFD(h, func(fd int) error {
+	status := statusOf(fs.writeFD(h, func(fd int) error {
 		return errorOf(fs.changing(cancel, &in.InHeader, h, "fallocate", in.Length, func() error {
 			return ignoringEINTR(func() error {
 				return unix.Fallocate(fd, in.Mode, int64(in.Offset), int64(in.Length))
 			})
 		}))
 	}))
+	if status != fuse.OK {
+		fs.notifyAttr(h.node) // ext4 keeps what there was room for
+	}
+	return status
 }
 
 // CopyFileRange is copy_file_range(2) between two files of the mount.

@@ -55,3 +55,20 @@ func spendReserve(t *testing.T, dir string, replace func()) string {
 	}
 	return log.String()
 }
+
+// TestM2HalfAllocated: where fallocate(2) fails for want of room, the file is as long
+// as the backing has made it.
+func TestM2HalfAllocated(t *testing.T) {
+	need(t, "root", "fuse")
+	for _, opts := range [][]string{nil, {"--no-passthrough"}} {
+		m := newImage(t, 32).mount(opts...)
+		a := stranger(t)
+		a.must("open", "file", m.At("file"), "rdwr,creat")
+		a.want("ENOSPC", "fallocate", "file", "0", "0", itoa(64<<20))
+		want, err := describe(m.Back("file"))
+		mustDo(t, err)
+		if got := a.Get("stat", m.At("file")); got != want {
+			t.Errorf("with options %q: stat = %s, want %s", opts, got, want)
+		}
+	}
+}
