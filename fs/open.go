@@ -86,7 +86,7 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 }
 
 func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
-	h := &handle{flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
+	h := &handle{flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE), tid: in.Pid}
 	r, fd, record := m.r, -1, uint64(0)
 	lockFile := fs.isLockName(r.parent, r.name)
 	candidate := false
@@ -226,7 +226,7 @@ type opening struct {
 
 func (o *opening) try() error {
 	fs, in, n := o.r.fs, o.in, o.n
-	h := &handle{flags: in.Flags}
+	h := &handle{flags: in.Flags, tid: in.Pid}
 	if in.NodeId != n.id {
 		h.as = in.NodeId
 	}
@@ -305,7 +305,7 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "tmpfile", node: parent}
 	var st unix.Statx_t
-	h := &handle{flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
+	h := &handle{flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE), tid: in.Pid}
 	return fs.attempt(r, false, func() (err error) {
 		d, err := fs.back.dir(parent)
 		if err != nil {
