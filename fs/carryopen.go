@@ -26,6 +26,7 @@ type carriedHandle struct {
 	FD        int
 	Flags     uint32
 	Mode      ioMode
+	Tid       uint32
 	Lock      *lockstate.CarriedHandle
 	UID       uint32
 	Fresh     bool
@@ -47,7 +48,7 @@ func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
 	keep := func(h *handle, id uint64) {
 		index[h] = len(c.Handles)
 		x := carriedHandle{
-			ID: id, Node: h.node.id, FD: h.fd.get(), Flags: h.flags, UID: h.uid, Mode: h.mode, Fresh: h.fresh, Flushed: h.flushed.Load(), Dying: h.dying.Load(),
+			ID: id, Node: h.node.id, FD: h.fd.get(), Flags: h.flags, UID: h.uid, Mode: h.mode, Tid: h.tid, Fresh: h.fresh, Flushed: h.flushed.Load(), Dying: h.dying.Load(),
 			Released: h.released.Load(), Candidate: h.candidate.Load(), Opener: carryProc(h.opener), Private: cands.index(h.cand),
 			Rights: h.rights, As: h.as, ByName: h.by.name,
 		}
@@ -96,7 +97,7 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 			return fmt.Errorf("%w: a handle of node %d", errNodes, x.Node)
 		}
 		h := &handle{
-			id: x.ID, node: n, flags: x.Flags, uid: x.UID, mode: x.Mode, fresh: x.Fresh, opener: fs.procAgain(x.Opener), rights: x.Rights, as: x.As,
+			id: x.ID, node: n, flags: x.Flags, uid: x.UID, mode: x.Mode, tid: x.Tid, fresh: x.Fresh, opener: fs.procAgain(x.Opener), rights: x.Rights, as: x.As,
 		}
 		h.fd.set(x.FD)
 		if dir := fs.nodes.get(x.ByDir); dir != nil {

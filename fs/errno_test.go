@@ -28,6 +28,7 @@ func TestStatusOf(t *testing.T) {
 		{lockstate.ErrRoot, fuse.EBUSY, false},
 		{lockstate.ErrNobody, fuse.EBUSY, true},
 		{lockstate.ErrFrozen, fuse.EBUSY, true},
+		{fmt.Errorf("%w: by a reader", errMayMap), fuse.EBUSY, true},
 		{lockstate.ErrCancelled, fuse.EINTR, false},
 		{lockstate.ErrGone, fuse.ENOENT, false},
 		{lockstate.ErrNoLock, fuse.ENOENT, false},

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"syscall"
 	"time"
@@ -165,6 +166,9 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			return statusOf(err)
 		case held != nil && held.Err == lockstate.ErrUnlocked && r.adrift():
 			return fuse.Status(unix.ESTALE) // the kernel asks what has the name now: that may be locked
+		}
+		if errors.Is(err, errMayMap) {
+			err = fs.namePassing(r.node, err)
 		}
 		if status := fs.deny(r, err, held); !fs.opts.Observe || r.forced {
 			return status
@@ -475,10 +479,44 @@ func (fs *FS) closingSoon(held *lockstate.HeldError) bool {
 	return true
 }
 
+// passing returns a handle of n that passes the daemon, or nil: if there is one, such
+// a one of which no descriptor was closed yet.
+func (fs *FS) passing(n *node) (found *handle) {
+	fs.handles.any(func(h *handle) bool {
+		if h.node != n || !h.mode.passes() {
+			return false
+		}
+		found = h
+		return !h.flushed.Load()
+	})
+	return found
+}
+
 // passesNoLonger reports whether all handles of n that pass the daemon have been
 // closed once: they are about to be released.
 func (fs *FS) passesNoLonger(n *node) bool {
-	return !fs.handles.any(func(h *handle) bool { return h.node == n && h.mode.passes() && !h.flushed.Load() })
+	h := fs.passing(n)
+	return h == nil || h.flushed.Load()
+}
+
+// namePassing adds to errMayMap who has n open in that way (W6): for one that only
+// reads, no more than who called open(2) was noted.
+func (fs *FS) namePassing(n *node, err error) error {
+	h := fs.passing(n)
+	if h == nil {
+		return err
+	}
+	what := "reading"
+	if writes(h.flags) {
+		what = "writing"
+	}
+	if p := h.openedBy(); p != nil {
+		return fmt.Errorf("%w: pid %d opened it for %s", err, p.ID().Pid, what)
+	}
+	if p := fs.procs.Glance(h.tid); p != nil {
+		return fmt.Errorf("%w: pid %d opened it for %s", err, p.ID().Pid, what)
+	}
+	return fmt.Errorf("%w: thread %d opened it for %s", err, h.tid, what)
 }
 
 // frozen is the answer to changes of the control directory's own names.

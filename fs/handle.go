@@ -17,6 +17,7 @@ type handle struct {
 	node  *node
 	flags uint32            // it was opened with
 	mode  ioMode            // of a file
+	tid   uint32            // the thread that opened it; 0: not known
 	lock  *lockstate.Handle // for one that may write
 	uid   uint32            // of who opened it
 

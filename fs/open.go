@@ -86,7 +86,7 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 }
 
 func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
-	h := &handle{uid: in.Uid, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
+	h := &handle{uid: in.Uid, tid: in.Pid, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
 	r, fd, record := m.r, -1, uint64(0)
 	r.admitted.handle = h
 	lockFile := fs.isLockName(r.parent, r.name)
@@ -231,7 +231,7 @@ type opening struct {
 
 func (o *opening) try() error {
 	fs, in, n := o.r.fs, o.in, o.n
-	h := &handle{uid: in.Uid, flags: in.Flags}
+	h := &handle{uid: in.Uid, tid: in.Pid, flags: in.Flags}
 	if in.NodeId != n.id {
 		h.as = in.NodeId
 	}
@@ -311,7 +311,7 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "tmpfile", node: parent}
 	var st unix.Statx_t
-	h := &handle{uid: in.Uid, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
+	h := &handle{uid: in.Uid, tid: in.Pid, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
 	return fs.attempt(r, false, func() (err error) {
 		d, err := fs.back.dir(parent)
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -307,4 +308,27 @@ func TestW3CrashMoved(t *testing.T) {
 	for _, dir := range []string{"b/from", "other/dir"} {
 		eventually(t, dir+" can be had", func() bool { return b.Try("put", m.control("ctl"), "acquire "+dir+"\n", "wronly") == "ok" })
 	}
+}
+
+// TestW6Passing: what a reader from before a lease stands in the way of is refused to
+// the holder, who is told who that is.
+func TestW6Passing(t *testing.T) {
+	m := mount(t)
+	needPassthrough(m)
+	openDir(t, m.Back("D"))
+	openFile(t, m.Back("D/big"), strings.Repeat("x", 300<<10))
+	reader, holder := agent(t), agent(t)
+	reader.must("open", "h", m.At("D/big"), "rdonly")
+	holder.mustCommand(m, "acquire D client=c7 ttl=1h")
+	holder.want("EBUSY", "open", "h", m.At("D/big"), "rdwr")
+	found := m.Denials()
+	if len(found) != 1 || found[0].Pid != holder.Pid || found[0].Op != "open" || found[0].Path != "D/big" || found[0].Errno != "EBUSY" {
+		t.Errorf("denials: %+v, want the one of pid %d", found, holder.Pid)
+	}
+	m.wantWhy("D/big", fmt.Sprintf("pid %d opened it for reading", reader.Pid))
+	holder.must("open", "w", m.At("D/big"), "wronly")
+	holder.must("pwrite", "w", "y", "1", "0")
+	holder.must("close", "w")
+	reader.must("close", "h")
+	holder.must("open", "h", m.At("D/big"), "rdwr")
 }
