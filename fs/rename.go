@@ -188,7 +188,7 @@ func (fs *FS) ontoLockNames(m *renaming) (onto []link) {
 	if m.fills() && fs.isLockName(m.from.parent, m.from.name) && !fs.keeps(m.from) {
 		onto = append(onto, m.from)
 	}
-	if fs.isLockName(m.to.parent, m.to.name) && (m.flags&unix.RENAME_EXCHANGE == 0 || !fs.keeps(m.to)) {
+	if fs.isLockName(m.to.parent, m.to.name) && !fs.keeps(m.to) {
 		onto = append(onto, m.to)
 	}
 	return onto
