@@ -241,6 +241,15 @@ func (o *opening) try() error {
 	if err != nil {
 		return err
 	}
+	if h.flags&unix.O_TRUNC != 0 && h.lock.Revocable() {
+		// It writes, and whoever has the lease next waits for that (L3).
+		var trunc *lockstate.Op
+		if trunc, err = h.lock.Begin(); err != nil {
+			fs.abandon(h)
+			return err
+		}
+		defer trunc.End()
+	}
 	var st unix.Statx_t
 	err = fs.statNode(n, &st)
 	if err == nil {

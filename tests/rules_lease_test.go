@@ -426,3 +426,69 @@ func TestL3Before(t *testing.T) {
 		t.Errorf("mapped begins with %q", b[:4])
 	}
 }
+
+// TestL3Successor: what a client has open that has lost its lease stands in nobody's
+// way, also if the file has names that nobody has looked up.
+func TestL3Successor(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	openDir(t, m.Back("elsewhere"))
+	openFile(t, m.Back("elsewhere/f"), "x")
+	mustDo(t, os.Link(m.Back("elsewhere/f"), m.Back("D/alias")))
+	old, next, admin := agent(t), agent(t), agent(t)
+	old.mustCommand(m, "acquire D client=old ttl=1h")
+	old.must("open", "tmp", m.At("D/out.tmp"), "wronly,creat")
+	old.must("open", "alias", m.At("D/alias"), "wronly")
+	admin.mustCommand(m, "break D it is gone")
+	next.mustCommand(m, "acquire D client=next ttl=1h")
+	next.must("rename", m.At("D/out.tmp"), m.At("D/out"))
+	for _, f := range []string{"tmp", "alias"} {
+		old.want("EBUSY", "write", f, "late")
+	}
+	for f, want := range map[string]string{"D/out": "", "D/alias": "x"} {
+		if got, err := os.ReadFile(m.Back(f)); string(got) != want {
+			t.Errorf("%s has %q, %v; want %q", f, got, err, want)
+		}
+	}
+}
+
+// TestL3Truncate: an open with O_TRUNC that takes long is waited for by the next owner:
+// it changes nothing any more once that has the directory.
+func TestL3Truncate(t *testing.T) {
+	disk := newImage(t, 16)
+	t.Setenv("STAGEFS_MOUNT_OPTS", "")
+	m := disk.mount()
+	openDir(t, m.Back("D"))
+	openFile(t, m.Back("D/f"), "precious")
+	old, next, admin := agent(t), agent(t), agent(t)
+	old.must("stat", m.At("D/f"))
+	old.mustCommand(m, "acquire D client=old ttl=1h")
+	thaw := disk.freeze()
+	defer thaw()
+	waiting := m.waiting()
+	opened := old.Start("open", "f", m.At("D/f"), "wronly,trunc")
+	eventually(t, "the open is stuck", func() bool { return waiting() > 0 })
+	admin.mustCommand(m, "break D it is gone")
+	took := make(chan string, 1)
+	got := next.Start("ctl", m.control("ctl"), "acquire D client=next ttl=1h")
+	go func() {
+		if s := got(); s != "ok" {
+			took <- s
+			return
+		}
+		b, _ := os.ReadFile(m.Back("D/f"))
+		took <- string(b)
+	}()
+	var then string
+	select { // a second is enough for who does not wait, and no harm to who does
+	case then = <-took:
+		thaw()
+	case <-time.After(time.Second):
+		thaw()
+		then = <-took
+	}
+	opened()
+	if now, err := os.ReadFile(m.Back("D/f")); string(now) != then {
+		t.Errorf("the file has %q, %v; and had %q when the next owner had it", now, err, then)
+	}
+}
