@@ -19,6 +19,8 @@ type handle struct {
 	mode  ioMode            // of a file
 	lock  *lockstate.Handle // for one that may write
 
+	heard uint64 // see unwritten; protected by its file's mutex
+
 	// fresh handles made the kernel drop the pages that it had of the file.
 	fresh bool
 
