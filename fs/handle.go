@@ -21,6 +21,8 @@ type handle struct {
 	lock  *lockstate.Handle // for one that may write
 	uid   uint32            // of who opened it
 
+	heard uint64 // see unwritten; protected by its file's mutex
+
 	// fresh handles made the kernel drop the pages that it had of the file.
 	fresh bool
 

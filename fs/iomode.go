@@ -55,6 +55,8 @@ type file struct {
 	// as there is one, the kernel cannot tell whether others do.
 	writing int
 
+	unwritten unwritten
+
 	hot       *hotDir   // while there are writers, or handles that linger
 	lingering []*handle // closed, but perhaps still mapped
 	watched   bool      // the node is pinned for them
@@ -225,6 +227,7 @@ func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.Open
 	}
 	fs.keepLocked(f, fd)
 	f.count(h, mode, 1)
+	h.heard = f.unwritten.times
 	fs.heatLocked(n, f)
 	h.mode = mode
 	out.OpenFlags, out.BackingID = fs.openFlags(n, f, h, st)

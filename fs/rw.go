@@ -171,7 +171,7 @@ func (fs *FS) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	if h == nil || h.cand != nil {
 		return fuse.OK
 	}
-	return statusOf(fs.withFD(h, func(fd int) error {
+	return statusOf(fs.sync(h, func(fd int) error {
 		return ignoringEINTR(func() error {
 			if in.FsyncFlags&1 != 0 {
 				return unix.Fdatasync(fd)
