@@ -247,3 +247,39 @@ func TestFaultEndsSlowly(t *testing.T) {
 	m.restart(nil)
 	m.wantOwner("D", a.Pid)
 }
+
+// TestFaultSuperviseCloses: a daemon that was killed, and waits for another file system
+// as it closes what it had open, keeps nobody waiting who uses its mount.
+func TestFaultSuperviseCloses(t *testing.T) {
+	e := newElsewhere(t, "--transport", "threads")
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	m.log = e.m.At("f") // its standard error
+	m.start([]string{"--supervise", "--transport", "threads"})
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	abort := m.aborter()
+	pid := m.daemon()
+	a := agent(t)
+	waiting := e.m.waiting()
+	before := waiting()
+	defer e.answer()
+	halt(t, e.m.cmd.Process.Pid)
+	mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
+	eventually(t, "the daemon waits for the other file system", func() bool { return waiting() != before })
+	done := make(chan string, 1)
+	try := a.Start("mkdir", m.At("D"))
+	go func() { done <- try() }()
+	select {
+	case got := <-done:
+		if !oneOf(got, "ENOTCONN|ECONNABORTED|ECANCELED") {
+			t.Errorf("mkdir: %s", got)
+		}
+	case <-time.After(patience / 3):
+		t.Error("who uses the mount waits for the killed daemon's end")
+		abort()
+		<-done
+	}
+	e.answer()
+	eventually(t, "the next daemon serves", func() bool { now := m.daemon(); return now != 0 && now != pid })
+}

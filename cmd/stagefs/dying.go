@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -75,8 +76,9 @@ func lifeOf(pid int, thread string) life {
 // letDie ends the connections of a process that is dying, which serves mount.
 func letDie(pid int, mount *fs.MountEntry) error {
 	numbers := connections("/proc/" + strconv.Itoa(pid))
-	if len(numbers) == 0 && unix.Geteuid() != 0 && mount != nil {
-		numbers = []string{mount.Connection()} // only root sees what a daemon has open
+	if len(numbers) == 0 && mount != nil && slices.Contains([]int{0, pid}, daemonOf(mount)) {
+		// Only root sees what a daemon has open, and nobody what it is closing at its end.
+		numbers = []string{mount.Connection()}
 	}
 	for _, number := range numbers {
 		if err := fs.Abort(number); err != nil {
