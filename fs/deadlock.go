@@ -31,7 +31,7 @@ func (fs *FS) deadlocked(x *waiting) bool {
 	if w.waiters() < 2 {
 		return false
 	}
-	front := w.leader(x)
+	front := fs.leader(x)
 	if front == nil {
 		return false
 	}
@@ -49,11 +49,11 @@ func (fs *FS) deadlocked(x *waiting) bool {
 			return false // or a circle that this line has no part in
 		}
 		chain = append(chain, next)
-		if next.dir == x.dir && w.leader(next) == front {
+		if next.dir == x.dir && fs.leader(next) == front {
 			close(next.dead)
 			return false
 		}
-		if y = w.leader(next); y == nil {
+		if y = fs.leader(next); y == nil {
 			return false
 		}
 	}
@@ -78,16 +78,23 @@ func (x *waiting) told() bool {
 
 // leader returns x if it has its turn, and else the first of its line: nil if x has
 // left it.
-func (w *waitList) leader(x *waiting) *waiting {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if x.first {
+func (fs *FS) leader(x *waiting) *waiting {
+	first, called, head := fs.waits.place(x)
+	if first && (!called || fs.hasAlready(x) || fs.holds(x.proc, x.dir)) {
 		return x
 	}
+	return head
+}
+
+// place tells whether x has its turn, whether it was called to it, and who is the first
+// of its line.
+func (w *waitList) place(x *waiting) (first, called bool, head *waiting) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if line := w.lines[x.dir]; len(line) > 0 {
-		return line[0]
+		head = line[0]
 	}
-	return nil
+	return x.first, x.called, head
 }
 
 // hasTurn reports whether x has its turn.

@@ -27,7 +27,8 @@ type dirLock struct {
 	waits  bool
 }
 
-// try takes the lock if it is free and nobody stands in line for it.
+// try takes the lock if it is free and nobody stands in line for it but those who wait
+// for the caller.
 func (d *dirLock) try() fuse.Status {
 	r, ok := d.request()
 	switch {
@@ -36,7 +37,7 @@ func (d *dirLock) try() fuse.Status {
 	case r.proc == nil:
 		return fuse.Status(syscall.ENOLCK) // H4
 	}
-	if d.fs.waits.waited(d.at.parent.dir) && !d.holds(r.proc) {
+	if d.fs.waits.waited(d.at.parent.dir) && !d.keeps() && !d.holds(r.proc) {
 		return fuse.EAGAIN
 	}
 	return d.fs.tryClosing(d.cancel, d.h.node.id, func() error {
@@ -74,20 +75,28 @@ func (d *dirLock) wait() fuse.Status {
 		return fuse.Status(syscall.ENOLCK) // H4: and nobody would ever be woken
 	}
 	r.quiet, r.endless, d.waits = true, true, true
+	fs, node, want := d.fs, d.h.node.id, d.want
 	x := &waiting{
-		dir: d.at.parent.dir, node: d.h.node.id, name: d.at.name, proc: r.proc, since: time.Now(),
-		write: d.want.Write, turn: make(chan struct{}), dead: make(chan struct{}),
-		hears: !d.want.Flock, blocker: d.blocker(r),
+		dir: d.at.parent.dir, node: node, name: d.at.name, proc: r.proc, since: time.Now(),
+		write: want.Write, turn: make(chan struct{}), dead: make(chan struct{}),
+		keeps: func() bool { return fs.keptBy(d.at, fs.nodes.settledAs(node), want) },
+		hears: !want.Flock, blocker: d.blocker(r),
 	}
-	if d.fs.converts(d.h.node.id, d.want) {
+	if fs.converts(node, want) {
 		d.dropOld() // flock(2): a conversion is not atomic; two would wait for each other
 	}
-	d.fs.enqueue(x, lockProtocol(d.want.Flock))
-	defer d.fs.leaveLine(x)
-	if d.holds(r.proc) {
-		d.fs.waits.call(x) // those in line wait for it
+	keeps := d.keeps()
+	ahead := keeps || d.holds(r.proc)
+	if keeps || ahead && !want.Write {
+		// It asks again for what it has, or shares what it shares already: no
+		// business of those in line.
+		if status, held, conflict := d.take(r); held == nil && conflict == nil {
+			return status
+		}
 	}
-	return d.fs.await(x, d.cancel, nil, func() (fuse.Status, bool) {
+	fs.enqueue(x, lockProtocol(want.Flock), ahead)
+	defer fs.leaveLine(x)
+	return fs.await(x, d.cancel, nil, func() (fuse.Status, bool) {
 		r.anew()
 		status, held, conflict := d.take(r)
 		return status, conflict == nil && held == nil
@@ -117,8 +126,16 @@ func (d *dirLock) dropOld() {
 	d.fs.unlock(d.h.node.id, d.want)
 }
 
-// holds reports whether p holds the directory already, by whatever protocol.
+// holds reports whether p holds or shares the directory already, by whatever protocol.
 func (d *dirLock) holds(p *procid.Process) bool { return d.fs.holds(p, d.at.parent.dir) }
+
+// keeps reports whether the directory is locked by this very descriptor already: by its
+// description, or by the record locks of its owner.
+func (d *dirLock) keeps() bool { return d.fs.keptBy(d.at, d.h.node.id, d.want) }
+
+func (fs *FS) keptBy(at link, node uint64, want advisory.Lock) bool {
+	return fs.table.KeptBy(keyOf(node, &want)) == at.parent.dir
+}
 
 // request is the caller's, or of who opened the file; ok is false if it was
 // interrupted.

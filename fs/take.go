@@ -143,10 +143,11 @@ func (t *turn) over(status fuse.Status) fuse.Status {
 func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.Status {
 	fs := c.fs
 	t := &turn{c: c, r: r, d: d, take: take}
-	first := fs.holds(r.proc, d)
-	if c.client != "" && !first {
+	first, client := fs.holds(r.proc, d), false
+	if c.client != "" {
 		_, err := fs.table.OfClient(d, c.client, c.header.Uid)
-		first = err == nil
+		client = err == nil
+		first = first || client
 	}
 	if c.wait == 0 {
 		if !first && fs.waits.waited(d) {
@@ -171,22 +172,22 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 		return c.fail(err)
 	}
 	defer leave()
-	return t.over(t.await(first))
+	return t.over(t.await(first, client))
 }
 
-// await waits for the turn; first: the caller has the directory already, and those in
-// line wait for it.
-func (t *turn) await(first bool) fuse.Status {
+// await waits for the turn; first: the caller, or the client, has the directory already,
+// and those in line wait for it.
+func (t *turn) await(first, client bool) fuse.Status {
 	c, fs := t.c, t.c.fs
 	x := &waiting{
 		dir: t.d, proc: t.r.proc, since: time.Now(), write: !c.shared, turn: make(chan struct{}), dead: make(chan struct{}),
 		hears: true, blocker: t.blocker,
 	}
-	if first {
+	if l, ok := fs.table.Governing(t.d); first && (client || ok && l.Kind != lockstate.Shared) {
 		x.first = true
 		close(x.turn)
-	} else {
-		fs.enqueue(x, "command")
+	} else { // in line, too, for when who shares it does so no longer
+		fs.enqueue(x, "command", first)
 		defer fs.leaveLine(x)
 	}
 	var over <-chan time.Time

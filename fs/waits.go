@@ -24,6 +24,7 @@ type waiting struct {
 	since time.Time
 	write bool
 	turn  chan struct{} // closed when it has its turn
+	keeps func() bool   // tells whether it has a lock by the same descriptor already; nil: no
 
 	// For the search for deadlocks; see [FS.deadlocked].
 	hears   bool                     // it takes part, and is told
@@ -48,8 +49,9 @@ type waitList struct {
 	searching sync.Mutex // one search for a deadlock at a time; before mu
 }
 
-// join puts x at the end of its line.
-func (w *waitList) join(x *waiting) {
+// join puts x at the end of its line. ahead gives it its turn in the same step: whoever
+// looks for a deadlock must not find it to wait for those before it.
+func (w *waitList) join(x *waiting, ahead bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.lines == nil {
@@ -59,6 +61,10 @@ func (w *waitList) join(x *waiting) {
 	w.joins++
 	w.byProc[x.proc.ID()] = append(w.byProc[x.proc.ID()], x)
 	w.lines[x.dir] = append(w.lines[x.dir], x)
+	if ahead && !w.paused {
+		x.first, x.called = true, true
+		close(x.turn)
+	}
 	w.callLocked(x.dir)
 }
 
@@ -145,7 +151,7 @@ func (w *waitList) callLocked(dir *lockstate.Dir) {
 // for: the others wait for them to end.
 func (fs *FS) callHolders() {
 	for _, x := range fs.waits.behind() {
-		if fs.table.Has(x.proc, x.dir) {
+		if fs.table.Has(x.proc, x.dir) || fs.hasAlready(x) {
 			fs.waits.call(x)
 		}
 	}
@@ -177,17 +183,21 @@ func (w *waitList) call(x *waiting) {
 
 // mayTry reports whether x, which has its turn, is to try now. Who was called while
 // others stand before it tries as long as it holds what it waits for, and after those
-// who do so, too, and want the same.
+// who do so, too, and want the same: unless they wait for what it has itself.
 func (fs *FS) mayTry(x *waiting) bool {
 	rivals, called := fs.waits.rivals(x)
-	return !called || fs.holds(x.proc, x.dir) && !slices.ContainsFunc(rivals, func(y *waiting) bool { return fs.holds(y.proc, y.dir) })
+	return !called || fs.hasAlready(x) ||
+		fs.holds(x.proc, x.dir) && !slices.ContainsFunc(rivals, func(y *waiting) bool { return fs.holds(y.proc, y.dir) })
 }
 
-// holds reports whether p holds d, by whatever protocol.
-func (fs *FS) holds(p *procid.Process, d *lockstate.Dir) bool {
-	_, held := fs.table.Governing(d)
-	return held && fs.table.Holds(p, d)
+// hasAlready reports whether x has a lock itself that whoever wants the same alone waits for.
+func (fs *FS) hasAlready(x *waiting) bool {
+	return x.keeps != nil && x.keeps() || fs.table.Shares(x.proc, x.dir)
 }
+
+// holds reports whether p holds d, by whatever protocol, or shares it: then those in
+// line wait for p, which must not wait for them.
+func (fs *FS) holds(p *procid.Process, d *lockstate.Dir) bool { return fs.table.HoldsOrShares(p, d) }
 
 // rivals returns who stands before x and wants the same lock file alone, as x does.
 func (w *waitList) rivals(x *waiting) (rivals []*waiting, called bool) {
@@ -207,9 +217,13 @@ func (w *waitList) rivals(x *waiting) (rivals []*waiting, called bool) {
 	return rivals, true
 }
 
-// enqueue puts x at the end of its line, and tells so.
-func (fs *FS) enqueue(x *waiting, protocol string) {
-	fs.waits.join(x)
+// enqueue puts x at the end of its line, and tells so. ahead: it holds what the others
+// there wait for.
+func (fs *FS) enqueue(x *waiting, protocol string, ahead bool) {
+	fs.waits.join(x, ahead)
+	if !ahead && fs.table.Has(x.proc, x.dir) { // it came to do so meanwhile
+		fs.waits.call(x)
+	}
 	if l, ok := fs.table.Governing(x.dir); ok && !fs.waits.hasTurn(x) {
 		// R4: those before it have tried, and the owner may have died since with
 		// nobody told. If it is seen to be dead its watch fires.

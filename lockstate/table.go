@@ -1,6 +1,7 @@
 package lockstate
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -205,13 +206,47 @@ func (t *Table) holds(p *procid.Process, d *Dir) (holds, sure bool) {
 	}
 }
 
-// Has reports whether p is known to hold d, as far as it can be said without system
-// calls.
+// HoldsOrShares reports whether p holds the lock that governs d, or is one of those
+// who share d itself (A5).
+func (t *Table) HoldsOrShares(p *procid.Process, d *Dir) bool {
+	if t.rows.Load() == 0 {
+		return false
+	}
+	var a asking
+	for {
+		t.mu.Lock()
+		has := t.holdsOrSharesLocked(p, d, &a)
+		t.mu.Unlock()
+		if has || !t.resolve(p, &a) {
+			return has
+		}
+	}
+}
+
+// Has is HoldsOrShares as far as it can be said without system calls.
 func (t *Table) Has(p *procid.Process, d *Dir) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := d.governing()
-	return r != nil && r.holds(p)
+	return t.holdsOrSharesLocked(p, d, nil)
+}
+
+func (t *Table) holdsOrSharesLocked(p *procid.Process, d *Dir, a *asking) bool {
+	if r := d.governing(); r != nil && t.holdsLocked(r, p, a) {
+		return true
+	}
+	return slices.ContainsFunc(d.rows, func(r *row) bool {
+		return r.kind == Shared && !r.pending && t.hasLocked(r, p, a)
+	})
+}
+
+// Shares reports whether p itself owns a shared lock on d: nobody else gets d alone
+// until that ends.
+func (t *Table) Shares(p *procid.Process, d *Dir) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.ContainsFunc(d.rows, func(r *row) bool {
+		return r.kind == Shared && !r.pending && r.lease == nil && r.owner.ID() == p.ID()
+	})
 }
 
 // refill reserves more tokens.
