@@ -20,7 +20,8 @@ type renaming struct {
 
 // Rename is renameat2(2), with every flag. It carries locks along (R3);
 // renaming a lock file away ends its lock (R1), unless something else is called
-// so afterwards; renaming onto its name is an acquisition (A3).
+// so afterwards; renaming onto its name is an acquisition (A3), unless it takes the
+// place of one that keeps a lock.
 func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
 	from, to := fs.nodes.get(in.NodeId), fs.nodes.get(in.Newdir)
 	if from == nil || to == nil || fs.reserved(from, oldName) || fs.reserved(to, newName) {
@@ -36,8 +37,14 @@ func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 	// Everything beneath a directory changes its path, so that nothing else
 	// may be under way: an acquisition beneath, for instance (W3).
 	status := fs.attempt(m.r, true, func() error { return fs.rename(m) })
-	if status == fuse.OK && (m.srcDir != nil || m.dstDir != nil) {
+	if status != fuse.OK {
+		return status
+	}
+	if m.srcDir != nil || m.dstDir != nil {
 		fs.callHolders()
+	}
+	if fs.table.Leased() && fs.isLockName(to, newName) {
+		fs.table.Touch(to.dir, m.r.process()) // L2
 	}
 	return status
 }
@@ -183,7 +190,8 @@ func (fs *FS) admitRename(m *renaming) (finish func(bool) bool, err error) {
 func (m *renaming) fills() bool { return m.flags&(unix.RENAME_EXCHANGE|unix.RENAME_WHITEOUT) != 0 }
 
 // ontoLockNames returns where m puts something under a lock file's name (A3). Where
-// that takes a lock file's place the lock goes on, whoever of its holders does it.
+// that takes a lock file's place the lock goes on, whoever of its holders does it: a
+// second one, of a child, would take the file along (R4), or outlive it (R1).
 func (fs *FS) ontoLockNames(m *renaming) (onto []link) {
 	if m.fills() && fs.isLockName(m.from.parent, m.from.name) && !fs.keeps(m.from) {
 		onto = append(onto, m.from)

@@ -17,8 +17,9 @@ import (
 //	_xxx.xxxxxx.host       procmail: pid and time in its own digits, host
 //
 // Builds have names of the same form, app-1.0 among them. So a file is taken for a
-// candidate only if its name tells the pid of who makes it. The host is that of the
-// caller's UTS namespace, which nobody can ask for.
+// candidate only if its name tells the pid of who makes it, or has more of the form
+// than a build's: a lock object may be older than the process that locks with it. The
+// host is that of the caller's UTS namespace, which nobody can ask for.
 
 // mayBeCandidate reports whether a name could be that of somebody's candidate.
 func (fs *FS) mayBeCandidate(name string) bool {
@@ -33,7 +34,25 @@ func (fs *FS) isCandidateName(name string, p *procid.Process) bool {
 	if fs.opts.NoLocking {
 		return false
 	}
-	return ownCandidateName(name, p) || fs.isAddedName(name)
+	return isWholeCandidateName(name) || ownCandidateName(name, p) || fs.isAddedName(name)
+}
+
+// isWholeCandidateName reports whether a name has all of a template: an address and a
+// pid with a hash, the name of this host, or what no build's name begins with.
+func isWholeCandidateName(name string) bool {
+	if host, thread, digits, ok := cutPythonName(name); ok {
+		return len(thread) >= 4 && len(digits) >= 7 || isThisHost(host)
+	}
+	if isLiblockfileName(name) {
+		return true
+	}
+	pid, at, ok := cutProcmailName(name)
+	return ok && isThisHost(name[len("_")+len(pid)+len(".")+len(at)+len("."):])
+}
+
+func isThisHost(name string) bool {
+	here, err := os.Hostname()
+	return err == nil && name == here
 }
 
 // isAddedName is for the patterns of the mount.
@@ -83,8 +102,7 @@ func tellsPythonPid(host, thread, digits, pid string) bool {
 	if len(thread) >= 5 && len(hash) >= 8 {
 		return true
 	}
-	here, err := os.Hostname()
-	return err == nil && host == here
+	return isThisHost(host)
 }
 
 func isPythonName(name string) bool {

@@ -3,8 +3,6 @@
 package tests
 
 import (
-	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -347,59 +345,4 @@ func TestR6Destroy(t *testing.T) {
 	if m.Locks()["E"].Token == 0 {
 		t.Error("the shared lock has ended")
 	}
-}
-
-// TestR1Replaced: a lock file that is renamed over by any holder is the lock's file from
-// then on. It ends one lock, and is not the child's that put it there.
-func TestR1Replaced(t *testing.T) {
-	m := mount(t)
-	replace := func(child *Agent, dir, content string) {
-		child.must("put", m.At(dir, "tmp"), content, "creat")
-		child.must("rename", m.At(dir, "tmp"), m.At(dir, "devserver"))
-	}
-	for _, first := range []string{"made", "renamed"} {
-		for _, working := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, then the child works on: %v", first, working), func(t *testing.T) {
-				m := m.on(t)
-				dir := fmt.Sprint(first, working)
-				openDir(t, m.Back(dir))
-				a, b := agent(t), agent(t)
-				if first == "made" {
-					a.must("creat", m.At(dir, "devserver"), "wronly,creat,excl")
-				} else {
-					child := a.Child()
-					replace(child, dir, "first")
-					child.Exit(0)
-					eventually(t, "the lock is handed over", func() bool { return m.Locks()[dir].Pid == a.Pid })
-				}
-				child := a.Child()
-				replace(child, dir, "second")
-				if working {
-					child.must("put", m.At(dir, "out"), "x", "creat")
-				}
-				child.Exit(0)
-				eventually(t, "the lock is its parent's", func() bool { return m.Locks()[dir].Pid == a.Pid })
-				if got, err := os.ReadFile(m.Back(dir, "devserver")); string(got) != "second" {
-					t.Errorf("the lock file has %q, %v; want what the child wrote", got, err)
-				}
-				b.want("EEXIST", "creat", m.At(dir, "devserver"), "wronly,creat,excl")
-				a.must("unlink", m.At(dir, "devserver"))
-				m.wantFree(dir)
-				b.want("ok", "creat", m.At(dir, "devserver"), "wronly,creat,excl")
-			})
-		}
-	}
-	t.Run("the owner is killed", func(t *testing.T) {
-		m := m.on(t)
-		openDir(t, m.Back("killed"))
-		a := agent(t)
-		a.must("creat", m.At("killed/devserver"), "wronly,creat,excl")
-		replace(a.Child(), "killed", "second")
-		a.Kill()
-		m.awaitFree("killed")
-		eventually(t, "the lock file is removed", func() bool {
-			_, err := os.Stat(m.Back("killed/devserver"))
-			return errors.Is(err, os.ErrNotExist)
-		})
-	})
 }

@@ -1,0 +1,171 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+)
+
+// A lock file that something else is renamed onto, as by mv(1), sed -i or
+// os.replace, is its owner's as before, whoever of the holders did it.
+
+// wantOneRow reports an error unless the owner has the only row on dir.
+func (m *Mount) wantOneRow(dir string, owner *Agent) {
+	m.t.Helper()
+	rows := m.Listing().Locks
+	if len(rows) != 1 || rows[0].Dir != dir || rows[0].Pid != owner.Pid {
+		m.t.Errorf("rows: %+v, want one on %s of pid %d", rows, dir, owner.Pid)
+	}
+}
+
+// TestR1Replaced: a child that replaces its parent's lock file acquires nothing: the
+// file outlives the child, goes with the owner, and its removal ends the lock.
+func TestR1Replaced(t *testing.T) {
+	byTransport(t, func(t *testing.T, opts ...string) {
+		for _, made := range []string{"created", "renamed"} {
+			for _, by := range []string{"owner", "child", "child that works on", "child that is killed"} {
+				for _, end := range []string{"killed", "unlinked", "renamed", "killed after a restart", "unlinked after a restart", "killed after a replacement"} {
+					t.Run(made+"/"+by+"/"+end, func(t *testing.T) {
+						m := mount(t, opts...)
+						openDir(t, m.Back("D"))
+						a, other := agent(t), agent(t)
+						file, temp := m.At("D", "devserver"), m.At("D", "temp")
+						if made == "created" {
+							a.must("creat", file, "wronly,creat,excl")
+						} else {
+							a.must("put", temp, "1", "wronly,creat")
+							a.must("rename", temp, file)
+						}
+						who := a
+						if by != "owner" {
+							who = a.Child()
+						}
+						who.must("put", temp, "2", "wronly,creat,excl")
+						who.must("utimens", temp, "1000000000")
+						who.must("rename", temp, file)
+						held := func() {
+							t.Helper()
+							m.wantOneRow("D", a)
+							other.want("EEXIST", "creat", file, "wronly,creat,excl")
+							other.want("EBUSY", "put", m.At("D", "f"), "x", "wronly,creat")
+							other.want("EBUSY", "unlink", file)
+							other.must("put", m.At("mine"), "x", "wronly,creat")
+							other.want("EBUSY|EEXIST", "rename", m.At("mine"), file)
+							if got, err := os.ReadFile(m.Back("D", "devserver")); string(got) != "2" {
+								t.Errorf("the lock file has %q (%v), want 2", got, err)
+							}
+							st, err := os.Lstat(file)
+							mustDo(t, err)
+							if age := time.Since(st.ModTime()); age > time.Hour { // A11
+								t.Errorf("to a stranger the lock file is %v old, want new", age)
+							}
+						}
+						held()
+						switch by {
+						case "child that works on":
+							who.must("put", m.At("D", "out"), "x", "wronly,creat")
+							fallthrough
+						case "child":
+							who.Exit(0)
+							held()
+						case "child that is killed":
+							who.must("put", m.At("D", "out"), "x", "wronly,creat")
+							who.Kill()
+							held()
+						}
+						switch end {
+						case "killed after a restart", "unlinked after a restart":
+							m.restart(nil, opts...)
+							held()
+						case "killed after a replacement":
+							m.replace()
+							held()
+						}
+						switch end {
+						case "unlinked", "unlinked after a restart":
+							a.must("unlink", file)
+							m.wantFree("D")
+						case "renamed":
+							a.must("rename", file, m.At("D", "away"))
+							m.wantFree("D")
+						default:
+							a.Kill()
+							m.awaitFree("D")
+						}
+						if _, err := os.Lstat(m.Back("D", "devserver")); !os.IsNotExist(err) {
+							t.Errorf("the lock file afterwards: %v, want nothing there", err)
+						}
+						other.must("creat", file, "wronly,creat,excl")
+						m.wantOneRow("D", other)
+					})
+				}
+			}
+		}
+	})
+}
+
+// TestR1ReplacedByTool: nor does a script that has its lock file replaced by a tool, and
+// removes it then, hold anything any more.
+func TestR1ReplacedByTool(t *testing.T) {
+	need(t, debianPython)
+	for how, text := range map[string]string{
+		"mv":      `echo 1 >D/t1; mv D/t1 D/devserver; echo 2 >D/t2; mv D/t2 D/devserver`,
+		"mv -f":   `echo 1 >t1; mv t1 D/devserver; echo 2 >t2; mv -f t2 D/devserver`,
+		"sed -i":  `set -C; echo 1 >D/devserver; sed -i s/1/2/ D/devserver`,
+		"replace": `set -C; echo 1 >D/devserver; /usr/bin/python3 -c 'import os; open("D/t", "w").write("2\n"); os.replace("D/t", "D/devserver"); open("D/out", "w")'`,
+	} {
+		t.Run(how, func(t *testing.T) {
+			m := mount(t)
+			openDir(t, m.Back("D"))
+			s := m.script(fmt.Sprintf(`cd "$1" || exit; %s; echo done; read x; rm D/devserver; echo gone; read x`, text), m.At())
+			if got := s.line(); got != "done" {
+				t.Fatalf("the script printed %q", got)
+			}
+			other := agent(t)
+			other.want("EBUSY", "put", m.At("D", "f"), "x", "wronly,creat")
+			eventually(t, "the script is the owner", func() bool { return m.Locks()["D"].Pid == s.Pid() })
+			if rows := m.Listing().Locks; len(rows) != 1 {
+				t.Errorf("rows: %+v, want one", rows)
+			}
+			if got, err := os.ReadFile(m.Back("D", "devserver")); string(got) != "2\n" {
+				t.Errorf("the lock file has %q (%v), want 2", got, err)
+			}
+			s.goOn()
+			if got := s.line(); got != "gone" {
+				t.Fatalf("the script printed %q", got)
+			}
+			m.wantFree("D")
+			other.must("creat", m.At("D", "devserver"), "wronly,creat,excl")
+			m.wantOneRow("D", other)
+			s.in.Close()
+			s.Wait()
+			m.wantOneRow("D", other)
+		})
+	}
+}
+
+// TestL2Replaced: to replace the lock file of a lease renews that, like any touch of it.
+func TestL2Replaced(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a := agent(t)
+	a.mustCommand(m, "acquire D client=x ttl=1h")
+	a.must("creat", m.At("D", "devserver"), "wronly,creat,excl")
+	a.must("put", m.At("D", "temp"), "x", "wronly,creat")
+	last := m.Locks()["D"].Deadline
+	eventually(t, "some of its time is over", func() bool { return m.Locks()["D"].Deadline < last-0.5 })
+	last = m.Locks()["D"].Deadline
+	eventually(t, "it is renewed", func() bool {
+		a.must("rename", m.At("D", "temp"), m.At("D", "devserver"))
+		renewed := m.Locks()["D"].Deadline > last
+		a.must("put", m.At("D", "temp"), "x", "wronly,creat")
+		return renewed
+	})
+	if rows := m.Listing().Locks; len(rows) != 1 || rows[0].Client != "x" {
+		t.Errorf("rows: %+v, want the lease", rows)
+	}
+	a.must("unlink", m.At("D", "devserver"))
+}
