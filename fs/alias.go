@@ -73,7 +73,7 @@ func (fs *FS) checkAliasWriters(r *request, dir *lockstate.Dir, g *lockstate.Gra
 func (fs *FS) aliasWriter(dir string, allowed func(*procid.Process) bool) error {
 	for _, h := range fs.handles.writers() {
 		o := h.lock.Owner()
-		if !h.node.hasUnknownNames() || allowed(o) {
+		if h.lock.Spent() || !h.node.hasUnknownNames() || allowed(o) {
 			continue
 		}
 		there, err := fs.hasInode(dir, h.node.key())

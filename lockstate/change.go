@@ -50,6 +50,8 @@ type Op struct {
 	trees []*Dir
 	at    int // index in Table.inflight, protected by Table.mu
 
+	handle *Handle // that it goes through, if it may be revoked; nil: it was admitted by itself
+
 	few [2]*Dir // spares dirs an allocation
 }
 
@@ -204,14 +206,21 @@ func (t *Table) judgeEntryLocked(c *Change) error {
 		return err == nil
 	}
 	for _, h := range c.Files {
-		if !harmless(h) {
+		if !h.revoked.Load() && !harmless(h) {
 			return err
 		}
 	}
-	if c.EnteringTree != nil {
-		c.EnteringTree.walkHandles(harmless)
+	if c.EnteringTree != nil && !c.EnteringTree.walkHandles(harmless) {
+		return err
 	}
-	return err
+	// Of what was revoked, only what is in flight still.
+	for _, op := range t.inflight {
+		enters := op.handle != nil && (slices.Contains(c.Files, op.handle) || c.EnteringTree != nil && op.within(c.EnteringTree))
+		if enters && !harmless(op.handle) {
+			return err
+		}
+	}
+	return nil
 }
 
 // heldLocked builds the refusal that r causes.
@@ -235,6 +244,9 @@ func (o *Op) End() {
 	t.inflight[o.at].at = o.at
 	t.inflight[last] = nil
 	t.inflight = t.inflight[:last]
+	if o.handle != nil && o.handle.revoked.Load() {
+		t.ringLocked() // it was in the way until now
+	}
 	for _, g := range t.draining {
 		g.opEndedLocked(o)
 	}
@@ -244,6 +256,11 @@ func (o *Op) End() {
 func (o *Op) inside(d *Dir) bool {
 	outside := func(e *Dir) bool { return !e.within(d) }
 	return !slices.ContainsFunc(o.dirs, outside) && !slices.ContainsFunc(o.trees, outside)
+}
+
+// within reports whether o changes something at or below d.
+func (o *Op) within(d *Dir) bool {
+	return slices.ContainsFunc(o.dirs, func(e *Dir) bool { return e.within(d) })
 }
 
 // touches reports whether o changes something at or below d, or the name of d
