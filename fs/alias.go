@@ -1,7 +1,6 @@
 package fs
 
 import (
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -74,7 +73,7 @@ func (fs *FS) checkAliasWriters(r *request, dir *lockstate.Dir, g *lockstate.Gra
 func (fs *FS) aliasWriter(dir string, allowed func(*procid.Process) bool) error {
 	for _, h := range fs.handles.writers() {
 		o := h.lock.Owner()
-		if !h.node.hasUnknownNames() || allowed(o) || h.lock.Revoked() && h.knownBelow(fs, dir) {
+		if h.lock.Spent() || !h.node.hasUnknownNames() || allowed(o) {
 			continue
 		}
 		there, err := fs.hasInode(dir, h.node.key())
@@ -88,16 +87,6 @@ func (fs *FS) aliasWriter(dir string, allowed func(*procid.Process) bool) error 
 		}
 	}
 	return nil
-}
-
-// knownBelow reports whether the file has a name beneath a directory that the table
-// knows: whoever acquires that has waited for what was written through h.
-func (h *handle) knownBelow(fs *FS, dir string) bool {
-	dirs, _ := h.node.covering()
-	return slices.ContainsFunc(dirs, func(d *lockstate.Dir) bool {
-		p := fs.table.Path(d)
-		return p == dir || strings.HasPrefix(p, dir+"/")
-	})
 }
 
 func (h *handle) path(fs *FS) string {

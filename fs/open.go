@@ -241,15 +241,6 @@ func (o *opening) try() error {
 	if err != nil {
 		return err
 	}
-	if h.flags&unix.O_TRUNC != 0 && h.lock.Revocable() {
-		// It writes, and whoever has the lease next waits for that (L3).
-		var trunc *lockstate.Op
-		if trunc, err = h.lock.Begin(); err != nil {
-			fs.abandon(h)
-			return err
-		}
-		defer trunc.End()
-	}
 	var st unix.Statx_t
 	err = fs.statNode(n, &st)
 	if err == nil {
@@ -305,11 +296,23 @@ func (o *opening) admit(h *handle) (op *lockstate.Op, err error) {
 		return op, err
 	}
 	_, name := n.covering()
-	h.lock, err = r.openForWrite(c, name)
-	if refused(err) && (o.by.parent != nil && !n.has(o.by) || fs.lockLooks.lost(o.in.Pid, n)) {
-		err = unix.ESTALE // the kernel looks the name up again (A10)
+	for {
+		h.lock, err = r.openForWrite(c, name)
+		if refused(err) && (o.by.parent != nil && !n.has(o.by) || fs.lockLooks.lost(o.in.Pid, n)) {
+			err = unix.ESTALE // the kernel looks the name up again (A10)
+		}
+		if err != nil || h.flags&unix.O_TRUNC == 0 {
+			return nil, err
+		}
+		// The handle keeps nobody out who comes after a lease: the truncation is
+		// a change of its own then (W3).
+		if op, err = h.lock.Begin(); err == nil || r.forced {
+			return op, err
+		}
+		// The lease has ended since: it is as if the caller came now.
+		h.lock.Close()
+		h.lock = nil
 	}
-	return op, err
 }
 
 // Tmpfile is open(2) with O_TMPFILE.

@@ -1,8 +1,6 @@
 package fs
 
 import (
-	"slices"
-
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
@@ -92,9 +90,15 @@ func (s *setting) try() error {
 		// Attributes of a directory are part of making it (R5).
 		c.Quiet = set == 0 || n.isDir() || fs.onlyLockNames(n)
 		op, err := r.admit(c)
-		if admitted = err == nil; !admitted && (set != 0 || !r.hasOpen(n)) {
-			s.refusal = err
-			return err
+		if admitted = err == nil; !admitted {
+			ok := false
+			if set == 0 {
+				op, ok = r.beginOpen(n)
+			}
+			if !ok {
+				s.refusal = err
+				return err
+			}
 		}
 		defer op.End()
 	}
@@ -112,13 +116,22 @@ func (s *setting) try() error {
 	return fs.statNode(n, &s.st)
 }
 
-// hasOpen reports whether the caller may write to n through a handle.
-func (r *request) hasOpen(n *node) bool {
+// beginOpen admits a change that comes with a write to n through a handle of the
+// caller, and reports false if it has none that may write.
+func (r *request) beginOpen(n *node) (op *lockstate.Op, ok bool) {
 	p := r.process()
-	return p != nil && slices.ContainsFunc(n.handles(), func(h *lockstate.Handle) bool {
-		o := h.Owner().ID()
-		return !h.Revoked() && (p.ID() == o || p.Descends(o))
-	})
+	if p == nil {
+		return nil, false
+	}
+	for _, h := range n.handles() {
+		if o := h.Owner().ID(); p.ID() != o && !p.Descends(o) {
+			continue
+		}
+		if op, err := h.Begin(); err == nil { // of one that may be revoked, an acquisition waits for it
+			return op, true
+		}
+	}
+	return nil, false
 }
 
 // preparesLock reports whether a request is what programs do to a lock file that

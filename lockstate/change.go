@@ -50,6 +50,8 @@ type Op struct {
 	trees []*Dir
 	at    int // index in Table.inflight, protected by Table.mu
 
+	handle *Handle // that it goes through, if it may be revoked; nil: it was admitted by itself
+
 	few [2]*Dir // spares dirs an allocation
 }
 
@@ -197,24 +199,28 @@ func (t *Table) judgeEntryLocked(c *Change) error {
 		return nil
 	}
 	var err error
-	// What stays beneath one lock is changed by nothing that was revoked before that
-	// was taken (L3). From elsewhere, a write may still be in flight.
-	stays := !slices.ContainsFunc(c.Dirs, func(d *Dir) bool { return d.governing() != r })
 	harmless := func(h *Handle) bool {
-		if !(stays && h.revoked.Load()) && !r.holds(h.proc) {
+		if !r.holds(h.proc) {
 			err = &HeldError{Err: ErrOpen, Handles: []HandleState{h.stateLocked()}}
 		}
 		return err == nil
 	}
 	for _, h := range c.Files {
-		if !harmless(h) {
+		if !h.revoked.Load() && !harmless(h) {
 			return err
 		}
 	}
-	if c.EnteringTree != nil {
-		c.EnteringTree.walkHandles(harmless)
+	if c.EnteringTree != nil && !c.EnteringTree.walkHandles(harmless) {
+		return err
 	}
-	return err
+	// Of what was revoked, only what is in flight still.
+	for _, op := range t.inflight {
+		enters := op.handle != nil && (slices.Contains(c.Files, op.handle) || c.EnteringTree != nil && op.within(c.EnteringTree))
+		if enters && !harmless(op.handle) {
+			return err
+		}
+	}
+	return nil
 }
 
 // heldLocked builds the refusal that r causes.
@@ -238,6 +244,9 @@ func (o *Op) End() {
 	t.inflight[o.at].at = o.at
 	t.inflight[last] = nil
 	t.inflight = t.inflight[:last]
+	if o.handle != nil && o.handle.revoked.Load() {
+		t.ringLocked() // it was in the way until now
+	}
 	for _, g := range t.draining {
 		g.opEndedLocked(o)
 	}
@@ -247,6 +256,11 @@ func (o *Op) End() {
 func (o *Op) inside(d *Dir) bool {
 	outside := func(e *Dir) bool { return !e.within(d) }
 	return !slices.ContainsFunc(o.dirs, outside) && !slices.ContainsFunc(o.trees, outside)
+}
+
+// within reports whether o changes something at or below d.
+func (o *Op) within(d *Dir) bool {
+	return slices.ContainsFunc(o.dirs, func(e *Dir) bool { return e.within(d) })
 }
 
 // touches reports whether o changes something at or below d, or the name of d

@@ -125,7 +125,20 @@ func (h *Handle) Begin() (*Op, error) {
 			return nil, ErrRevoked // also before the end of a lease is carried out
 		}
 	}
-	return h.t.startLocked(h.dirs, nil), nil
+	op := h.t.startLocked(h.dirs, nil)
+	op.handle = h
+	return op, nil
+}
+
+// Spent reports whether nothing is changed through the handle any more: it was
+// revoked, and what was in flight then is over.
+func (h *Handle) Spent() bool {
+	if !h.Revoked() {
+		return false
+	}
+	h.t.mu.Lock()
+	defer h.t.mu.Unlock()
+	return !slices.ContainsFunc(h.t.inflight, func(o *Op) bool { return o.handle == h })
 }
 
 // Revoke ends the right to change anything through the handle, which stands in
@@ -160,6 +173,9 @@ func (h *Handle) Owner() *procid.Process { return h.proc }
 func (h *Handle) Moved(name string, dirs ...*Dir) {
 	h.t.mu.Lock()
 	defer h.t.mu.Unlock()
+	if h.revocable {
+		h.followLocked(dirs)
+	}
 	if h.closed || h.revoked.Load() {
 		return
 	}
@@ -169,6 +185,26 @@ func (h *Handle) Moved(name string, dirs ...*Dir) {
 		h.enterLocked(d)
 	}
 	h.t.ringLocked()
+}
+
+// followLocked has what is in flight through h count where the file has got a name,
+// too, also for an acquisition there that waits for who gave it that (W3).
+func (h *Handle) followLocked(dirs []*Dir) {
+	for _, op := range h.t.inflight {
+		if op.handle != h {
+			continue
+		}
+		for _, d := range dirs {
+			if !slices.Contains(op.dirs, d) {
+				op.dirs = append(op.dirs, d)
+			}
+		}
+		for _, g := range h.t.draining {
+			if len(g.pending) > 0 && op.touches(g.row.dir) {
+				g.pending[op] = struct{}{}
+			}
+		}
+	}
 }
 
 // Close forgets the handle.

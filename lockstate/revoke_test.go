@@ -84,3 +84,47 @@ func TestRevokeOrdinary(t *testing.T) {
 	}
 	f.refused(f.stranger, "b/v", lockstate.Explicit, lockstate.ErrOpen, 0)
 }
+
+// W3: what is in flight through a handle that was revoked is waited for where its file
+// has got a name meanwhile, and brings nothing into another's lock; once it is over, the
+// handle stands in the way of neither.
+func TestRevokedInFlight(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	l, h := takeRevocable(f, "b/v")
+	defer h.Close()
+	op, err := h.Begin()
+	if err != nil {
+		t.Fatalf("Begin() = %v, want nil", err)
+	}
+	f.End(l.Token, lockstate.Broken)
+	if h.Spent() {
+		t.Error("Spent() with a change in flight = true, want false")
+	}
+	h.Moved("file", f.dir("b/w"))
+	if _, err := f.try(f.stranger, "b/w", lockstate.Explicit); !errors.Is(err, lockstate.ErrCancelled) {
+		t.Errorf("Acquire where the file went = %v, want ErrCancelled", err)
+	}
+	f.take(f.stranger, "b/x", lockstate.Explicit)
+	enters := lockstate.Change{
+		Process: f.stranger, Dirs: []*lockstate.Dir{f.dir("b/x")}, Into: f.dir("b/x"), Files: []*lockstate.Handle{h},
+	}
+	tree := enters
+	tree.Files, tree.EnteringTree = nil, f.dir("b/v")
+	for _, c := range []lockstate.Change{enters, tree} {
+		if _, err := f.Begin(c); !errors.Is(err, lockstate.ErrOpen) {
+			t.Errorf("Begin(%+v) with a change in flight = %v, want ErrOpen", c, err)
+		}
+	}
+	op.End()
+	if !h.Spent() {
+		t.Error("Spent() after it = false, want true")
+	}
+	for _, c := range []lockstate.Change{enters, tree} {
+		op, err := f.Begin(c)
+		if err != nil {
+			t.Errorf("Begin(%+v) after it = %v, want nil", c, err)
+		}
+		op.End()
+	}
+	f.take(f.stranger, "b/w", lockstate.Explicit)
+}
