@@ -233,6 +233,9 @@ func checkOutside(o fs.Options, log string) error {
 	if err != nil {
 		return err
 	}
+	if at == "/" {
+		at = dir // no mountpoint, as is said later
+	}
 	if dir != at && below(dir, at) {
 		return usagef("%s is inside of the mountpoint %s, which would cover it; choose another mountpoint", quote(dir), quote(at))
 	}
