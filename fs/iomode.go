@@ -190,8 +190,8 @@ func (fs *FS) revocable(n *node) bool {
 }
 
 // begin opens the data of h, a handle of n. fd is a descriptor of the file that it
-// takes over, or -1; it only reads, but for that of [toOpenAgain]. st are the file's attributes. The caller
-// holds FS.ns.
+// takes over, or -1; it only reads, but for that of [toOpenAgain]. st are the file's
+// attributes. The caller holds FS.ns.
 func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.OpenOut) error {
 	h.node = n
 	f := n.lockFile()

@@ -225,11 +225,11 @@ func checkOutside(o fs.Options, log string) error {
 			return usagef("%v; name one with --state-dir", err)
 		}
 	}
-	dir, err := resolve(o.Dir)
+	dir, err := fs.AbsoluteOf(o.Dir)
 	if err != nil {
 		return err
 	}
-	at, err := resolve(target(o))
+	at, err := fs.AbsoluteOf(target(o))
 	if err != nil {
 		return err
 	}
@@ -247,7 +247,7 @@ func checkOutside(o fs.Options, log string) error {
 			if kept.path == "" {
 				continue
 			}
-			path, err := landing(kept.path)
+			path, err := fs.AbsoluteOf(kept.path)
 			if err != nil {
 				return err
 			}
@@ -257,26 +257,6 @@ func checkOutside(o fs.Options, log string) error {
 		}
 	}
 	return nil
-}
-
-// landing is resolve for what may be made at the end of symlinks that lead nowhere.
-func landing(path string) (string, error) {
-	const maxLinks = 40
-	for range maxLinks {
-		at, err := resolve(path)
-		if err != nil {
-			return "", err
-		}
-		to, err := os.Readlink(at)
-		if err != nil {
-			return at, nil
-		}
-		if !filepath.IsAbs(to) {
-			to = filepath.Join(filepath.Dir(at), to)
-		}
-		path = to
-	}
-	return "", &os.PathError{Op: "open", Path: path, Err: unix.ELOOP}
 }
 
 // explainMount adds to the errors of mounting what their reader may not know.
