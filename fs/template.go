@@ -13,6 +13,7 @@ import (
 // The templates by which link(2) protocols name their temporary files (A9):
 //
 //	host-hex.pid…          Python lockfile: host, thread, pid, hash
+//	host.pid…              the same with threaded=False
 //	.lk12345hexhost        liblockfile: pid, time, host
 //	_xxx.xxxxxx.host       procmail: pid and time in its own digits, host
 //
@@ -41,7 +42,12 @@ func (fs *FS) isCandidateName(name string, p *procid.Process) bool {
 // pid with a hash, the name of this host, or what no build's name begins with.
 func isWholeCandidateName(name string) bool {
 	if host, thread, digits, ok := cutPythonName(name); ok {
-		return len(thread) >= 4 && len(digits) >= 7 || isThisHost(host)
+		// A date behind a commit's hash has 8 digits, with the time of day 14. The
+		// hash of a path alone has 17 and more, nearly always.
+		if len(thread) >= 5 && len(digits) >= 16 {
+			return true
+		}
+		return (len(thread) >= 4 && len(digits) >= 7 || len(digits) >= 16) && isThisHost(host)
 	}
 	if isLiblockfileName(name) {
 		return true
@@ -111,7 +117,8 @@ func isPythonName(name string) bool {
 }
 
 // cutPythonName: the host may hold dots and dashes itself, so the last dash is
-// looked for that hexadecimal digits, a dot and a digit follow.
+// looked for that hexadecimal digits, a dot and a digit follow. Without a thread
+// there are more digits than versions have.
 func cutPythonName(name string) (host, thread, digits string, ok bool) {
 	for i := len(name) - 1; i > 0; i-- {
 		if name[i] != '-' {
@@ -122,8 +129,15 @@ func cutPythonName(name string) (host, thread, digits string, ok bool) {
 			return name[:i], thread, digits, true
 		}
 	}
+	if i := strings.LastIndexByte(name, '.'); i > 0 && len(name)-i > minPythonDigits && isNumber(name[i+1:]) {
+		return name[:i], "", name[i+1:], true
+	}
 	return "", "", "", false
 }
+
+// minPythonDigits is how long a pid with the hash of a path is at least, but for one
+// in a thousand million names.
+const minPythonDigits = 10
 
 // isNumber accepts a pid with a hash behind it that may have a sign.
 func isNumber(s string) bool {

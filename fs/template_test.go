@@ -13,6 +13,8 @@ func TestMayBeCandidate(t *testing.T) {
 		"vm-7f3a2b40.1234-5678901234567": true,
 		"vm-7f3a2b40.12345678901234567":  true,
 		"build-7.example.org-ab.99":      true,
+		"vm.12345678901234567":           true,
+		"build-7.example.org.1234-56789": true,
 		".lk29544fvm":                    true,
 		".lk123456789avm":                true,
 		"_iNH._gZArB.vm":                 true,
@@ -23,6 +25,9 @@ func TestMayBeCandidate(t *testing.T) {
 		"mine.cand":                      true,
 
 		"image.bin":            false,
+		"libfoo.so.1":          false,
+		"app.20261125":         false,
+		".12345678901234567":   false,
 		"libfoo-1.2.so":        false,
 		"chrome-r10.zip":       false,
 		"go1.26-amd64.tar.gz":  false,
@@ -69,6 +74,10 @@ func TestTellsPid(t *testing.T) {
 		{"other-7f3a.4711-123", 4711, false},
 		{"other-7f3a2b40.4711-5678901234567", 4711, true}, // in another namespace
 		{"other-7f3a2b40.15678901234567", 1, true},
+		{here + ".4711-5678901234567", 4711, true},
+		{here + ".47115678901234567", 4711, true},
+		{here + ".4712-5678901234567", 4711, false},
+		{"other.4711-5678901234567", 4711, false}, // a time in nanoseconds is as long
 		{"app-1.0", 1, false},
 		{"linux-6.1", 1, false},
 		{"linux-6.112", 11, false},
@@ -96,6 +105,35 @@ func TestTellsPid(t *testing.T) {
 	}
 	if got := fromProcmail("mhlBrB"); got != 1795577958 { // as procmail's lockfile wrote that second
 		t.Errorf("fromProcmail = %d", got)
+	}
+}
+
+// What has the form of a candidate's name to the last is one whoever makes it, and a
+// build's name has not: it would be kept from all others.
+func TestIsWholeCandidateName(t *testing.T) {
+	here, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{
+		"other-7f3a2b40.4711-5678901234567890": true,
+		"other-7f3a2b40.47115678901234567":     true,
+		here + "-7f3a.4711-123":                true,
+		here + ".4711-5678901234567890":        true,
+		".lk04711fother":                       true,
+
+		"app-4f3c2d1.20261125":           false,
+		"app-deadbeef.20261125120000":    false,
+		"app.1764050000123456789":        false,
+		here + "-7.20":                   false,
+		here + ".20261125120000":         false,
+		"linux-6.1":                      false,
+		"_a.module.css":                  false,
+		"other-7f3a2b40.47-11-567890123": false,
+	} {
+		if got := isWholeCandidateName(name); got != want {
+			t.Errorf("isWholeCandidateName(%q) = %t, want %t", name, got, want)
+		}
 	}
 }
 

@@ -29,12 +29,13 @@ type client struct {
 
 func existenceClients() []client {
 	python := []string{"/usr/bin/python3"}
-	py := func(class string) string { return `exec /usr/bin/python3 "$CLIENT_PY" ` + class + ` "$1"` }
+	py := func(class string) string { return `exec /usr/bin/python3 "$CLIENT_PY" "$1" ` + class }
 	tool := func(acquire, release string) string {
 		return acquire + ` || exit; echo acquired; cat >/dev/null; ` + release + ` || exit; echo released`
 	}
 	return []client{
 		{name: "lockfile LinkLockFile", needs: python, script: py("LinkLockFile"), lock: "devserver.lock"},
+		{name: "lockfile LinkLockFile without threads", needs: python, script: py("LinkLockFile threaded=False"), lock: "devserver.lock"},
 		{name: "lockfile MkdirLockFile", needs: python, script: py("MkdirLockFile"), lock: "devserver.lock"},
 		{name: "lockfile SymlinkLockFile", needs: python, script: py("SymlinkLockFile"), lock: "devserver.lock"},
 		{name: "lockfile PIDLockFile", needs: python, script: py("PIDLockFile"), lock: "devserver"},
@@ -79,11 +80,12 @@ from lockfile.mkdirlockfile import MkdirLockFile
 from lockfile.symlinklockfile import SymlinkLockFile
 from lockfile.pidlockfile import PIDLockFile
 
-kind, path = sys.argv[1], sys.argv[2] + "/devserver"
+path, kind = sys.argv[1] + "/devserver", sys.argv[2]
+options = {"threaded": False} if "threaded=False" in sys.argv else {}
 if kind == "SoftFileLock":
     lock, timeout = filelock.SoftFileLock(path + ".lock"), 0
 else:
-    lock, timeout = globals()[kind](path), -1
+    lock, timeout = globals()[kind](path, **options), -1
 try:
     lock.acquire(timeout=timeout)
 except Exception as e:

@@ -19,6 +19,7 @@ func candidateNames(t *testing.T, pid int) map[string]string {
 	return map[string]string{
 		"lockfile":               fmt.Sprintf("%s-7f2c0a1b.%d4711", host, pid),
 		"lockfile, signed hash":  fmt.Sprintf("%s-7f2c0a1b.%d-4711", host, pid),
+		"lockfile, no threads":   fmt.Sprintf("%s.%d4711567890", host, pid),
 		"lockfile, elsewhere":    fmt.Sprintf("elsewhere-7f2c0a1b.%d-5678901234567", pid),
 		"liblockfile":            fmt.Sprintf(".lk%05da%s", pid, host),
 		"liblockfile, elsewhere": fmt.Sprintf(".lk%05daelsewhere", pid),
@@ -75,7 +76,9 @@ func TestA9Names(t *testing.T) {
 			}
 		})
 	}
-	agent(t).want("EBUSY", "creat", m.At("D/ordinary"), "wronly,creat,excl")
+	for _, name := range []string{"ordinary", "app-1.0", "app-4f3c2d1.20261125", "app-deadbeef.20261125120000", "app.20261125120000"} {
+		agent(t).want("EBUSY", "creat", m.At("D", name), "wronly,creat,excl")
+	}
 }
 
 // TestA9Wins: a candidate that was made in vain wins after the release, with
