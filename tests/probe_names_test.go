@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -390,7 +391,13 @@ func probeHandles(p *probe) {
 	h, _, err := unix.NameToHandleAt(unix.AT_FDCWD, p.at("d/f"), 0)
 	p.must(err)
 	p.must(unix.Unlink(p.at("d/f")))
-	_, err = unix.OpenByHandleAt(at, h, unix.O_RDONLY)
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		fd, open := unix.OpenByHandleAt(at, h, unix.O_RDONLY)
+		if err = open; err != nil || time.Now().After(end) {
+			break
+		}
+		unix.Close(fd) // the kernel tells a mount of a close later, and keeps the file till then
+	}
 	p.try("of a file that is gone", err)
 	_, _, err = unix.NameToHandleAt(unix.AT_FDCWD, p.at("none"), 0)
 	p.try("of none", err)
