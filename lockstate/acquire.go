@@ -342,21 +342,25 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 func (t *Table) heldAboveLocked(q *Request, own *row) (gov *row, err error) {
 	d, p := q.Dir, q.Process
 	for e := d; e != nil; e = e.parent {
-		r := e.top()
-		if i := slices.Index(e.rows, own); i == 0 {
-			r = nil
-		} else if i > 0 {
-			r = e.rows[i-1]
+		rows := e.rows
+		if i := slices.Index(rows, own); i >= 0 {
+			rows = rows[:i]
 		}
-		if r == nil {
+		var sharers []*row
+		if e == d {
+			rows, sharers = splitShared(rows)
+		}
+		if len(sharers) > 0 && q.Kind != Shared {
+			if other := t.otherSharer(d, q); other != nil {
+				return nil, t.heldLocked(other)
+			}
+		}
+		if len(rows) == 0 {
 			continue
 		}
-		if r.kind == Shared && e == d {
-			other := t.otherSharer(d, q)
-			if q.Kind == Shared || other == nil {
-				continue
-			}
-			return nil, t.heldLocked(other)
+		r := rows[len(rows)-1]
+		if q.Kind == Shared && slices.ContainsFunc(sharers, func(s *row) bool { return s.key() == r.key() }) {
+			continue // its owner lets others share
 		}
 		if !t.holdsLocked(r, p, q.asked) && !r.ownedBy(q) {
 			return nil, t.heldLocked(r)
@@ -369,6 +373,16 @@ func (t *Table) heldAboveLocked(q *Request, own *row) (gov *row, err error) {
 		}
 	}
 	return gov, nil
+}
+
+// splitShared parts the shared rows in front of a directory's others from these. A
+// holder may share what he holds by one of them: it counts still (C3a).
+func splitShared(rows []*row) (behind, sharers []*row) {
+	i := len(rows)
+	for i > 0 && rows[i-1].kind == Shared {
+		i--
+	}
+	return rows[:i], rows[i:]
 }
 
 // retakes reports whether a request is for what r is already: by the same

@@ -309,6 +309,26 @@ func TestAbortedConversionKeepsKey(t *testing.T) {
 	f.governs("d", 0)
 }
 
+// C3a: what a child shares is its parent's still, to a stranger, who does not share
+// it; unless the parent shares it as well.
+func TestSharedInFront(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	a := f.take(f.parent, "d", implicit)
+	b := f.take(f.child, "d", lockstate.Shared)
+	f.refused(f.stranger, "d", lockstate.Shared, lockstate.ErrHeld, a.Token)
+	f.refused(f.stranger, "d", explicit, lockstate.ErrHeld, b.Token)
+	c := f.take(f.grandchild, "d", lockstate.Shared)
+	f.end(b.Token)
+	f.end(c.Token)
+	f.governs("d", a.Token)
+	f.mayChange(f.parent, "d")
+
+	own := f.take(f.parent, "d", lockstate.Shared) // A5
+	d := f.take(f.stranger, "d", lockstate.Shared)
+	f.end(own.Token)
+	f.end(d.Token)
+}
+
 // A13, second half: a child's explicit lock stands in front of the row, which
 // counts again when that ends; and a grandchild's in front of both.
 func TestStackedRows(t *testing.T) {

@@ -98,6 +98,34 @@ func TestA5Calls(t *testing.T) {
 	}
 }
 
+// TestA5Held: a child of the holder that shares the directory lets nobody in who may
+// not have it (C3a): the parent changes it again when the child has ended.
+func TestA5Held(t *testing.T) {
+	m := mount(t)
+	for _, call := range lockCalls() {
+		if call.name == "OFD" {
+			continue // only lockers make it, and they have no children
+		}
+		t.Run(call.name, func(t *testing.T) {
+			m := m.on(t)
+			dir := call.name
+			a, b := agent(t), locker(t)
+			a.must("mkdir", m.At(dir))
+			openFile(t, m.Back(dir, "devserver"), "")
+			child := a.Child()
+			for _, x := range []*Agent{child, b} {
+				x.must("open", "x", m.At(dir, "devserver"), "rdwr")
+			}
+			child.must(call.tryShared("x")...)
+			if got := b.Try(call.tryShared("x")...); got != "EAGAIN" {
+				t.Errorf("shared try by a stranger = %s, want EAGAIN", got)
+			}
+			child.must(call.unlock("x")...)
+			a.want("ok", "put", m.At(dir, "f"), "x", "creat")
+		})
+	}
+}
+
 // TestA5Convert: who shares alone goes to exclusive and back; beside another it
 // does not, and then it has what the kernel leaves it elsewhere: flock(2) has
 // lost the lock, fcntl(2) keeps it.
