@@ -16,6 +16,7 @@ import (
 const (
 	nodePassed   = 1 << iota // see plainMark.passed
 	nodeUnlisted             // it is not found by its identity
+	nodeAssumed              // see nodeMore.assumed
 )
 
 func (c *carried) carryNodes(fs *FS, cands *candidateList, fds *[]int) {
@@ -29,15 +30,17 @@ func (c *carried) carryNodes(fs *FS, cands *candidateList, fds *[]int) {
 		if n.id < firstNode {
 			return
 		}
-		lookups, fd, cand := uint64(n.lookups), -1, -1
+		lookups, fd, cand, flags := uint64(n.lookups), -1, -1, uint64(0)
 		if m := n.more.Load(); m != nil {
 			lookups += m.lookups
 			fd, cand = m.fd, cands.index(m.cand)
+			if m.assumed {
+				flags |= nodeAssumed
+			}
 		}
 		if fd >= 0 {
 			*fds = append(*fds, fd)
 		}
-		flags := uint64(0)
 		if n.plain.passed() {
 			flags |= nodePassed
 		}
@@ -182,6 +185,9 @@ func (fs *FS) readNode(b []byte) (x takenNode, rest []byte, err error) {
 	n.lookups = uint32(min(lookups, 1<<32-1))
 	if lookups -= uint64(n.lookups); lookups > 0 {
 		n.needLocked().lookups = lookups
+	}
+	if flags&nodeAssumed != 0 {
+		n.needLocked().assumed = true
 	}
 	n.plain.setPassed(flags&nodePassed != 0)
 	for range get() {

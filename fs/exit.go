@@ -326,31 +326,36 @@ func (fs *FS) discardOne(name string, only *identity, place func() (dir string, 
 
 // discardOf is discardOne of the lock file of a lock, 0 for none.
 func (fs *FS) discardOf(token uint64, name string, only *identity, place func() (dir string, ok bool)) (identity, error) {
-	parent, id, err := fs.discardEntry(token, name, only, place)
+	parent, assumed, id, err := fs.discardEntry(token, name, only, place)
 	if parent != nil {
 		fs.notifyDir(parent)
+	}
+	if assumed && fs.kernel != nil {
+		fs.kernel.ForgetNames() // R4: nobody is to see it any more
 	}
 	return id, err
 }
 
-func (fs *FS) discardEntry(token uint64, name string, only *identity, place func() (dir string, ok bool)) (parent *node, id identity, err error) {
+// discardEntry is discardOf without telling the kernel. assumed: it has to be told of the
+// name, too.
+func (fs *FS) discardEntry(token uint64, name string, only *identity, place func() (dir string, ok bool)) (parent *node, assumed bool, id identity, err error) {
 	fs.lockNames()
 	defer fs.ns.Unlock()
 	dir, ok := place()
 	if !ok {
-		return nil, id, nil
+		return nil, false, id, nil
 	}
 	fd, parent, err := fs.openKnown(dir)
 	if err != nil {
-		return nil, id, err
+		return nil, false, id, err
 	}
 	defer unix.Close(fd)
 	v, err := fs.take(fd, name, true)
 	if err == unix.ENOENT {
-		return parent, id, nil
+		return parent, false, id, nil
 	}
 	if err != nil {
-		return parent, id, err
+		return parent, false, id, err
 	}
 	id = fs.identityOf(&v.st)
 	if only != nil {
@@ -370,10 +375,11 @@ func (fs *FS) discardEntry(token uint64, name string, only *identity, place func
 	}
 	if err != nil || parent == nil {
 		v.spared()
-		return parent, id, err
+		return parent, false, id, err
 	}
+	assumed = v.node != nil && v.node.isAssumed()
 	fs.lostUntold(v, link{parent, name})
-	return parent, id, nil
+	return parent, assumed, id, nil
 }
 
 // openKnown opens a directory of the backing and returns its node as well, if it

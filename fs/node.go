@@ -49,6 +49,7 @@ type nodeMore struct {
 	round   uint64   // nodeTable.round when it was given that; 0: the kernel does not know that its name is gone
 	pins    int      // uses by the daemon itself
 	writers map[*lockstate.Handle]struct{}
+	assumed bool // the kernel has given it a lock file's name, and does not ask for that each time
 
 	leaving  atomic.Int32  // how many names in this directory are about to go, see FS.unlink
 	removals atomic.Uint64 // how many names in this directory have gone; changed with nodeTable.mu held
@@ -58,7 +59,7 @@ type nodeMore struct {
 
 // empty reports whether a file can do without.
 func (m *nodeMore) empty() bool {
-	return m.lookups == 0 && m.kids == 0 && m.links.len() == 0 && m.fd < 0 && m.pins == 0 && len(m.writers) == 0 && m.cand == nil
+	return m.lookups == 0 && m.kids == 0 && m.links.len() == 0 && m.fd < 0 && m.pins == 0 && len(m.writers) == 0 && !m.assumed && m.cand == nil
 }
 
 // A link is one name of a node.
@@ -391,6 +392,22 @@ func (n *node) keep(fd int, big, told bool) (kept bool) {
 		n.tab.awaited.Add(1)
 	}
 	return true
+}
+
+// assume takes note that n has got a lock file's name by rename(2): the kernel knows it
+// as it knew the one before, for some time.
+func (n *node) assume() {
+	n.tab.mu.Lock()
+	n.needLocked().assumed = true
+	n.tab.mu.Unlock()
+}
+
+// isAssumed reports whether n has had a lock file's name in that way.
+func (n *node) isAssumed() bool {
+	n.tab.mu.RLock()
+	defer n.tab.mu.RUnlock()
+	m := n.more.Load()
+	return m != nil && m.assumed
 }
 
 // pin keeps n in the table until unpin.

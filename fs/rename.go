@@ -303,6 +303,7 @@ func (fs *FS) renamed(m *renaming) {
 		case exchange:
 			fs.table.FileIs(m.from.parent.dir, m.from.name, fs.inodeOf(&m.dst.st))
 			fs.notifyAttr(m.dst.node)
+			fs.assume(m.dst.node, m.to)
 		case m.fills():
 			fs.table.FileIs(m.from.parent.dir, m.from.name, lockstate.Inode{})
 		default:
@@ -312,10 +313,20 @@ func (fs *FS) renamed(m *renaming) {
 	if fs.isLockName(m.to.parent, m.to.name) {
 		fs.table.FileIs(m.to.parent.dir, m.to.name, fs.inodeOf(&m.src.st))
 		fs.notifyAttr(m.src.node)
+		fs.assume(m.src.node, m.from)
 		if m.src.node != nil {
 			fs.lookedUpByName(m.src.node)
 		}
 	}
 	fs.cands.forget(m.from.parent, m.from.name)
 	fs.cands.forget(m.to.parent, m.to.name)
+}
+
+// assume takes note that n has got a lock file's name in place of the one at from. To
+// make the kernel ask for all names again costs too much for each rename: it is done
+// when the lock file goes (R4).
+func (fs *FS) assume(n *node, from link) {
+	if n != nil && !fs.isLockName(from.parent, from.name) && !fs.mayBeCandidate(from.name) {
+		n.assume()
+	}
 }

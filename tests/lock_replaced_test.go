@@ -147,6 +147,52 @@ func TestR1ReplacedByTool(t *testing.T) {
 	}
 }
 
+// TestR4Renamed: a lock file that got its name by rename(2) is gone for everybody when
+// its owner is dead, though the kernel knew it by another name, and goes by that for
+// some time (before Linux 6.16 it can't be told).
+func TestR4Renamed(t *testing.T) {
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	mustDo(t, err)
+	var major, minor int
+	if _, err := fmt.Sscanf(string(release), "%d.%d", &major, &minor); err != nil || major < 6 || major == 6 && minor < 16 {
+		t.Skip("needs Linux 6.16")
+	}
+	byTransport(t, func(t *testing.T, opts ...string) {
+		for _, made := range []string{"renamed", "replaced", "exchanged", "exchanged from it"} {
+			for _, replaced := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/replaced=%v", made, replaced), func(t *testing.T) {
+					m := mount(t, opts...)
+					openDir(t, m.Back("D"))
+					a, other := agent(t), agent(t)
+					file, temp := m.At("D", "devserver"), m.At("D", "temp")
+					if made != "renamed" {
+						a.must("put", file, "1", "wronly,creat,excl")
+					}
+					a.must("put", temp, "2", "wronly,creat,excl")
+					switch made {
+					case "exchanged":
+						a.must("rename", temp, file, "exchange")
+					case "exchanged from it":
+						a.must("rename", file, temp, "exchange")
+					default:
+						a.must("rename", temp, file)
+					}
+					m.wantOneRow("D", a)
+					other.must("stat", file)
+					if replaced {
+						m.replace()
+					}
+					a.Kill()
+					m.awaitFree("D")
+					other.want("ENOENT", "stat", file)
+					other.must("creat", file, "wronly,creat")
+					m.wantOneRow("D", other)
+				})
+			}
+		}
+	})
+}
+
 // TestL2Replaced: to replace the lock file of a lease renews that, like any touch of it.
 func TestL2Replaced(t *testing.T) {
 	m := mount(t)
