@@ -48,10 +48,12 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	}
 	procs.TakeUpBirths(c.Births)
 	// All of these are known, and recorded anew.
-	s.fs.leftHot(s.store)
+	_, open := s.fs.leftHot(s.store)
 	var left map[uint64][]byte
 	if !o.NoLocking {
 		left = s.fs.cands.start(s.store, s.world)
+	} else if open {
+		_ = s.fs.hot.layOpen() // if there is no room, the record of the program before stays
 	}
 	if err := s.takeUp(c); err != nil {
 		return nil, err

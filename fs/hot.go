@@ -44,6 +44,15 @@ type hotPlace struct {
 // everywhere is where a file is that has names which nobody knows.
 var everywhere = hotPlace{".", true}
 
+// A hotRecord is a hotPlace as it outlives the daemon.
+type hotRecord struct {
+	hotPlace
+	// Open: under this daemon, which enforced nothing, anybody could change whatever
+	// the locks cover that are recorded. The place counts for nothing then; an older
+	// version looks there.
+	Open bool `json:"open,omitempty"`
+}
+
 type hotDirs struct {
 	store lockstate.Store
 
@@ -58,11 +67,11 @@ type hotDirs struct {
 }
 
 // parseHot reads a record of a hot directory.
-func parseHot(data []byte) (p hotPlace, err error) {
-	if err = json.Unmarshal(data, &p); err == nil && p.Dir == "" {
+func parseHot(data []byte) (r hotRecord, err error) {
+	if err = json.Unmarshal(data, &r); err == nil && r.Dir == "" {
 		err = fmt.Errorf("record %q names no directory", data)
 	}
-	return p, err
+	return r, err
 }
 
 // start begins with what an earlier daemon has recorded.
@@ -72,10 +81,19 @@ func (h *hotDirs) start(store lockstate.Store, next uint64) {
 	go h.cool()
 }
 
+// close leaves the records of what is open still, past an earlier daemon perhaps.
 func (h *hotDirs) close() {
-	if h.stop != nil {
-		close(h.stop)
-		<-h.done
+	if h.stop == nil {
+		return
+	}
+	close(h.stop)
+	<-h.done
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, d := range h.dirs {
+		if d.files == 0 {
+			h.store.Delete(d.id)
+		}
 	}
 }
 
@@ -107,17 +125,32 @@ func (h *hotDirs) enter(p hotPlace) *hotDir {
 		}
 		return d
 	}
-	data, err := json.Marshal(p)
-	d = &hotDir{in: h, id: h.next, place: p, files: 1}
-	h.next++
+	d = &hotDir{in: h, id: h.recordLocked(hotRecord{hotPlace: p}), place: p, files: 1}
 	h.dirs[p] = d
-	if err == nil { // else: nothing in it can fail
-		h.store.Put(d.id, data)
-	}
 	h.mu.Unlock()
 	_ = h.store.Flush() // it tries again by itself, and tells who asks
 	d.kept.Store(true)
 	return d
+}
+
+// recordLocked writes a record, to be kept by the next flush.
+func (h *hotDirs) recordLocked(r hotRecord) (id uint64) {
+	id = h.next
+	h.next++
+	data, err := json.Marshal(r)
+	if err == nil { // else: nothing in it can fail
+		h.store.Put(id, data)
+	}
+	return id
+}
+
+// layOpen records that what locks of an earlier daemon cover is free to all from now
+// on. Only a daemon that enforces locks forgets it.
+func (h *hotDirs) layOpen() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.recordLocked(hotRecord{hotPlace: everywhere, Open: true})
+	return h.store.Flush()
 }
 
 // leave takes back one enter. nil is none.
@@ -156,8 +189,8 @@ func (h *hotDirs) cool() {
 
 // leftHot returns where an earlier daemon has recorded that files are open past
 // it: everywhere, if that cannot be read. What is found there will be recorded
-// anew.
-func (fs *FS) leftHot(store lockstate.Store) (left []hotPlace) {
+// anew. open: what locks cover was laid open since they were recorded.
+func (fs *FS) leftHot(store lockstate.Store) (left []hotPlace, open bool) {
 	next := uint64(hotBase)
 	var ids []uint64
 	unknown := !store.Complete()
@@ -166,19 +199,23 @@ func (fs *FS) leftHot(store lockstate.Store) (left []hotPlace) {
 			continue
 		}
 		next, ids = max(next, id+1), append(ids, id)
-		p, err := parseHot(data)
-		if err != nil {
+		r, err := parseHot(data)
+		switch {
+		case err != nil:
 			fs.log.Warn("cannot tell where files are still open", "err", err)
 			unknown = true
+		case r.Open:
+			open = true
+		default:
+			left = append(left, r.hotPlace)
 		}
-		left = append(left, p)
 	}
 	fs.hot.start(store, next)
 	if unknown {
 		left = []hotPlace{everywhere}
 	}
 	fs.hot.left = ids
-	return left
+	return left, open
 }
 
 // found forgets what an earlier daemon recorded, when all that was still open

@@ -112,12 +112,12 @@ func Mount(o Options) (_ *Server, err error) {
 	}
 	s.fs.nodes.restoring(len(s.store.Load()))
 	undo = append(undo, s.fs.nodes.locksThere)
-	over, err := s.restore()
+	left, open := s.fs.leftHot(s.store)
+	undo = append(undo, s.fs.hot.close)
+	over, err := s.restore(open)
 	if err != nil {
 		return nil, err
 	}
-	left := s.fs.leftHot(s.store)
-	undo = append(undo, s.fs.hot.close)
 	if err := s.fs.expiry.start(s.fs); err != nil {
 		return nil, err
 	}
@@ -137,14 +137,15 @@ func Mount(o Options) (_ *Server, err error) {
 }
 
 // restore takes up the locks and candidates that the state has, and returns the
-// numbers of those that are over.
-func (s *Server) restore() (over []uint64, err error) {
+// numbers of those that are over. open: a daemon before has let everybody do what
+// they liked where these locks are.
+func (s *Server) restore(open bool) (over []uint64, err error) {
 	if s.fs.opts.NoLocking {
-		return nil, nil
+		return nil, s.layOpen()
 	}
 	s.fs.tidyQuarantine()
 	dead := s.deadThere()
-	covered := dead != nil && !dead.gone && dead.why == nil && s.store.Crashed()
+	covered := dead != nil && !dead.gone && dead.why == nil && s.store.Crashed() && !open
 	if over, err = s.fs.restore(s.store, s.world, covered); err == nil {
 		err = s.fs.restoreCandidates(s.store, s.world)
 	}
@@ -152,6 +153,20 @@ func (s *Server) restore() (over []uint64, err error) {
 		return nil, fmt.Errorf("%s.*: %w", s.store.Path(), err)
 	}
 	return over, nil
+}
+
+// layOpen prepares for a time without locks, of which the next daemon with them must
+// know: it takes what is in a locked directory for its owner's else (R7).
+func (s *Server) layOpen() error {
+	for token := range s.store.Load() {
+		if token < lockstate.MemberBase {
+			if err := s.fs.hot.layOpen(); err != nil {
+				return fmt.Errorf("%s.*: writing down that locks are not enforced: %w", s.store.Path(), err)
+			}
+			return nil
+		}
+	}
+	return nil
 }
 
 // takeOver deals with what an earlier daemon has left, when the mount is there: what
@@ -167,7 +182,7 @@ func (s *Server) takeOver(left []hotPlace) {
 		}
 	}
 	fs.linger.start(fs)
-	if s.store.Crashed() && fs.privileged && !fs.opts.NoLocking {
+	if fs.privileged {
 		fs.adopt(left)
 	}
 	fs.hot.found()

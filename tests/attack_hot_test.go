@@ -142,6 +142,59 @@ func TestS1AttackHotShared(t *testing.T) {
 	})
 }
 
+// TestS1AttackHotLater attacks W3 with a mapping that outlives its mount, and then a
+// daemon that locks nothing, or one that ends in order: each later one must know.
+func TestS1AttackHotLater(t *testing.T) {
+	detached := func(m *Mount) {
+		if r := run(t, stagefsBin(), "umount", "--lazy", m.Path); r.Status != 0 {
+			t.Fatal(r)
+		}
+		<-m.gone
+		m.start(nil)
+		m.awaitReady()
+	}
+	for name, later := range map[string]func(m *Mount){
+		"killed, unmounted": func(m *Mount) { m.restart(nil); m.unmounted(func() {}) },
+		"killed, detached":  func(m *Mount) { m.kill(); detached(m) },
+		"aborted": func(m *Mount) {
+			m.aborter()()
+			<-m.gone
+			m.start(nil)
+			m.awaitReady()
+		},
+		"without locks, unmounted": func(m *Mount) { m.restart(nil, "--disable-locking"); m.unmounted(func() {}) },
+		"without locks, killed":    func(m *Mount) { m.restart(nil, "--disable-locking"); m.restart(nil) },
+		"without locks, renamed": func(m *Mount) {
+			m.restart(nil, "--disable-locking")
+			agent(t).must("rename", m.At("D"), m.At("E"))
+			openDir(t, m.At("D"))
+			agent(t).must("rename", m.At("E/f"), m.At("D/f"))
+			m.unmounted(func() {})
+		},
+		"without locks, replaced": func(m *Mount) {
+			m.restart(nil, "--disable-locking")
+			m.replace()
+			m.unmounted(func() {})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mountOver(t)
+			needPassthrough(m)
+			openDir(t, m.At("D"))
+			m.Ctl("release D")
+			writer, holder := agent(t), agent(t)
+			writer.must("open", "h", m.At("D/f"), "rdwr,creat")
+			writer.must("mmap", "p", "h")
+			later(m)
+			if got := holder.Try("creat", m.At("D/devserver"), "wronly,creat,excl"); got != "EEXIST" {
+				t.Errorf("the lock although a file in there is mapped for writing: %s", got)
+			}
+			writer.Kill()
+			eventually(t, "it is free", func() bool { return holder.Try("creat", m.At("D/devserver"), "wronly,creat,excl") == "ok" })
+		})
+	}
+}
+
 func gone(path string) bool {
 	_, err := os.Lstat(path)
 	return os.IsNotExist(err)

@@ -124,6 +124,41 @@ func TestR7Unmounted(t *testing.T) {
 	}
 }
 
+// TestR7NotEnforced: what others put into a locked directory under a daemon that locks
+// nothing is not its owner's, however that daemon ends. So all of it is kept by the next
+// one with locks; and a lock file that is another one by then is left alone.
+func TestR7NotEnforced(t *testing.T) {
+	ends := map[string]func(*Mount, ...string){
+		"killed":          func(m *Mount, opts ...string) { m.restart(nil, opts...) },
+		"killed twice":    func(m *Mount, opts ...string) { m.restart(nil, "--disable-locking"); m.restart(nil, opts...) },
+		"replaced killed": func(m *Mount, opts ...string) { m.replace(); m.restart(nil, opts...) },
+		"unmounted":       func(m *Mount, opts ...string) { m.unmounted(func() {}, opts...) },
+	}
+	for how, end := range ends {
+		t.Run("not locked, "+how, func(t *testing.T) {
+			m := mountOver(t, "--on-crash", "destroy")
+			owner, locker, other := agent(t), agent(t), agent(t)
+			owner.must("mkdir", m.At("D"))
+			owner.must("put", m.At("D/mine"), "1", "creat")
+			openDir(t, m.At("E"))
+			m.Ctl("release E")
+			locker.must("creat", m.At("E/devserver"), "wronly,creat,excl")
+			m.awaitRecorded(`"inodes":`)
+			m.restart(nil, "--disable-locking")
+			other.must("put", m.At("D/precious"), "2", "creat")
+			other.must("unlink", m.At("E/devserver"))
+			other.must("creat", m.At("E/devserver"), "wronly,creat,excl")
+			end(m, "--on-crash", "destroy")
+			m.wantFree("E")
+			owner.Kill()
+			locker.Kill()
+			m.awaitFree("D")
+			wantTree(t, m.At("D"), []string{"mine=1", "precious=2"})
+			other.must("stat", m.At("E/devserver"))
+		})
+	}
+}
+
 // TestS3Another: a lock file that somebody makes while nothing is mounted, in the
 // place of one that a lock was for, is not that lock's: it is left alone, and
 // listed.
