@@ -111,10 +111,14 @@ func (t *Table) startLocked(dirs, trees []*Dir) *Op {
 // admitLocked decides about c and takes note of it if it is admitted.
 func (t *Table) admitLocked(c *Change) error {
 	var err error
-	if !c.Force {
+	if !c.Force || c.Process != nil || c.Who != nil { // else it is nobody's
 		if err = t.judgeLocked(c); err != nil && len(c.asked.open) > 0 {
 			err = errWho
 		}
+	}
+	if c.Force && err != nil && err != errWho {
+		t.strangeLocked(c)
+		err = nil
 	}
 	switch {
 	case err == errWho:
@@ -142,6 +146,22 @@ func (t *Table) touchLocked(c *Change) {
 				if !r.changed {
 					r.touch()
 					t.noteLocked(r)
+				}
+			}
+		}
+	}
+}
+
+// strangeLocked marks the locks under which somebody changes something who does not
+// hold them: what is there is not all their owners' (R7).
+func (t *Table) strangeLocked(c *Change) {
+	for _, d := range c.Dirs {
+		for ; d != nil; d = d.parent {
+			for _, r := range d.rows {
+				if !r.content.unknown {
+					r.content = content{unknown: true}
+					t.noteLocked(r)
+					t.unflushed.Store(true)
 				}
 			}
 		}

@@ -125,8 +125,9 @@ func TestR7Unmounted(t *testing.T) {
 }
 
 // TestR7NotEnforced: what others put into a locked directory under a daemon that locks
-// nothing is not its owner's, however that daemon ends. So all of it is kept by the next
-// one with locks; and a lock file that is another one by then is left alone.
+// nothing, or only observes, is not its owner's, however that daemon ends. So all of it
+// is kept by the next one that enforces the lock; and a lock file that is another one
+// by then is left alone.
 func TestR7NotEnforced(t *testing.T) {
 	ends := map[string]func(*Mount, ...string){
 		"killed":          func(m *Mount, opts ...string) { m.restart(nil, opts...) },
@@ -155,6 +156,34 @@ func TestR7NotEnforced(t *testing.T) {
 			m.awaitFree("D")
 			wantTree(t, m.At("D"), []string{"mine=1", "precious=2"})
 			other.must("stat", m.At("E/devserver"))
+		})
+	}
+	for change, args := range map[string][]string{
+		"put":    {"put", "D/precious", "2", "creat"},
+		"mkdir":  {"mkdir", "D/precious"},
+		"rename": {"rename", "out/precious", "D/precious"},
+		"link":   {"link", "out/precious", "D/precious"},
+	} {
+		t.Run("observed, "+change, func(t *testing.T) {
+			m := mountOver(t, "--on-crash", "destroy", "--enforce=observe")
+			openDir(t, m.At("out"))
+			openFile(t, m.At("out/precious"), "2")
+			m.Ctl("release out")
+			owner, other := agent(t), agent(t)
+			owner.must("mkdir", m.At("D"))
+			owner.must("put", m.At("D/mine"), "1", "creat")
+			args := slices.Clone(args)
+			for i, arg := range args {
+				if strings.Contains(arg, "/") {
+					args[i] = m.At(arg)
+				}
+			}
+			other.must(args...)
+			m.restart(nil, "--on-crash", "destroy")
+			owner.Kill()
+			m.awaitFree("D")
+			other.must("stat", m.At("D/mine"))
+			other.must("stat", m.At("D/precious"))
 		})
 	}
 }
