@@ -364,7 +364,7 @@ func (r *request) untilKilled() (over <-chan struct{}, stop func()) {
 
 // admit asks the table for a change. The caller ends the operation.
 func (r *request) admit(c lockstate.Change) (*lockstate.Op, error) {
-	c.Process, c.Who, c.Force = r.proc, r.process, r.forced
+	c.Process, c.Who, c.Force = r.proc, r.process, c.Force || r.forced
 	if r.unseen {
 		return nil, errUnseen
 	}

@@ -66,6 +66,12 @@ func TestObserve(t *testing.T) {
 	if b, err := os.ReadFile(m.Back("D/file")); !bytes.Equal(b, []byte("y\x00\x00")) || err != nil {
 		t.Errorf("D/file = %q, %v", b, err)
 	}
+	// Also the truncation that is dropped where locks are enforced (A10).
+	holder.must("put", m.At("D/devserver"), "12345678", "wronly")
+	other.must("put", m.At("D/devserver"), "y", "wronly,trunc")
+	if b, err := os.ReadFile(m.Back("D/devserver")); string(b) != "y" || err != nil {
+		t.Errorf("D/devserver = %q, %v, want y", b, err)
+	}
 	mustShow(t, m, "locks", "observing only")
 	m.wantOwner("D", holder.Pid)
 }
