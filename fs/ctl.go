@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	// maxCommand bounds a line written to ctl, in bytes.
-	maxCommand = 8 << 10
+	// maxCommand bounds a line written to ctl, in bytes. The longest path has room,
+	// with each of its bytes escaped, and all options.
+	maxCommand = 32 << 10
 	// maxCommands bounds what is written at once.
 	maxCommands = 64 << 10
 )

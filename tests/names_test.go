@@ -6,11 +6,14 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"unicode"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 )
 
 // oddNames are names that tempt a listing to show something else.
@@ -204,6 +207,37 @@ func TestNamesSuggested(t *testing.T) {
 			t.Errorf("%q: it said %q, which does: %v", name, said, r)
 		}
 	}
+}
+
+// TestNamesLong: the longest path can be asked about, locked, released and broken by
+// command, also if each of its bytes has to be escaped.
+func TestNamesLong(t *testing.T) {
+	m := mount(t)
+	rel := "D"
+	for len(m.At(rel))+256 < unix.PathMax {
+		rel += "/" + strings.Repeat("\xff", 255)
+	}
+	mustDo(t, os.MkdirAll(m.Back(rel), 0o777))
+	dir := m.At(rel)
+	m.wantStatus(1, "", "check", dir)
+	m.wantStatus(0, "", "run", "--why", strings.Repeat("y", 1024), dir, "true")
+	m.wantStatus(64, "too long", "run", "--why", strings.Repeat("y", 64<<10), dir, "true")
+	m.wantStatus(66, "no lock", "release", dir)
+	a := agent(t)
+	a.must("put", dir+"/devserver", "", "creat,excl")
+	wantHeld := func(want bool) {
+		t.Helper()
+		if held := slices.ContainsFunc(m.Listing().Locks, func(l lockRow) bool { return string(l.DirBytes) == rel }); held != want {
+			t.Errorf("it is held: %v, want %v", held, want)
+		}
+	}
+	wantHeld(true)
+	m.wantStatus(75, "held by", "acquire", "-n", dir)
+	if why := m.wantStatus(0, "", "why", dir); !strings.Contains(why.Out, "held by process "+itoa(a.Pid)) {
+		t.Error(why)
+	}
+	m.wantStatus(0, "", "break", "--why", "test", dir)
+	wantHeld(false)
 }
 
 // TestNamesJSON: acquire --json has the bytes of a directory that is no UTF-8.

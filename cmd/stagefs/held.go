@@ -249,6 +249,8 @@ func lockError(dir string, held int, err error) error {
 		return usagef("%s", oneLine(err))
 	case errors.Is(err, client.ErrEmptyClientID), errors.Is(err, unix.EINVAL):
 		return usagef("%s", strings.TrimSuffix(oneLine(err), ": "+unix.EINVAL.Error())) // which the rest says better
+	case errors.Is(err, unix.E2BIG):
+		return usagef("%s: the reason or the directory's name is too long", quote(dir))
 	case errors.Is(err, client.ErrNotHolder):
 		return exitf(exitNoPerm, "%s", oneLine(err))
 	case errors.Is(err, client.ErrNoLock):
