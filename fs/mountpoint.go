@@ -307,14 +307,17 @@ func FindMount(path string) (mountpoint, rel string, err error) {
 // mount hides. It asks nothing of what is at its end: that may be the root of a mount
 // whose daemon does not answer.
 func AbsoluteOf(path string) (string, error) {
-	abs, err := filepath.Abs(path)
-	if err != nil {
-		return "", err
+	if !filepath.IsAbs(path) {
+		wd, err := os.Getwd()
+		if err != nil {
+			return "", err
+		}
+		path = wd + "/" + path
 	}
 	const maxLinks = 40 // as in the kernel
-	at, rest := "/", strings.Split(abs, "/")
+	at, rest := "/", strings.Split(path, "/")
 	for links := 0; len(rest) > 0; {
-		next := filepath.Join(at, rest[0])
+		next := filepath.Join(at, rest[0]) // also if that is "..": no symlink is left in at
 		rest = rest[1:]
 		target, err := os.Readlink(next)
 		if err != nil {
@@ -322,7 +325,7 @@ func AbsoluteOf(path string) (string, error) {
 			continue
 		}
 		if links++; links > maxLinks {
-			return abs, nil // whoever opens it hears why
+			return filepath.Clean(path), nil // whoever opens it hears why
 		}
 		if strings.HasPrefix(target, "/") {
 			at = "/"
@@ -330,6 +333,19 @@ func AbsoluteOf(path string) (string, error) {
 		rest = append(strings.Split(target, "/"), rest...)
 	}
 	return at, nil
+}
+
+// Abs makes a path an absolute one that leads to the same: unlike for [filepath.Abs],
+// a ".." behind a symlink, or in a working directory whose name has one, is the parent
+// of where that leads.
+func Abs(path string) (string, error) {
+	up := strings.LastIndex("/"+path+"/", "/../")
+	if up < 0 {
+		return filepath.Abs(path)
+	}
+	up += len("..")
+	parent, err := AbsoluteOf(path[:up])
+	return filepath.Join(parent, path[up:]), err
 }
 
 func within(path, dir string) bool {

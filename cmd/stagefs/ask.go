@@ -213,7 +213,7 @@ func leadsTo(path string) *fs.MountEntry {
 		path = wd + "/" + path
 	}
 	const maxLinks = 40
-	at, rest, links := "/", strings.Split(filepath.Clean(path), "/"), 0
+	at, rest, links := "/", strings.Split(path, "/"), 0
 	for len(rest) > 0 {
 		next := filepath.Join(at, rest[0])
 		rest = rest[1:]

@@ -81,7 +81,7 @@ func (c *command) place(path string) (mountpoint, rel string, err error) {
 
 // resolve follows symlinks, in the last element too, as far as names exist.
 func resolve(path string) (string, error) {
-	abs, err := filepath.Abs(path)
+	abs, err := fs.Abs(path)
 	if err != nil {
 		return "", err
 	}

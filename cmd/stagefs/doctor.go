@@ -6,9 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/stagefs/stagefs/fs"
 )
 
 func (c *command) doctorCommand() *cli.Command {
@@ -52,7 +53,7 @@ func (c *command) doctorAction(ctx *cli.Context) error {
 	state := ctx.String("state-dir")
 	var about []finding
 	if dir := ctx.Args().First(); dir != "" {
-		abs, err := filepath.Abs(dir)
+		abs, err := fs.Abs(dir)
 		if err != nil {
 			return err
 		}

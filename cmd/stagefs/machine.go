@@ -340,7 +340,7 @@ func (m machine) checkStateDir(dir string) finding {
 			return finding{name, statusFail, err.Error(), fix}
 		}
 	}
-	dir, err := filepath.Abs(dir)
+	dir, err := fs.Abs(dir)
 	if err != nil {
 		return finding{name, statusFail, err.Error(), fix}
 	}

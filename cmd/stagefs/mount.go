@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -203,7 +202,7 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 		if path.given == "" {
 			continue
 		}
-		abs, err := filepath.Abs(path.given)
+		abs, err := fs.Abs(path.given)
 		if err != nil {
 			return o, fmt.Errorf("where is %s: %w", quote(path.given), err)
 		}

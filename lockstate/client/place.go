@@ -55,7 +55,7 @@ func resolve(dir string) (path, existing string, err error) {
 	if dir == "" {
 		return "", "", fmt.Errorf("the directory is empty text: %w", unix.ENOENT)
 	}
-	abs, err := filepath.Abs(dir)
+	abs, err := absolute(dir)
 	if err != nil {
 		return "", "", err
 	}
@@ -82,6 +82,28 @@ func resolve(dir string) (path, existing string, err error) {
 		}
 		at, rest = filepath.Dir(at), filepath.Join(filepath.Base(at), rest)
 	}
+}
+
+// absolute is filepath.Abs, but that a ".." behind a symlink, or in a working directory
+// whose name has one, is the parent of where that leads: as for the kernel.
+func absolute(dir string) (string, error) {
+	up := strings.LastIndex("/"+dir+"/", "/../")
+	if up < 0 {
+		return filepath.Abs(dir)
+	}
+	up += len("..")
+	parent := dir[:up]
+	if !filepath.IsAbs(parent) {
+		wd, err := os.Getwd()
+		if err != nil {
+			return "", err
+		}
+		parent = wd + "/" + parent
+	}
+	if real, err := filepath.EvalSymlinks(parent); err == nil {
+		parent = real
+	}
+	return filepath.Join(parent, dir[up:]), nil
 }
 
 // mountRoot is the root of the mount that an existing path is on: the nearest
