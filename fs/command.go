@@ -336,24 +336,28 @@ func (c *command) follow() fuse.Status {
 	return fuse.OK
 }
 
-var errBadPath = errors.New("not a path beneath the mount")
+var (
+	errBadPath   = errors.New("not a path beneath the mount")
+	errBadString = errors.New("want a Go string, in double quotes")
+	errUnquoted  = errors.New("it holds a control character: only a Go string, in double quotes, can")
+)
 
 // cutDir takes the directory off the front of s: a word, or a Go string.
 func cutDir(s string) (dir, rest string, err error) {
 	if strings.HasPrefix(s, `"`) {
 		q, err := strconv.QuotedPrefix(s)
 		if err != nil {
-			return "", "", err
+			return "", "", errBadString
 		}
 		if dir, err = strconv.Unquote(q); err != nil {
-			return "", "", err
+			return "", "", errBadString
 		}
 		rest = strings.TrimSpace(s[len(q):])
 	} else {
 		dir, rest, _ = strings.Cut(s, " ")
 		for _, c := range []byte(s) {
 			if c < ' ' || c == 0x7f {
-				return "", "", errBadPath
+				return "", "", errUnquoted
 			}
 		}
 	}

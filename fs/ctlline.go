@@ -138,7 +138,7 @@ func cutOption(s string) (key, value string, valued bool, rest string, err error
 	}
 	q, err := strconv.QuotedPrefix(rest)
 	if err != nil {
-		return "", "", false, "", fmt.Errorf("%s: %w", key, err)
+		return "", "", false, "", fmt.Errorf("%s: %w", key, errBadString)
 	}
 	if rest = rest[len(q):]; rest != "" && rest[0] != ' ' {
 		return "", "", false, "", fmt.Errorf("%s: a blank is missing after the string", key)
@@ -206,8 +206,8 @@ func (c *ctlLine) set(key, value string, valued bool) (err error) {
 			err = errors.New("is none of keep, destroy, quarantine")
 		}
 	case "token":
-		if c.token, err = strconv.ParseUint(value, 10, 64); err == nil && c.token == 0 {
-			err = errors.New("no token is 0")
+		if c.token, err = strconv.ParseUint(value, 10, 64); err != nil || c.token == 0 {
+			err = errors.New("want a number above 0")
 		}
 	}
 	return err

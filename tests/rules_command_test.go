@@ -406,17 +406,17 @@ func TestA7Lines(t *testing.T) {
 		"acquire D why=\"open", "acquire D why=\"a\"b", "acquire D ttl=1s", "acquire D client=", `acquire D client=""`,
 		"acquire D client=x ttl=1ms", "acquire D client=x ttl=25h", `acquire D client=" x"`, `acquire D client="a\tb"`, `acquire D client="\xff"`,
 		"acquire D client=" + strings.Repeat("x", 257), "acquire D client=x owner=group", "acquire ../D", "acquire /D", "acquire D/../D",
-		"renew D", "join D", "watch D", "watch D token=0", "watch D token=x", "release D shared", "check D wait=1s",
+		"renew D", "join D", "watch D", "watch D token=0", "watch D token=x", "watch D token=-1", "acquire \"D", `acquire "\q"`, "release D shared", "check D wait=1s",
 		"acqu", "acquireD", "ACQUIRE D", "acquire D\r", "acquire\tD", "acquire D\x00", " acquire D",
 	} {
-		if got := a.wantCommand(m, "EINVAL", "%s", line); got.Message == "" {
-			t.Errorf("%q: no message", line)
+		if got := a.wantCommand(m, "EINVAL", "%s", line); got.Message == "" || strings.Contains(got.Message, "syntax") {
+			t.Errorf("%q: no message that helps: %q", line, got.Message)
 		}
 	}
 	if rows := m.Listing().Locks; len(rows) != 0 {
 		t.Fatalf("rows: %+v, want none", rows)
 	}
-	a.want("E2BIG", "ctl", m.control("ctl"), "acquire D why="+strings.Repeat("x", 9000))
+	a.want("E2BIG", "ctl", m.control("ctl"), "acquire D why="+strings.Repeat("x", 33<<10))
 	a.want("E2BIG", "ctl", m.control("ctl"), strings.Repeat("check D\n", 9000))
 	// Several lines are as many commands, up to the first that fails.
 	a.want("EINVAL", "ctl", m.control("ctl"), "acquire D\n\n  \nnonsense\nrelease D\n")
