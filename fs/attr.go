@@ -217,6 +217,9 @@ func (fs *FS) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 	if n.candidate().private() {
 		return n.candidate().attr(out)
 	}
+	if n.vanished() && !fs.handles.any(func(h *handle) bool { return h.node == n }) {
+		return fuse.Status(unix.ESTALE)
+	}
 	var h *handle
 	if in.Flags()&fuse.FUSE_GETATTR_FH != 0 {
 		h = fs.handles.get(in.Fh(), in.NodeId)

@@ -34,7 +34,7 @@ func (c *carried) carryNodes(fs *FS, cands *candidateList, fds *[]int) {
 		if m := n.more.Load(); m != nil {
 			lookups += m.lookups
 			fd, cand = m.fd, cands.index(m.cand)
-			if m.assumed {
+			if m.assumed.Load() {
 				flags |= nodeAssumed
 			}
 		}
@@ -187,7 +187,7 @@ func (fs *FS) readNode(b []byte) (x takenNode, rest []byte, err error) {
 		n.needLocked().lookups = lookups
 	}
 	if flags&nodeAssumed != 0 {
-		n.needLocked().assumed = true
+		n.needLocked().assumed.Store(true)
 	}
 	n.plain.setPassed(flags&nodePassed != 0)
 	for range get() {

@@ -49,17 +49,18 @@ type nodeMore struct {
 	round   uint64   // nodeTable.round when it was given that; 0: the kernel does not know that its name is gone
 	pins    int      // uses by the daemon itself
 	writers map[*lockstate.Handle]struct{}
-	assumed bool // the kernel has given it a lock file's name, and does not ask for that each time
 
 	leaving  atomic.Int32  // how many names in this directory are about to go, see FS.unlink
 	removals atomic.Uint64 // how many names in this directory have gone; changed with nodeTable.mu held
+
+	assumed atomic.Bool // the kernel has given it a lock file's name, and does not ask for that each time
 
 	cand *candidate // a private file (A9); set before the node is shared
 }
 
 // empty reports whether a file can do without.
 func (m *nodeMore) empty() bool {
-	return m.lookups == 0 && m.kids == 0 && m.links.len() == 0 && m.fd < 0 && m.pins == 0 && len(m.writers) == 0 && !m.assumed && m.cand == nil
+	return m.lookups == 0 && m.kids == 0 && m.links.len() == 0 && m.fd < 0 && m.pins == 0 && len(m.writers) == 0 && !m.assumed.Load() && m.cand == nil
 }
 
 // A link is one name of a node.
@@ -389,6 +390,7 @@ func (n *node) keep(fd int, big, told bool) (kept bool) {
 	}
 	if told {
 		m.round = n.tab.round
+		m.assumed.Store(false)
 		n.tab.awaited.Add(1)
 	}
 	return true
@@ -398,16 +400,24 @@ func (n *node) keep(fd int, big, told bool) (kept bool) {
 // as it knew the one before, for some time.
 func (n *node) assume() {
 	n.tab.mu.Lock()
-	n.needLocked().assumed = true
+	n.needLocked().assumed.Store(true)
 	n.tab.mu.Unlock()
 }
 
 // isAssumed reports whether n has had a lock file's name in that way.
 func (n *node) isAssumed() bool {
-	n.tab.mu.RLock()
-	defer n.tab.mu.RUnlock()
 	m := n.more.Load()
-	return m != nil && m.assumed
+	return m != nil && m.assumed.Load()
+}
+
+// vanished reports whether n is such a lock file, and the daemon has removed it. Before
+// Linux 6.16 the kernel may go by its name still: it asks again when it hears ESTALE.
+func (n *node) vanished() bool {
+	if !n.isAssumed() {
+		return false
+	}
+	_, _, fd := n.location()
+	return fd >= 0
 }
 
 // pin keeps n in the table until unpin.

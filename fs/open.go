@@ -212,6 +212,9 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 		}
 		n = fs.nodes.get(in.NodeId)
 	}
+	if n.vanished() {
+		return fuse.Status(unix.ESTALE)
+	}
 	if in.Flags&unix.O_ACCMODE != unix.O_RDONLY {
 		fs.awaitRoom()
 	}
