@@ -22,7 +22,7 @@ func (fs *FS) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Re
 		}
 		return fs.Read(cancel, in, buf) // it is another handle by now
 	}
-	if h.misaligned(in.Offset, uint64(in.Size)) {
+	if misaligned(in.Flags, in.Offset, uint64(in.Size)) {
 		return nil, fuse.EINVAL
 	}
 	if h.fresh {
@@ -62,7 +62,7 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 		return fs.Write(cancel, in, data) // it is another handle by now
 	}
 	// The last page of a mapping ends where the file does.
-	if in.WriteFlags&fuse.WRITE_CACHE == 0 && h.misaligned(in.Offset, uint64(len(data))) {
+	if in.WriteFlags&fuse.WRITE_CACHE == 0 && misaligned(in.Flags, in.Offset, uint64(len(data))) {
 		return 0, fuse.EINVAL
 	}
 	if h.lock == nil && h.opener == nil {
@@ -246,8 +246,9 @@ func (fs *FS) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (u
 
 // misaligned reports whether a read or write breaks the rules of O_DIRECT,
 // open(2): the daemon's own descriptors are without it, and where it is passed
-// through, the backing sees to that.
-func (h *handle) misaligned(offset, size uint64) bool {
+// through, the backing sees to that. The flags are those of the request: fcntl(2)
+// may have changed them since.
+func misaligned(flags uint32, offset, size uint64) bool {
 	const sector = 512
-	return h.flags&unix.O_DIRECT != 0 && (offset|size)%sector != 0
+	return flags&unix.O_DIRECT != 0 && (offset|size)%sector != 0
 }

@@ -332,3 +332,25 @@ func TestW6Passing(t *testing.T) {
 	reader.must("close", "h")
 	holder.must("open", "h", m.At("D/big"), "rdwr")
 }
+
+// TestM2DirectByFcntl: what fcntl(2) makes of O_DIRECT after the open counts where
+// data goes through the daemon.
+func TestM2DirectByFcntl(t *testing.T) {
+	m := mount(t, "--no-passthrough")
+	fd, err := unix.Open(m.At("f"), unix.O_RDWR|unix.O_CREAT, 0o666)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	for _, c := range []struct {
+		flags int
+		want  error
+	}{{unix.O_DIRECT, unix.EINVAL}, {0, nil}} {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFL, c.flags); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := unix.Pwrite(fd, alignedBuffer(1000), 3); err != c.want {
+			t.Errorf("pwrite of 1000 bytes at 3 with flags %#x = %v, want %v", c.flags, err, c.want)
+		}
+	}
+}
