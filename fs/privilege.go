@@ -50,12 +50,12 @@ func (fs *FS) killPrivileges(n *node, h *fuse.InHeader, st *unix.Statx_t) error 
 	return unix.Fchmodat(fs.back.proc, procName(fd), mode&0o7777, 0)
 }
 
-// withoutPrivileges returns the mode of a regular file after the caller, who
-// has no CAP_FSETID, has changed its content. An sgid bit without the group's x
-// bit goes only where the caller is not of the group.
+// withoutPrivileges returns the mode of a file that is no directory after the caller,
+// who has no CAP_FSETID, has changed its content or its owner. An sgid bit without the
+// group's x bit goes only where the caller is not of the group.
 func (fs *FS) withoutPrivileges(h *fuse.InHeader, st *unix.Statx_t) uint32 {
 	mode := uint32(st.Mode)
-	if mode&unix.S_IFMT != unix.S_IFREG {
+	if mode&unix.S_IFMT == unix.S_IFDIR {
 		return mode
 	}
 	mode &^= unix.S_ISUID
@@ -127,7 +127,7 @@ func (fs *FS) setAttrKills(n *node, in *fuse.SetAttrIn) error {
 	nothing := in.Valid&what == 0
 	chown := in.Valid&(fuse.FATTR_UID|fuse.FATTR_GID) != 0
 	flagged := in.Valid&fuse.FATTR_KILL_SUIDGID != 0 && in.Valid&fuse.FATTR_SIZE != 0
-	if n.kind != unix.S_IFREG>>12 || !nothing && !chown && !flagged {
+	if n.isDir() || n.kind != unix.S_IFREG>>12 && !chown || !nothing && !chown && !flagged {
 		return nil
 	}
 	var st unix.Statx_t

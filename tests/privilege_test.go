@@ -10,7 +10,7 @@ import (
 // privileges prints what becomes of suid and sgid bits and of capabilities, for
 // each way to change a file, each caller and each mode.
 const privileges = `
-import ctypes, mmap, os, struct, sys
+import ctypes, mmap, os, stat, struct, sys
 top = sys.argv[1]
 source, path = top + "/source", top + "/file"
 CAP = bytes.fromhex("0100000200200000000000000000000000000000")
@@ -88,11 +88,13 @@ ops = {
     "mapped": mapped,
 }
 
-def result(op, who, owner, mode, cap):
+def result(op, who, owner, mode, cap, kind=stat.S_IFREG):
     if os.path.exists(path):
         os.unlink(path)
-    with open(path, "w") as f:
-        f.write("content")
+    os.mknod(path, kind | 0o600)
+    if kind == stat.S_IFREG:
+        with open(path, "w") as f:
+            f.write("content")
     os.chown(path, *owner)
     os.chmod(path, mode)
     if cap:
@@ -127,6 +129,9 @@ for who, owner in callers:
         for cap in False, True:
             for op in ops:
                 print(op, who, owner, oct(mode), cap, result(op, who, owner, mode, cap))
+        for kind in stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK:
+            for op in "chgrp", "chown to the owner":
+                print(op, who, owner, oct(mode), oct(kind), result(op, who, owner, mode, False, kind))
 `
 
 // TestM2Privileges: whoever changes a file takes away its suid and sgid bits and
