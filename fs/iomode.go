@@ -25,11 +25,26 @@ const (
 	ioCached  ioMode = iota // through the kernel's page cache
 	ioDirect                // each read and write is a request; no shared mapping
 	ioPassing               // the kernel goes to the backing file itself
-	// ioDirectPassing is ioDirect while other handles of the file pass.
+	// ioDirectPassing is ioDirect where handles of the file pass: a mapping does so, too.
 	ioDirectPassing
 )
 
 func (m ioMode) passes() bool { return m >= ioPassing }
+
+// passing is how h passes. A file that passes keeps the flags of its open, whatever
+// fcntl(2) makes of them: dd(1) takes O_DIRECT off for the last block. So what is written
+// under one that can be taken off is a request, which has the flags of the moment.
+func (h *handle) passing() ioMode {
+	if h.lock != nil && h.flags&(unix.O_APPEND|unix.O_DIRECT) != 0 {
+		return ioDirectPassing
+	}
+	return ioPassing
+}
+
+// writesPast reports whether the file may be changed through h without a request.
+func (h *handle) writesPast(m ioMode) bool {
+	return h.lock != nil && (m == ioPassing || m == ioDirectPassing && h.mapsWritable())
+}
 
 // passFrom is the size in bytes from which a file that is only read passes. A
 // smaller one is read once into the page cache; that takes fewer steps.
@@ -48,8 +63,8 @@ type file struct {
 	passing  int   // handles, by mode
 	cached   int
 	direct   int
-	writers  int // handles that pass and write
-	mappable int // of which may map it writable
+	writers  int // handles of which may change it without a request,
+	mappable int // and of which by a mapping
 
 	// writing counts the daemon's own descriptors that may write: as long
 	// as there is one, the kernel cannot tell whether others do.
@@ -161,17 +176,17 @@ func (f *file) choose(fs *FS, h *handle, st *unix.Statx_t) (ioMode, error) {
 	case direct:
 		return ioDirect, nil
 	case f.passing > 0:
-		return ioPassing, nil
+		return h.passing(), nil
 	case len(f.lingering) > 0 && (f.direct > 0 || !fs.pass.on.Load()):
 		return ioDirect, nil // pages would not show what is mapped
 	case len(f.lingering) > 0:
-		return ioPassing, nil
+		return h.passing(), nil
 	case f.cached > 0 || f.direct > 0 || !fs.pass.on.Load() || h.node.dev != fs.pass.dev:
 		return ioCached, nil
 	case h.candidate.Load() || h.lock == nil && (appendOnly(st) || st.Size < passFrom && h.flags&(unix.O_DIRECT|unix.O_NOATIME) == 0 || fs.revocable(h.node)):
 		return ioCached, nil // O_DIRECT and O_NOATIME are the backing's to obey
 	}
-	return ioPassing, nil
+	return h.passing(), nil
 }
 
 // revocable reports whether a holder who may lose its lock at any time may come
@@ -206,7 +221,7 @@ func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.Open
 		err = fs.back.writable()
 	}
 	if err == nil && mode.passes() {
-		if err = fs.passLocked(n, f, &fd, h.spender(st)); err != nil && mode == ioPassing && f.passing+len(f.lingering) == 0 {
+		if err = fs.passLocked(n, f, &fd, h.spender(st)); err != nil && f.passing+len(f.lingering) == 0 {
 			mode, err = ioCached, nil
 		}
 	}
@@ -266,7 +281,7 @@ func (f *file) count(h *handle, mode ioMode, n int) {
 	switch {
 	case mode.passes():
 		f.passing += n
-		if mode == ioPassing && h.lock != nil {
+		if h.writesPast(mode) {
 			f.writers += n
 			if h.mapsWritable() {
 				f.mappable += n
@@ -388,7 +403,7 @@ func (fs *FS) end(h *handle) {
 	defer n.unlockFile(f)
 	fs.closeOwnLocked(f, h)
 	f.count(h, h.mode, -1)
-	if h.mode == ioPassing && h.lock != nil && h.mapsWritable() {
+	if h.writesPast(h.mode) && h.mapsWritable() {
 		f.lingering = append(f.lingering, h)
 	} else {
 		fs.handles.over(h)

@@ -260,7 +260,7 @@ func (o *opening) try() error {
 	}
 	if err != nil {
 		fs.abandon(h)
-	} else if h.mode == ioPassing && h.lock != nil && h.mapsWritable() {
+	} else if h.writesPast(h.mode) && h.mapsWritable() {
 		// A mapping changes times and blocks without a word. The
 		// kernel still has what it was told before there could be one.
 		fs.notifyAttr(n)

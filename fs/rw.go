@@ -22,7 +22,7 @@ func (fs *FS) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Re
 		}
 		return fs.Read(cancel, in, buf) // it is another handle by now
 	}
-	if misaligned(in.Flags, in.Offset, uint64(in.Size)) {
+	if misaligned(in.Flags, in.Offset, uint64(in.Size)) && !fs.isEnd(h, in.Offset) {
 		return nil, fuse.EINVAL
 	}
 	if h.fresh {
@@ -251,4 +251,12 @@ func (fs *FS) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (u
 func misaligned(flags uint32, offset, size uint64) bool {
 	const sector = 512
 	return flags&unix.O_DIRECT != 0 && (offset|size)%sector != 0
+}
+
+// isEnd reports whether there is nothing to be read from an offset on: then it may be
+// any.
+func (fs *FS) isEnd(h *handle, offset uint64) bool {
+	var st unix.Stat_t
+	err := fs.withFD(h, func(fd int) error { return unix.Fstat(fd, &st) })
+	return err == nil && offset >= uint64(st.Size)
 }

@@ -27,15 +27,17 @@ func needPassthrough(m *Mount) {
 func lockIt(m *Mount) []string { return []string{"creat", m.At("D/devserver"), "wronly,creat,excl"} }
 
 // TestW3Mapping: a writable mapping whose descriptor is closed stands in the way
-// of an acquisition, and is listed, until it is gone: by munmap(2) or a kill.
+// of an acquisition, and is listed, until it is gone: by munmap(2) or a kill. Also one
+// of a descriptor by which read(2) and write(2) go through the daemon.
 func TestW3Mapping(t *testing.T) {
-	for _, end := range []string{"munmap", "kill", "rename", "unlink"} {
+	for _, end := range []string{"munmap", "kill", "rename", "unlink", "munmap,append", "kill,direct"} {
 		t.Run(end, func(t *testing.T) {
+			end, flag, _ := strings.Cut(end, ",")
 			m := mount(t)
 			openDir(t, m.Back("D"))
 			openFile(t, m.Back("D/file"), "content of the file")
 			a, b := agent(t), agent(t)
-			a.must("open", "h", m.At("D/file"), "rdwr")
+			a.must("open", "h", m.At("D/file"), strings.TrimSuffix("rdwr,"+flag, ","))
 			a.must("mmap", "map", "h")
 			a.must("close", "h")
 			b.want("EEXIST", lockIt(m)...)
@@ -236,23 +238,27 @@ func TestW3OpenRace(t *testing.T) {
 // TestW3Crash: what passed the daemon goes on after its death; the next daemon
 // knows of it.
 func TestW3Crash(t *testing.T) {
-	m := mountOver(t)
-	needPassthrough(m)
-	a, b := agent(t), agent(t)
-	mustDo(t, os.Mkdir(m.At("keep"), 0o777)) // the test's own lock: D stays free
-	openDir(t, m.At("D"))
-	b.must("put", m.At("D/file"), "content of the file", "creat")
-	a.must("open", "h", m.At("D/file"), "rdwr")
-	a.must("mmap", "map", "h")
-	m.kill()
-	m.start(nil)
-	m.awaitReady()
-	a.must("poke", "map", "CONTENT")
-	b.want("EEXIST", lockIt(m)...)
-	a.Try("close", "h")
-	b.want("EEXIST", lockIt(m)...)
-	a.must("munmap", "map")
-	b.must(lockIt(m)...)
+	for _, flags := range []string{"rdwr", "rdwr,append", "rdwr,direct"} {
+		t.Run(flags, func(t *testing.T) {
+			m := mountOver(t)
+			needPassthrough(m)
+			a, b := agent(t), agent(t)
+			mustDo(t, os.Mkdir(m.At("keep"), 0o777)) // the test's own lock: D stays free
+			openDir(t, m.At("D"))
+			b.must("put", m.At("D/file"), "content of the file", "creat")
+			a.must("open", "h", m.At("D/file"), flags)
+			a.must("mmap", "map", "h")
+			m.kill()
+			m.start(nil)
+			m.awaitReady()
+			a.must("poke", "map", "CONTENT")
+			b.want("EEXIST", lockIt(m)...)
+			a.Try("close", "h")
+			b.want("EEXIST", lockIt(m)...)
+			a.must("munmap", "map")
+			b.must(lockIt(m)...)
+		})
+	}
 }
 
 // TestM2BusyExecutable: what is mapped writable cannot be executed, and what is
@@ -352,5 +358,48 @@ func TestM2DirectByFcntl(t *testing.T) {
 		if _, err := unix.Pwrite(fd, alignedBuffer(1000), 3); err != c.want {
 			t.Errorf("pwrite of 1000 bytes at 3 with flags %#x = %v, want %v", c.flags, err, c.want)
 		}
+	}
+}
+
+// TestM2FcntlTakesOff: who opens a file with O_DIRECT or O_APPEND, and takes that off
+// with fcntl(2), writes where and how much it likes, as dd(1) does with the last block.
+// At the end of the file nothing is read from any offset.
+func TestM2FcntlTakesOff(t *testing.T) {
+	for _, options := range [][]string{nil, {"--no-passthrough"}} {
+		t.Run(fmt.Sprint(options), func(t *testing.T) {
+			m := mount(t, options...)
+			tail := strings.Repeat("t", 500)
+			for name, flag := range map[string]int{"direct": unix.O_DIRECT, "append": unix.O_APPEND} {
+				fd, err := unix.Open(m.At(name), unix.O_RDWR|unix.O_CREAT|flag, 0o666)
+				mustDo(t, err)
+				defer unix.Close(fd)
+				block := alignedBuffer(4096)
+				_, err = unix.Pwrite(fd, block, 0)
+				mustDo(t, err)
+				_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, 0)
+				mustDo(t, err)
+				for _, at := range []int64{4096, 0} {
+					if _, err := unix.Pwrite(fd, []byte(tail), at); err != nil {
+						t.Errorf("%s taken off: pwrite of 500 bytes at %d = %v", name, at, err)
+					}
+				}
+				_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flag)
+				mustDo(t, err)
+				if n, err := unix.Pread(fd, block, 4596); n != 0 || err != nil {
+					t.Errorf("%s: pread at the end = %d, %v, want 0", name, n, err)
+				}
+				want := tail + strings.Repeat("\x00", 4096-500) + tail
+				if got, err := os.ReadFile(m.Back(name)); string(got) != want {
+					t.Errorf("%s: %d bytes that begin with %.20q, %v; want %d with %.20q", name, len(got), got, err, len(want), want)
+				}
+			}
+			r := run(t, "dd", "if=/dev/zero", "of="+m.At("dd"), "bs=64k", "count=100500", "iflag=count_bytes", "oflag=direct")
+			if got, err := os.Stat(m.Back("dd")); r.Status != 0 || err != nil || got.Size() != 100500 {
+				t.Errorf("dd oflag=direct: %v, %v", r, err)
+			}
+			if r := run(t, "dd", "if="+m.At("dd"), "of=/dev/null", "bs=64k", "iflag=direct"); r.Status != 0 {
+				t.Errorf("dd iflag=direct: %v", r)
+			}
+		})
 	}
 }

@@ -188,12 +188,16 @@ func probeDirect(p *probe) {
 	io("direct write over what is mapped", n, err)
 	p.note("mapped %q", m[4090:4110])
 	p.must(unix.Munmap(m))
-	for _, c := range []struct{ from, size, at int }{{0, 1000, 0}, {1, 4096, 0}, {0, 4096, 100}, {0, 512, 512}, {512, 512, 1024}, {0, 4096, 1 << 20}} {
+	for _, c := range []struct{ from, size, at int }{{0, 1000, 0}, {0, 4096, 100}, {0, 512, 512}, {512, 512, 1024}, {0, 4096, 1 << 20}} {
 		n, err = unix.Pread(direct, buf[c.from:c.from+c.size], int64(c.at))
 		io(fmt.Sprintf("direct read of %v", c), n, err)
 		n, err = unix.Pwrite(direct, buf[c.from:c.from+c.size], int64(c.at))
 		io(fmt.Sprintf("direct write of %v", c), n, err)
 	}
+	only := p.open("f", unix.O_RDONLY|unix.O_DIRECT)
+	defer unix.Close(only)
+	n, err = unix.Pread(only, buf[1:4097], 0) // by one that may write, any memory will do
+	io("direct read to odd memory", n, err)
 	p.content("f")
 }
 
