@@ -186,9 +186,20 @@ func setAttrName(in *fuse.SetAttrIn) string {
 }
 
 func (fs *FS) setAttr(n *node, h *handle, in *fuse.SetAttrIn) error {
-	if err := fs.setAttrKills(n, in); err != nil {
+	if in.Valid&fuse.FATTR_SIZE != 0 {
+		// What fails takes nothing away.
+		if err := fs.setAttrs(n, h, in); err != nil {
+			return err
+		}
+		return fs.setAttrKills(n, in)
+	}
+	if err := fs.setAttrKills(n, in); err != nil { // a new group has the sgid bit at no moment
 		return err
 	}
+	return fs.setAttrs(n, h, in)
+}
+
+func (fs *FS) setAttrs(n *node, h *handle, in *fuse.SetAttrIn) error {
 	p, err := fs.back.place(n)
 	if err != nil {
 		fd := h.openFD()
