@@ -309,24 +309,25 @@ func TestAbortedConversionKeepsKey(t *testing.T) {
 	f.governs("d", 0)
 }
 
-// C3a: what a child shares is its parent's still, to a stranger, who does not share
-// it; unless the parent shares it as well.
+// C3a: what a child shares is its parent's still, to a stranger: he does not share it,
+// nor does he get it alone by converting what he shares because its owner let him.
 func TestSharedInFront(t *testing.T) {
 	f := newFixture(t, lockstate.Options{})
 	a := f.take(f.parent, "d", implicit)
 	b := f.take(f.child, "d", lockstate.Shared)
 	f.refused(f.stranger, "d", lockstate.Shared, lockstate.ErrHeld, a.Token)
-	f.refused(f.stranger, "d", explicit, lockstate.ErrHeld, b.Token)
 	c := f.take(f.grandchild, "d", lockstate.Shared)
-	f.end(b.Token)
-	f.end(c.Token)
-	f.governs("d", a.Token)
-	f.mayChange(f.parent, "d")
+	f.mayNotChange(f.parent, "d", c.Token)
 
-	own := f.take(f.parent, "d", lockstate.Shared) // A5
-	d := f.take(f.stranger, "d", lockstate.Shared)
-	f.end(own.Token)
-	f.end(d.Token)
+	own := f.take(f.parent, "d", lockstate.Shared)
+	theirs := f.take(f.stranger, "d", lockstate.Shared)
+	for _, l := range []lockstate.Lock{b, c, own} {
+		f.end(l.Token)
+	}
+	f.refused(f.stranger, "d", explicit, lockstate.ErrHeld, a.Token)
+	f.refused(newProc(201, 21, f.init), "d", lockstate.Shared, lockstate.ErrHeld, a.Token)
+	f.end(theirs.Token)
+	f.mayChange(f.parent, "d")
 }
 
 // A13, second half: a child's explicit lock stands in front of the row, which

@@ -98,30 +98,36 @@ func TestA5Calls(t *testing.T) {
 	}
 }
 
-// TestA5Held: a child of the holder that shares the directory lets nobody in who may
-// not have it (C3a): the parent changes it again when the child has ended.
-func TestA5Held(t *testing.T) {
+// TestA5InFront: what a child shares is its parent's still (C3a): a stranger does not
+// share it, nor get it alone by converting what he shares because its owner let him.
+func TestA5InFront(t *testing.T) {
 	m := mount(t)
 	for _, call := range lockCalls() {
-		if call.name == "OFD" {
-			continue // only lockers make it, and they have no children
-		}
 		t.Run(call.name, func(t *testing.T) {
 			m := m.on(t)
 			dir := call.name
-			a, b := agent(t), locker(t)
-			a.must("mkdir", m.At(dir))
-			openFile(t, m.Back(dir, "devserver"), "")
-			child := a.Child()
-			for _, x := range []*Agent{child, b} {
-				x.must("open", "x", m.At(dir, "devserver"), "rdwr")
+			file := m.At(dir, "devserver")
+			owner, other := locker(t), locker(t)
+			owner.must("mkdir", m.At(dir))
+			owner.must("put", file, "1", "creat,excl")
+			child := forked(owner)
+			for _, x := range []*Agent{owner, child, other} {
+				x.must("open", "x", file, "rdwr")
 			}
 			child.must(call.tryShared("x")...)
-			if got := b.Try(call.tryShared("x")...); got != "EAGAIN" {
-				t.Errorf("shared try by a stranger = %s, want EAGAIN", got)
-			}
+			other.want("EAGAIN", call.tryShared("x")...)
+
+			owner.must(call.tryShared("x")...)
+			other.must(call.tryShared("x")...)
+			owner.must(call.unlock("x")...)
 			child.must(call.unlock("x")...)
-			a.want("ok", "put", m.At(dir, "f"), "x", "creat")
+			other.want("EAGAIN", call.tryExclusive("x")...)
+			other.want("EBUSY", "put", m.At(dir, "f"), "other", "creat")
+			if call.name != "flock" { // which has lost what it had
+				other.must(call.unlock("x")...)
+			}
+			owner.must("put", m.At(dir, "f"), "owner", "creat")
+			m.wantOwner(dir, owner.Pid)
 		})
 	}
 }
