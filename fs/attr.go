@@ -34,29 +34,41 @@ func (fs *FS) fillEntry(h *fuse.InHeader, out *fuse.EntryOut, n *node, st *unix.
 	if !uncached {
 		out.SetEntryTimeout(validFor)
 	}
-	if fs.disguise(h, n, &out.Attr) {
-		return
-	}
-	out.SetAttrTimeout(n.attrsValidFor(st.Size))
+	out.SetAttrTimeout(fs.disguise(h, n, &out.Attr))
 }
 
+// validForTick is the least that the kernel takes for a time: until its clock has
+// ticked, at most twice. To check the modes in the same system call it asks once more for
+// attributes that it is not to keep at all.
+const validForTick = time.Nanosecond
+
+// freshTime is how old a file may be that was modified "just now".
+const freshTime = 100 * time.Millisecond
+
 // disguise shows the lock file of a live lock as modified just now to all but
-// its holders, so that no tool breaks it by age (A11). It reports whether n is
-// a lock file at all, whose attributes are not to be cached.
-func (fs *FS) disguise(h *fuse.InHeader, n *node, a *fuse.Attr) bool {
+// its holders, so that no tool breaks it by age (A11). It returns how long the kernel may
+// keep the attributes: those of a lock file for a tick, if they are what all are to see.
+func (fs *FS) disguise(h *fuse.InHeader, n *node, a *fuse.Attr) time.Duration {
+	valid := n.attrsValidFor(a.Size)
 	if n.isDir() && n.dir != nil && fs.table.Len() == 0 || fs.opts.Observe {
-		return false
+		return valid
 	}
 	names := n.lockNames()
+	if len(names) == 0 {
+		return valid
+	}
+	now := time.Now()
 	for _, l := range names {
 		if fs.isLive(l) && !fs.table.Holds(fs.glance(h), l.parent.dir) {
-			now := time.Now()
 			a.Mtime, a.Mtimensec = uint64(now.Unix()), uint32(now.Nanosecond())
 			a.Ctime, a.Ctimensec = a.Mtime, a.Mtimensec
-			return true
+			return 0
 		}
 	}
-	return len(names) > 0
+	if age := now.Sub(time.Unix(int64(a.Mtime), int64(a.Mtimensec))); age < 0 || age > freshTime {
+		return 0
+	}
+	return min(valid, validForTick)
 }
 
 // keeps reports whether the entry is the lock file of a lock.
@@ -232,8 +244,8 @@ func (fs *FS) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 		return statusOf(err)
 	}
 	fillAttr(&out.Attr, &st)
-	if !fs.disguise(&in.InHeader, n, &out.Attr) && in.NodeId == n.id {
-		out.SetTimeout(n.attrsValidFor(st.Size))
+	if valid := fs.disguise(&in.InHeader, n, &out.Attr); in.NodeId == n.id {
+		out.SetTimeout(valid)
 	}
 	return fuse.OK
 }
@@ -372,8 +384,8 @@ func (fs *FS) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut
 	}
 	var a fuse.Attr
 	fillAttr(&a, &st)
-	if !fs.disguise(&in.InHeader, n, &a) && in.NodeId == n.id {
-		out.SetTimeout(n.attrsValidFor(st.Size))
+	if valid := fs.disguise(&in.InHeader, n, &a); in.NodeId == n.id {
+		out.SetTimeout(valid)
 	}
 	x := &out.Statx
 	x.Mask, x.Blksize, x.Attributes, x.AttributesMask = st.Mask, st.Blksize, st.Attributes, st.Attributes_mask

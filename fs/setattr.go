@@ -50,8 +50,8 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 	}
 	fillAttr(&out.Attr, &s.st)
 	fs.changedBeside(in.NodeId, n)
-	if !fs.disguise(&in.InHeader, n, &out.Attr) && in.NodeId == n.id {
-		out.SetTimeout(n.attrsValidFor(s.st.Size))
+	if valid := fs.disguise(&in.InHeader, n, &out.Attr); in.NodeId == n.id {
+		out.SetTimeout(valid)
 	}
 	return fuse.OK
 }

@@ -5,6 +5,7 @@ package tests
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -195,6 +196,41 @@ func TestA11(t *testing.T) {
 	b.want("EBUSY", "rename", lock, lock+".old")
 	a.must("unlink", lock)
 	m.wantFree("D")
+}
+
+// TestA11Race: what some see of a lock file is never what others are to see, in whatever
+// order they look.
+func TestA11Race(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a, b := agent(t), agent(t)
+	lock, stays := m.At("D/devserver"), m.lockFile("E")
+	a.must("open", "x", stays, "rdwr")
+	for i := range 50 {
+		a.must("creat", lock, "wronly,creat,excl")
+		mtimeOf(t, a, lock) // what is new looks the same to all
+		set := time.Unix(int64(1e9+i), 0)
+		a.must("utimens", lock, strconv.Itoa(1e9+i))
+		for range 3 {
+			if got := mtimeOf(t, b, lock); time.Since(got).Abs() > time.Minute {
+				t.Fatalf("mtime for others: %v, want now", got)
+			}
+			if got := mtimeOf(t, a, lock); !got.Equal(set) {
+				t.Fatalf("mtime for the owner: %v, want %v", got, set)
+			}
+		}
+		a.must("unlink", lock)
+
+		a.must("utimens", stays, strconv.Itoa(1e9+i))
+		if got := mtimeOf(t, b, stays); !got.Equal(set) {
+			t.Fatalf("mtime for others while it is free: %v, want %v", got, set)
+		}
+		a.must("flock", "x", "ex", "nb")
+		if got := mtimeOf(t, b, stays); time.Since(got).Abs() > time.Minute {
+			t.Fatalf("mtime for others while it is locked: %v, want now", got)
+		}
+		a.must("flock", "x", "un")
+	}
 }
 
 // TestA11Ways: whatever the lock file is, and however it is looked at, others see it
