@@ -522,7 +522,12 @@ func (fs *FS) notePresence(m *making) {
 	if m.node == nil || len(m.linked) > 0 {
 		return // a private file, or noted by noteLinking
 	}
-	fs.table.Made(m.parent.dir, fs.fileID(&m.st))
+	id := fs.fileID(&m.st)
+	if len(m.covered(fs)) == 0 && !fs.table.Holds(m.r.process(), m.parent.dir) {
+		fs.table.Entered(m.parent.dir, id, nil, nil) // W5: it is a stranger's
+		return
+	}
+	fs.table.Made(m.parent.dir, id)
 }
 
 // noteLinking tells the table what is about to come into a directory by link(2),

@@ -32,3 +32,31 @@ func TestW5(t *testing.T) {
 	owner.must("link", path, m.At("D/content"))
 	other.want("EBUSY", "open", "h", path, "wronly")
 }
+
+// TestW5Crash: what somebody else has created under a shared name is not cleared away
+// with what a crashed owner has made (R7), whether the directory was there before or not.
+// What a holder has created there is.
+func TestW5Crash(t *testing.T) {
+	for _, policy := range []string{"destroy", "quarantine"} {
+		t.Run(policy, func(t *testing.T) {
+			m := mount(t, "--shared-name", "*.seen", "--on-crash", policy)
+			openDir(t, m.Back("was"))
+			owner, other := agent(t), stranger(t)
+			owner.must("creat", m.At("was/devserver"), "wronly,creat,excl")
+			owner.must("mkdir", m.At("made"))
+			owner.must("chmod", m.At("made"), "0777")
+			for _, d := range []string{"was", "made"} {
+				other.must("put", m.At(d, "a.seen"), "other", "creat")
+				owner.must("put", m.At(d, "a.seen"), "owner", "trunc")
+				owner.must("put", m.At(d, "b.seen"), "owner", "creat")
+				owner.Child().must("put", m.At(d, "c.seen"), "child", "creat")
+				owner.must("put", m.At(d, "content"), "owner", "creat")
+			}
+			owner.Kill()
+			for _, d := range []string{"was", "made"} {
+				m.awaitFree(d)
+				wantTree(t, m.Back(d), []string{"a.seen=owner"})
+			}
+		})
+	}
+}
