@@ -377,6 +377,7 @@ func (fs *FS) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
 	fs.endKeys(l)
 	fs.reapWithin(l, fs.reapLock)
 	if err := fs.tidyUp(l); err != nil {
+		fs.table.Remains(l.Token)
 		return statusOf(err)
 	}
 	if _, err := fs.table.EndAs(l.Token, how); err != nil {
@@ -408,6 +409,7 @@ func (c *command) giveBack(l lockstate.Lock, how lockstate.Ending, policy string
 	fs.endKeys(l)
 	fs.reapWithin(l, fs.reapLock)
 	if err := fs.tidyUp(l); err != nil {
+		fs.table.Remains(l.Token)
 		return statusOf(err)
 	}
 	if fs.clear(l, policy, how, clearing{wait: true, all: c.destroy}) {

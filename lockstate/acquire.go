@@ -192,7 +192,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		if r.pending && r.lease != nil && r.key() == q.key() {
 			return nil, &twinError{r.lease.settled}, false
 		}
-		if r.kind == q.Kind && r.kind != Implicit && r.retakes(&q) && !r.pending && !r.expired() && (r.kind == Shared || r.lease != nil || r == d.top()) {
+		if r.kind == q.Kind && r.kind != Implicit && r.retakes(&q) && !r.pending && !r.doomed && !r.expired() && (r.kind == Shared || r.lease != nil || r == d.top()) {
 			// The owner takes its lock a second time, by another lock file
 			// or descriptor.
 			return &Grant{
@@ -503,7 +503,7 @@ func (g *Grant) Commit() (Lock, bool) {
 	}()
 	g.undrainLocked()
 	r := g.row
-	if t.tokens[r.token] != r {
+	if t.tokens[r.token] != r || r.doomed && !g.made {
 		return r.lock(), false
 	}
 	if !g.made {

@@ -113,6 +113,7 @@ type row struct {
 	sealed  bool  // holds for nobody any more
 	crashed bool  // it was sealed when the last daemon died
 	leaving bool  // what kept it is gone, and its end to come: see [Table.LeaveToExit], [Table.LeaveKeys]
+	doomed  bool  // about to end, whoever takes it again: see [Table.LeaveKeys]
 	content content
 	scope   Scope
 	lease   *lease // nil: processes own it

@@ -104,12 +104,18 @@ func (t *Table) LeaveToExit(key any, dying func(procid.ID) bool) bool {
 }
 
 // LeaveKeys tells that the lock with a token is about to end, and that the descriptor
-// locks which keep it are going to be taken away: they don't end it any more.
+// locks which keep it are going to be taken away: they don't end it any more. Who takes
+// the directory again from here on has another lock, unless [Table.Remains] says that
+// this one does not end.
 func (t *Table) LeaveKeys(token uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := t.tokens[token]
-	if r == nil || len(r.keys) == 0 {
+	if r == nil {
+		return
+	}
+	r.doomed = true
+	if len(r.keys) == 0 {
 		return
 	}
 	for k := range r.keys {
@@ -119,6 +125,15 @@ func (t *Table) LeaveKeys(token uint64) {
 	}
 	clear(r.keys)
 	r.leaving = !r.kept()
+}
+
+// Remains takes back that a lock is about to end.
+func (t *Table) Remains(token uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r := t.tokens[token]; r != nil {
+		r.doomed = false
+	}
 }
 
 // onlyKeptLocked returns the owner of the lock that a descriptor lock keeps. It
