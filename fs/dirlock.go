@@ -108,10 +108,19 @@ func (d *dirLock) asks() lockstate.Request {
 	q := lockstate.Request{
 		Dir: d.at.parent.dir, Inode: d.at.parent.key().inode(), Kind: lockstate.Shared, Protocol: lockProtocol(d.want.Flock), File: d.at.name,
 	}
-	if d.want.Write {
+	if d.exclusive() {
 		q.Kind = lockstate.Explicit
 	}
 	return q
+}
+
+// exclusive reports whether the lock is one for writing, or its owner has one on another
+// part of the file that it keeps: what it asks for is no more than that one (A4).
+func (d *dirLock) exclusive() bool {
+	node, want := d.h.node.id, &d.want
+	return want.Write || !want.Flock && slices.ContainsFunc(d.fs.advisory.Locks(node), func(l advisory.Lock) bool {
+		return l.Write && keyOf(node, &l) == keyOf(node, want) && (l.Start < want.Start || l.End > want.End)
+	})
 }
 
 // blocker returns what tells who is in the way.
@@ -213,6 +222,9 @@ func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lo
 		node := d.h.node.id
 		fs.lockMu.Lock()
 		defer fs.lockMu.Unlock()
+		if err == nil && d.exclusive() != (q.Kind == lockstate.Explicit) {
+			*lost, err = true, unix.EAGAIN // a lock on another part has come or gone since
+		}
 		if err == nil {
 			if err = fs.advisory.Try(node, d.want); errors.Is(err, advisory.ErrConflict) {
 				conflict = err

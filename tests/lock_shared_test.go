@@ -278,3 +278,39 @@ func TestA5StarveAcross(t *testing.T) {
 		})
 	}
 }
+
+// TestA4Parts: who has a part of the lock file locked for writing has the directory alone,
+// whatever it locks of other parts for reading.
+func TestA4Parts(t *testing.T) {
+	m := mount(t)
+	for _, call := range lockCalls()[1:] {
+		t.Run(call.name, func(t *testing.T) {
+			m := m.on(t)
+			dir := call.name
+			a, b := locker(t), locker(t)
+			for _, x := range []*Agent{a, b} {
+				x.must("open", "x", m.lockFile(dir), "rdwr")
+			}
+			alone := func(then string) {
+				t.Helper()
+				if got := a.Try("put", m.At(dir, "f"), then, "creat"); got != "ok" {
+					t.Errorf("%s: to write = %s, want ok", then, got)
+				}
+				if got := b.Try(call.try, "x", call.shared, "50", "5"); got != "EAGAIN" {
+					t.Errorf("%s: a stranger's shared lock = %s, want EAGAIN", then, got)
+				}
+			}
+			a.must(call.try, "x", call.exclusive, "0", "5")
+			a.must(call.try, "x", call.shared, "20", "5")
+			alone("another part for reading")
+			a.must(call.wait, "x", call.exclusive, "20", "5")
+			a.must(call.wait, "x", call.shared, "20", "5")
+			alone("one of two parts for reading only")
+			a.must(call.wait, "x", call.shared, "0", "25")
+			b.must(call.try, "x", call.shared, "50", "5")
+			if got := a.Try("put", m.At(dir, "f"), "x", "creat"); got != "EBUSY" {
+				t.Errorf("to write, with nothing but shared locks = %s, want EBUSY", got)
+			}
+		})
+	}
+}
