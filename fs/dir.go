@@ -163,6 +163,7 @@ func (fs *FS) readDir(in *fuse.ReadIn, size uint32, add func(n *node, fd int, e 
 			s.moved = true
 		}
 	}
+	s.setNoatime(in.Flags)
 	pool := direntBuffers.Get().(*[direntBuffer]byte)
 	defer direntBuffers.Put(pool)
 	end := false

@@ -14,6 +14,20 @@ type dirStream struct {
 	fd    int
 	pos   uint64 // the position to go on from
 	moved bool   // the descriptor is elsewhere
+
+	noatime bool // the descriptor has O_NOATIME
+}
+
+// setNoatime is called with the flags of who reads, which change no access time
+// if O_NOATIME is among them. Whether it may set that the kernel has looked.
+func (s *dirStream) setNoatime(flags uint32) {
+	noatime := flags & unix.O_NOATIME
+	if s.noatime == (noatime != 0) {
+		return
+	}
+	if _, err := unix.FcntlInt(uintptr(s.fd), unix.F_SETFL, int(noatime)); err == nil {
+		s.noatime = noatime != 0
+	}
 }
 
 // read calls f with the entries from the position on until it returns false,

@@ -387,11 +387,12 @@ func probeAtime(p *probe) {
 			{"open only", func(path string) error { return p.opens(path, unix.O_RDONLY) }},
 			{"direct", func(path string) error { return readWith(path, unix.O_DIRECT) }},
 			{"readdir", func(path string) error { _, err := os.ReadDir(path); return err }},
+			{"readdir without atime", func(path string) error { return listWith(path, unix.O_NOATIME) }},
 			{"readlink", func(path string) error { _, err := os.Readlink(path); return err }},
 		} {
 			name := fmt.Sprintf("%s-%d", strings.ReplaceAll(r.name, " ", "-"), i)
 			switch r.name {
-			case "readdir":
+			case "readdir", "readdir without atime":
 				p.mkdir(name, 0o755)
 			case "readlink":
 				p.must(unix.Symlink("x", p.at(name)))
@@ -413,5 +414,15 @@ func readWith(path string, flags int) error {
 	}
 	defer unix.Close(fd)
 	_, err = unix.Read(fd, alignedBuffer(4096))
+	return err
+}
+
+func listWith(path string, flags int) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	_, err = unix.Getdents(fd, make([]byte, 4096))
 	return err
 }
