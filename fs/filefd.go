@@ -146,7 +146,7 @@ func (fs *FS) openToWriteLocked(n *node, f *file) (int, error) {
 // is a read-only descriptor, or -1. The caller holds FS.ns.
 func (fs *FS) truncateOpenLocked(n *node, f *file, h *handle, fd int) (err error) {
 	use := h.fd.get()
-	if use < 0 || h.flags&unix.O_ACCMODE == unix.O_RDONLY {
+	if a := h.flags & unix.O_ACCMODE; use < 0 || a != unix.O_WRONLY && a != unix.O_RDWR {
 		switch {
 		case fd >= 0:
 			use, err = fs.back.open(place{fd: fd}, unix.O_WRONLY|unix.O_NONBLOCK)

@@ -180,6 +180,8 @@ func probeOpenFlags(p *probe) {
 			{"async", unix.O_RDWR | unix.O_ASYNC},
 			{"direct", unix.O_RDWR | unix.O_DIRECT},
 			{"append trunc", unix.O_RDWR | unix.O_APPEND | unix.O_TRUNC},
+			{"neither to read nor to write", unix.O_ACCMODE},
+			{"neither, append trunc", unix.O_ACCMODE | unix.O_APPEND | unix.O_TRUNC},
 			{"tmpfile without write", unix.O_TMPFILE | unix.O_RDONLY},
 			{"excl without creat", unix.O_RDONLY | unix.O_EXCL},
 			{"creat nofollow", unix.O_CREAT | unix.O_NOFOLLOW | unix.O_WRONLY},
