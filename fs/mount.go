@@ -283,7 +283,7 @@ func (s *Server) openStore(o *Options, root int) error {
 			return err
 		}
 	}
-	store, err := openState(dir, o.Dir, root)
+	store, err := openState(dir, o.Dir, root, s.servedBefore(o.Dir))
 	if err != nil {
 		return err
 	}
@@ -460,6 +460,15 @@ func (s *Server) deadThere() *deadMount {
 		return s.dead
 	}
 	return s.deadAt
+}
+
+// servedBefore reports whether a static directory was served by a daemon that has left
+// a dead mount.
+func (s *Server) servedBefore(dir string) bool {
+	at, err := AbsoluteOf(dir)
+	return err == nil && slices.ContainsFunc([]*deadMount{s.dead, s.deadAt}, func(d *deadMount) bool {
+		return d != nil && (d.entry.Source == dir || d.entry.Source == at)
+	})
 }
 
 // mountDirect mounts as root, without a helper, and returns the descriptor of

@@ -230,8 +230,9 @@ func uuidAt(m MountEntry) string {
 	return uuid
 }
 
-// openState opens the state of a backing in a state directory.
-func openState(stateDir, dir string, root int) (*filestore.Store, error) {
+// openState opens the state of a backing in a state directory. served: there was a
+// daemon, whose mount is there still.
+func openState(stateDir, dir string, root int, served bool) (*filestore.Store, error) {
 	keys, err := stateKeys(root)
 	if err != nil {
 		return nil, err
@@ -244,6 +245,7 @@ func openState(stateDir, dir string, root int) (*filestore.Store, error) {
 	o := filestore.Options{
 		Key: keys[0], Older: keys[1:], Place: here.String(),
 		Confirm: func(last string) error { return here.confirm(uuid, last) },
+		Served:  served,
 	}
 	for end := time.Now().Add(endTime); ; time.Sleep(5 * time.Millisecond) {
 		store, err := filestore.OpenWith(stateDir, o)

@@ -4,6 +4,7 @@ package tests
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -81,4 +82,61 @@ func TestFaultStateDir(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFaultStateRemoved: files of the state that somebody removes are made anew, and
+// all locks outlive the daemon; if the whole directory is gone, the log and the control
+// directory say so, and so does the next daemon, whose tokens are higher all the same.
+func TestFaultStateRemoved(t *testing.T) {
+	for _, pattern := range []string{"*", "*.lock", "*.tokens", "*.locks.*", "*.journal.*"} {
+		t.Run(pattern, func(t *testing.T) {
+			m := mountOver(t)
+			a := agent(t)
+			a.must("mkdir", m.At("D"))
+			names, err := filepath.Glob(filepath.Join(m.State, pattern))
+			if err != nil || len(names) == 0 {
+				t.Fatalf("no files %s: %v", pattern, err)
+			}
+			for _, name := range names {
+				mustDo(t, os.Remove(name))
+			}
+			if pattern == "*" {
+				eventually(t, "a word of it", func() bool { return strings.Contains(m.Log(), "files of the state were removed") })
+			}
+			eventually(t, "new files", func() bool {
+				for _, pattern := range []string{"*.lock", "*.tokens", "*.locks.*[0-9]", "*.journal.*"} {
+					if names, _ := filepath.Glob(filepath.Join(m.State, pattern)); len(names) == 0 {
+						return false
+					}
+				}
+				return m.stateWritable()
+			})
+			a.must("mkdir", m.At("E"))
+			before := m.Locks()
+			m.restart(nil)
+			if got := m.Locks(); len(got) != 2 || got["D"].Token != before["D"].Token || got["E"].Token != before["E"].Token {
+				t.Errorf("locks after a restart %v, want %v", got, before)
+			}
+			a.must("mkdir", m.At("F"))
+			if token, last := m.Locks()["F"].Token, before["E"].Token; token <= last {
+				t.Errorf("token %d after %d", token, last)
+			}
+		})
+	}
+	t.Run("directory", func(t *testing.T) {
+		m := mountOver(t)
+		a := agent(t)
+		a.must("mkdir", m.At("D"))
+		mustDo(t, os.RemoveAll(m.State))
+		eventually(t, "the metric", func() bool { return !m.stateWritable() })
+		m.wantLog("the state directory was removed")
+		a.must("mkdir", m.At("E"))
+		last := m.Locks()["E"].Token
+		m.restart(nil)
+		m.wantLog("the locks that it gave out are lost")
+		a.must("mkdir", m.At("F"))
+		if token := m.Locks()["F"].Token; token <= last {
+			t.Errorf("token %d after %d", token, last)
+		}
+	})
 }

@@ -44,6 +44,10 @@ func (j *journal) renew(stop <-chan struct{}) error {
 		return ErrClosed
 	}
 	j.writeMu.Lock()
+	if j.removed {
+		defer j.writeMu.Unlock()
+		return j.failed
+	}
 	gen := j.gen
 	_, damaged := s.damaged[s.journalName(gen)]
 	next := gen == j.base || j.file == nil || j.broken || damaged // else: steps 1 and 2 were done before

@@ -51,6 +51,7 @@ type journal struct {
 	synced    uint64    // number of the last change that is on disk
 	failed    error     // why a restart would not find all; a new snapshot ends it
 	broken    bool      // file takes no lines any more
+	removed   bool      // the state directory, with all that is in it
 	stale     bool      // the file is an earlier daemon's, for want of room for another
 	notBefore time.Time // when a snapshot may be tried again that is not urgent
 	notify    func(error)
@@ -320,6 +321,7 @@ func (j *journal) tend() {
 			return
 		case <-tick.C:
 		}
+		j.store.lookForFiles()
 		if !j.due() || j.renew(j.stop) != nil {
 			_ = j.syncAll() // who must know of it has asked for it
 		}

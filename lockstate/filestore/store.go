@@ -77,6 +77,9 @@ type Options struct {
 	// refuse the state: then nothing is changed. nil: it never does.
 	Place   string
 	Confirm func(last string) error
+	// Served: the backing was served before, as something else shows. If there is
+	// no state of that, it was lost.
+	Served bool
 
 	steps func(op, name string, done bool)
 }
@@ -154,6 +157,10 @@ func (s *Store) open(o Options) error {
 			return err
 		}
 		fresh = !found
+	}
+	if fresh && o.Served && s.missing(s.key+".tokens") {
+		s.warn("there is no state of the daemon that was here before; the locks that it gave out are lost")
+		fresh, s.incomplete = false, true
 	}
 
 	s.guarded, err = s.lock(name, os.O_RDWR|os.O_CREATE)
