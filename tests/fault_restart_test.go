@@ -154,6 +154,28 @@ func TestFaultRestartDescriptors(t *testing.T) {
 	}
 }
 
+// TestFaultStartDescriptors: a daemon in the background that is short of descriptors
+// serves, or says so and leaves no mount: who started it hears one or the other.
+func TestFaultStartDescriptors(t *testing.T) {
+	need(t, "root", "fuse")
+	for files := 16; files <= 26; files++ {
+		dir := staticDir(t)
+		m := newMount(t, dir, dir)
+		cmd := exec.Command("/bin/sh", "-c", `ulimit -n "$1"; exec timeout 10 "$2" mount -d --state-dir "$3" "$4"`,
+			"sh", itoa(files), stagefsBin(), m.State, m.Dir)
+		r := runCmd(t, cmd)
+		mounted := len(mountsBelow(filepath.Dir(m.Dir))) > 0
+		switch {
+		case r.Status == 0 && mounted:
+			run(t, stagefsBin(), "umount", m.Dir)
+		case r.Status == 71 && !mounted && strings.Contains(r.Err, "ulimit -Hn"):
+		default:
+			unix.Unmount(m.Dir, unix.MNT_DETACH)
+			t.Errorf("with %d descriptors: %v, mounted: %v", files, r, mounted)
+		}
+	}
+}
+
 // TestFaultRestartUnreadable: what a new daemon cannot look at, because its disk
 // is bad there, still is who had it: it ends as any lock does.
 func TestFaultRestartUnreadable(t *testing.T) {

@@ -94,13 +94,9 @@ func readyPipe() *os.File {
 	return os.NewFile(3, "ready pipe")
 }
 
-// daemonReady lets go of the terminal and tells the starter that the mount
+// daemonReady lets go of the terminal, for null, and tells the starter that the mount
 // answers. An error means that nobody waits for it any more.
-func daemonReady(starter, log *os.File) error {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
+func daemonReady(starter, log, null *os.File) error {
 	defer null.Close()
 	if log == nil {
 		log = null

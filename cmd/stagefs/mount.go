@@ -87,6 +87,12 @@ func (c *command) mountAction(ctx *cli.Context) error {
 	if ctx.Bool("supervise") && !watched.on {
 		return c.supervise(o, starter, logFile)
 	}
+	var null *os.File // from now on: when it is mounted there may be no descriptor left
+	if starter != nil {
+		if null, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
+			return explainMount(o, err)
+		}
+	}
 	o.Successor, o.Mounted = watched.again, watched.mounted
 	c.ignored = ignoredStops()
 	h := handover{Debug: o.Debug, Mountpoint: target(o), Ignored: c.ignored}
@@ -106,7 +112,7 @@ func (c *command) mountAction(ctx *cli.Context) error {
 			return nil
 		}
 		c.say("serving %s (pid %d); unmount with: stagefs umount %s", quote(s.Mountpoint()), os.Getpid(), shellWord(s.Mountpoint()))
-		return daemonReady(starter, logFile)
+		return daemonReady(starter, logFile, null)
 	}))
 	if watched.on && errors.Is(err, fs.ErrUnmounted) {
 		_, text := explain(err)

@@ -309,7 +309,11 @@ func passOn(daemon *exec.Cmd, ready, starter, log *os.File) bool {
 	if n, _ := ready.Read(make([]byte, 1)); n != 1 {
 		return false
 	}
-	if daemonReady(starter, log) != nil {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err == nil {
+		err = daemonReady(starter, log, null)
+	}
+	if err != nil {
 		daemon.Process.Signal(syscall.SIGTERM) // nobody waits for it
 	}
 	return true
