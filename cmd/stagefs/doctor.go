@@ -64,7 +64,7 @@ func (c *command) doctorAction(ctx *cli.Context) error {
 			state = daemonSays(served.Path).stateDir
 		}
 	}
-	all = append(all, m.checkStateDir(state))
+	all = append(all, m.checkStateDir(state, ctx.Args().First()))
 	all = append(all, about...)
 
 	failed := 0

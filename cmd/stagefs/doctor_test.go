@@ -89,8 +89,13 @@ func TestCheckDirectory(t *testing.T) {
 		filepath.Join(dir, "new", "deep"): statusOK,
 		filepath.Join(file, "sub"):        statusFail,
 	} {
-		if got := m.checkStateDir(path); got.Status != want {
+		if got := m.checkStateDir(path, ""); got.Status != want {
 			t.Errorf("checkStateDir(%q) = %+v, want %s", path, got, want)
+		}
+	}
+	for backing, want := range map[string]string{dir: statusFail, filepath.Join(dir, "static"): statusOK} {
+		if got := m.checkStateDir(filepath.Join(dir, "state"), backing); got.Status != want {
+			t.Errorf("checkStateDir beside %q = %+v, want %s", backing, got, want)
 		}
 	}
 }

@@ -331,7 +331,7 @@ func startAgain(mount *fs.MountEntry) string {
 }
 
 // checkStateDir asks whether the daemon could make or write its state directory.
-func (m machine) checkStateDir(dir string) finding {
+func (m machine) checkStateDir(dir, backing string) finding {
 	const name = "state"
 	fix := "name another one with --state-dir"
 	if dir == "" {
@@ -343,6 +343,15 @@ func (m machine) checkStateDir(dir string) finding {
 	dir, err := fs.Abs(dir)
 	if err != nil {
 		return finding{name, statusFail, err.Error(), fix}
+	}
+	if backing != "" {
+		at, err := fs.AbsoluteOf(backing)
+		if err != nil {
+			return finding{name, statusFail, err.Error(), fix}
+		}
+		if path, err := fs.AbsoluteOf(dir); err == nil && below(path, at) {
+			return finding{name, statusFail, quote(dir) + " is inside of " + quote(at) + ", which would cover it", fix}
+		}
 	}
 	for at := dir; ; at = filepath.Dir(at) {
 		info, err := os.Stat(at)
