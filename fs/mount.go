@@ -375,7 +375,7 @@ func (s *Server) mount(o *Options) error {
 	case err == nil && note != "":
 		o.Log.Info("a faster transport can't be had", "in use", s.transport.Name(), "why", note)
 		return nil
-	case err == nil, errors.Is(err, transport.ErrUnavailable), errors.Is(err, transport.ErrRefused):
+	case err == nil, errors.Is(err, transport.ErrUnavailable), errors.Is(err, transport.ErrRefused), errors.Is(err, ErrNoFuse):
 		return err
 	}
 	return fmt.Errorf("%s: %w: %w", s.mountpoint, ErrNoFuse, err)

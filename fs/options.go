@@ -78,6 +78,7 @@ var (
 	ErrState          = errors.New("what an earlier daemon recorded cannot be judged now")
 	ErrNewerState     = filestore.ErrNewer
 	ErrNoFuse         = errors.New("FUSE is not available")
+	ErrNoTransport    = transport.ErrUnavailable
 	ErrStrict         = errors.New("there are ways under the mount")
 	ErrNoMount        = errors.New("no stagefs mount")
 	ErrDetached       = errors.New("the mount is busy: detached, and served until the last file is closed")

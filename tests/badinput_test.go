@@ -83,12 +83,20 @@ func TestBadDirectory(t *testing.T) {
 	wantRefusal(t, "66", []string{"ro"}, "mount", state, at("ro"))
 	wantRefusal(t, "66", []string{"ro"}, "mount", state, at("ro"), at("mnt"))
 	wantRefusal(t, "66|73|75", []string{m.Path}, "mount", state, m.Path)
+	over := mountOver(t)
+	mustDo(t, os.Symlink(over.Path, at("link")))
+	if r := run(t, stagefsBin(), "mount", state, at("link")); r.Status != 75 || strings.Contains(r.Err, "not mounted here") {
+		t.Errorf("mount of a link to what is served: %v, want status 75", r)
+	}
 	wantRefusal(t, "66", []string{m.At("sub")}, "mount", state, m.At("sub"))
 	wantRefusal(t, "66", []string{m.At("sub")}, "mount", state, m.At("sub"), at("mnt"))
 	wantRefusal(t, "66", nil, "mount", state, at("new\nline\x1b[2J"))
 	for _, bad := range []string{at("file"), "/proc/none", "/dev/null"} {
 		wantRefusal(t, "66|73|77", []string{"state directory", bad, "name another with --state-dir"}, "mount", "--state-dir="+bad, at("dir"))
 	}
+	mustDo(t, os.Mkdir(at("open"), 0o755))
+	mustDo(t, os.Chmod(at("open"), 0o777))
+	wantRefusal(t, "77", []string{at("open"), "can be written by others"}, "mount", "--state-dir="+at("open"), at("dir"))
 	if after := digest(t, at("dir")); after != before {
 		t.Errorf("changed by what was refused:\n%s", diff(before, after))
 	}

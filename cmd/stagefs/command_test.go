@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate/filestore"
 )
 
 // The test binary is also run as the program itself: with a mount that is a
@@ -115,6 +117,9 @@ func TestExitStatuses(t *testing.T) {
 		{fs.ErrMountpointBusy, 73, "another mountpoint"},
 		{fs.ErrStaleMount, 73, "umount -l"},
 		{fs.ErrNoFuse, 71, "stagefs doctor"},
+		{fs.ErrNoTransport, 71, "stagefs doctor"},
+		{fmt.Errorf("%w: it is another's", filestore.ErrDir), 77, "--state-dir"},
+		{fmt.Errorf("%w: %w", filestore.ErrDir, unix.EROFS), 71, "--state-dir"},
 		{fs.ErrStrict, 75, "--strict"},
 		{fs.ErrNoMount, 69, "stagefs mount"},
 		{&os.PathError{Op: "open", Path: "x", Err: unix.EACCES}, 77, ""},

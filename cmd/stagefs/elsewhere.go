@@ -103,8 +103,12 @@ func mountedFrom(dir string) bool {
 	if err != nil {
 		return true
 	}
+	at, err := fs.AbsoluteOf(dir)
+	if err != nil {
+		at = dir
+	}
 	for _, m := range mounts {
-		if m.FSType == fsType && (m.Source == dir || m.Path == dir) {
+		if m.FSType == fsType && (m.Source == dir || m.Path == dir || m.Source == at || m.Path == at) {
 			return true
 		}
 	}

@@ -87,7 +87,10 @@ func explain(err error) (status int, text string) {
 		return exitHeld, oneLine(err) + "; name a state directory of its own with --state-dir, give it another UUID (such as with tune2fs -U random), or unmount that one"
 	}
 	if errors.Is(err, filestore.ErrDir) {
-		return errnoStatus(err), oneLine(err) + "; name another with --state-dir"
+		if status = errnoStatus(err); status == exitSoftware {
+			status = exitNoPerm // whose it is, or its mode
+		}
+		return status, oneLine(err) + "; name another with --state-dir"
 	}
 	for _, known := range []struct {
 		is     error
@@ -105,6 +108,7 @@ func explain(err error) (status int, text string) {
 		{stagefs.ErrInside, exitUsage, "see: stagefs mount --help"},
 		{stagefs.ErrNewerState, exitUnavailable, "mount with the version that was in use before, or move these files away to go without the locks in them; nothing was changed"},
 		{stagefs.ErrNoFuse, exitOS, "see: stagefs doctor"},
+		{stagefs.ErrNoTransport, exitOS, "see: stagefs doctor"},
 		{stagefs.ErrStrict, exitHeld, "end what is named, or mount without --strict"},
 		{stagefs.ErrNoMount, exitUnavailable, "mount one with: stagefs mount DIR"},
 		{stagefs.ErrNotExist, exitNoInput, "make it first"},
