@@ -37,6 +37,8 @@ func mountAsUser(o *Options, mountpoint string) (int, error) {
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return -1, fmt.Errorf("%s: %w: fusermount3 is missing; install fuse3", mountpoint, ErrNoFuse)
+	case err != nil && said.Len() == 0: // it could not be run
+		return -1, fmt.Errorf("%s: %w: fusermount3: %w", mountpoint, ErrNoFuse, err)
 	case err != nil:
 		return -1, fmt.Errorf("%s: %w: %s", mountpoint, ErrNoFuse, bytes.TrimSpace(said.Bytes()))
 	}
