@@ -97,6 +97,10 @@ func (fs *FS) rename(m *renaming) error {
 		err = move()
 	}
 	ok := finish(err == nil)
+	if err == nil && !ok && m.dst == nil && !m.fills() &&
+		unix.Renameat2(toDir.fd, m.to.name, fromDir.fd, m.from.name, unix.RENAME_NOREPLACE) == nil {
+		err = lockstate.ErrFrozen // the lock was lost meanwhile: nothing was renamed
+	}
 	if err != nil {
 		fs.moving(m, true)
 		return err

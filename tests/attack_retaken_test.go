@@ -16,6 +16,7 @@ func TestR6AttackRetaken(t *testing.T) {
 	m := mount(t, "--lock-name", "devserver", "--lock-name", "more*")
 	for name, again := range map[string][]string{
 		"create": {"until", "creat", m.At("create/devserver"), "wronly,creat,excl"},
+		"rename": {"until", "rename", m.At("rename/file"), m.At("rename/devserver"), "noreplace"},
 		"flock":  {"flock", "l"},
 		"fcntl":  {"setlk", "l", "wr"},
 	} {
@@ -23,7 +24,7 @@ func TestR6AttackRetaken(t *testing.T) {
 			m := m.on(t)
 			openDir(t, m.Back(name))
 			lock := func(a *Agent) string {
-				if name == "create" {
+				if name == "create" || name == "rename" {
 					return a.Try("creat", m.At(name, "devserver"), "wronly,creat,excl")
 				}
 				a.must("open", "l", m.At(name, "devserver"), "rdwr,creat")
@@ -37,6 +38,7 @@ func TestR6AttackRetaken(t *testing.T) {
 				for j := range 20 {
 					owner.must("creat", m.At(name, "more"+itoa(j)), "wronly,creat,excl")
 				}
+				openFile(t, m.Back(name, "file"), "")
 				broken := make(chan string)
 				go func() { broken <- m.Ctl("break " + name + " test") }()
 				time.Sleep(time.Duration(i) * 300 * time.Microsecond)
