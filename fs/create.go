@@ -345,6 +345,9 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 		return err
 	}
 	if r.parent = fs.nodes.get(in.NodeId); r.parent == nil {
+		if fs.control.node(in.NodeId) != nil {
+			return frozen
+		}
 		return fuse.Status(unix.ESTALE)
 	}
 	m.parent, r.name = r.parent, name

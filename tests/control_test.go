@@ -16,6 +16,7 @@ import (
 func TestControlHidden(t *testing.T) {
 	m := mount(t)
 	openDir(t, m.Back("D"))
+	mustDo(t, os.WriteFile(m.Back("D/file"), nil, 0o666))
 	entries, err := os.ReadDir(m.Path)
 	mustDo(t, err)
 	for _, e := range entries {
@@ -60,6 +61,7 @@ func TestControlHidden(t *testing.T) {
 				t.Errorf("%q = ok, want a refusal", call)
 			}
 		}
+		a.want("EPERM", "link", m.At("D/file"), m.control("new"))
 		for _, name := range []string{"locks", "locks.json", "denials", "metrics", "version"} {
 			a.want("ok", "read", m.control(name))
 		}
