@@ -133,11 +133,11 @@ func TestFaultDestroyFails(t *testing.T) {
 	needInject(t)
 	m := mount(t, "--on-crash", "quarantine")
 	aside(t, m, "D")
-	m.kill()
-	m.State = tempDir(t) + "/new"
-	failing := m.inject(&fault{call: unix.SYS_RENAMEAT2, is: func(a asked) bool { return a.path(3) == "content" }, errno: unix.EIO, times: 1})
-	m.start([]string{"--on-crash", "destroy"})
-	m.awaitReady()
+	var failing *faults
+	m.unmounted(func() {
+		m.State = tempDir(t) + "/new"
+		failing = m.inject(&fault{call: unix.SYS_RENAMEAT2, is: func(a asked) bool { return a.path(3) == "content" }, errno: unix.EIO, times: 1})
+	}, "--on-crash", "destroy")
 	a := agent(t)
 	a.must("mkdir", m.At("E"))
 	a.must("put", m.At("E", "g"), "kept", "wronly,creat")

@@ -33,6 +33,9 @@ func (c *command) startDaemon() error {
 	cmd := exec.Command(self, c.args...)
 	cmd.Args[0] = "stagefs"
 	cmd.Env = append(os.Environ(), envReady+"=3")
+	if c.quiet {
+		cmd.Env = append(cmd.Env, envQuiet+"=1")
+	}
 	cmd.ExtraFiles = []*os.File{w}
 	cmd.Stderr = c.err
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -21,6 +21,7 @@ import (
 // machine, which tests replace.
 type command struct {
 	args     []string // without the program's name
+	quiet    bool     // called by mount(8)
 	in       io.Reader
 	out, err io.Writer
 	mount    func(fs.Options) (server, error)
@@ -75,6 +76,18 @@ func run(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) 
 	}
 	if len(args) > 0 {
 		c.args = args[1:]
+	}
+	if len(args) > 0 && isMountHelper(args[0]) {
+		var err error
+		if c.args, err = helperArgs(c.mountCommand().Flags, c.args); err != nil {
+			status, text := explain(err)
+			c.complain("%s", text)
+			return status
+		}
+		if c.args == nil {
+			return exitOK
+		}
+		c.quiet = true
 	}
 	return c.run(ctx)
 }

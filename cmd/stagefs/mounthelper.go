@@ -1,0 +1,122 @@
+//go:build linux
+
+package main
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+)
+
+// envQuiet tells a daemon that mount(8) started it: it says only what is wrong.
+const envQuiet = "STAGEFS_QUIET"
+
+// isMountHelper reports whether the program was called by the name under which mount(8)
+// looks for what mounts a type of file system, such as /sbin/mount.fuse.stagefs.
+func isMountHelper(program string) bool {
+	name := filepath.Base(program)
+	return name == "mount.stagefs" || name == "mount.fuse.stagefs"
+}
+
+// Options of fstab(5) that are for others than who mounts, or what happens anyway.
+var fstabOptions = []string{
+	"rw", "defaults", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "nousers", "owner", "group", "relatime",
+}
+
+// helperArgs turns what mount(8) calls a helper with, which is
+//
+//	DIR MOUNTPOINT [-sfnv] [-N namespace] [-o options] [-t type]
+//
+// into the command line of `stagefs mount`. Nothing is to be done if args is nil.
+func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
+	args = []string{"mount", "--daemon"}
+	var places []string
+	fake, sloppy := false, false
+	var options []string
+	for i := 0; i < len(given); i++ {
+		arg := given[i]
+		if len(arg) < 2 || arg[0] != '-' {
+			places = append(places, arg)
+			continue
+		}
+		for letters := arg[1:]; letters != ""; {
+			letter := letters[0]
+			letters = letters[1:]
+			switch letter {
+			case 's':
+				sloppy = true
+			case 'f':
+				fake = true
+			case 'n', 'v', 'w': // no mtab; no more to be said; what it does
+			case 'o', 't', 'N':
+				value := letters
+				if letters = ""; value == "" {
+					if i++; i == len(given) {
+						return nil, usagef("option -%c lacks its value", letter)
+					}
+					value = given[i]
+				}
+				switch letter {
+				case 'o':
+					options = append(options, strings.Split(value, ",")...)
+				case 'N':
+					return nil, usagef("option -N: run mount in that namespace instead, with nsenter(1)")
+				}
+			default:
+				return nil, usagef("unknown option -%c; usage: mount -t fuse.stagefs [-o OPTIONS] DIR MOUNTPOINT", letter)
+			}
+		}
+	}
+	if len(places) != 2 {
+		return nil, usagef("usage: mount -t fuse.stagefs [-o OPTIONS] DIR MOUNTPOINT, both the same to mount over it")
+	}
+	for _, option := range options {
+		arg, err := helperOption(flags, option)
+		switch {
+		case err != nil && sloppy:
+		case err != nil:
+			return nil, err
+		case arg != "":
+			args = append(args, arg)
+		}
+	}
+	if fake {
+		return nil, nil
+	}
+	args = append(args, "--", places[0])
+	if filepath.Clean(places[0]) != filepath.Clean(places[1]) {
+		args = append(args, places[1])
+	}
+	return args, nil
+}
+
+// helperOption turns an option for mount(8) into one of `stagefs mount`, "" for none.
+func helperOption(flags []cli.Flag, option string) (arg string, err error) {
+	name, _, hasValue := strings.Cut(option, "=")
+	if name == "" || slices.Contains(fstabOptions, option) || strings.HasPrefix(name, "x-") || name == "comment" || name == "user" {
+		return "", nil
+	}
+	if name != "replace" && name != "daemon" {
+		for _, flag := range flags {
+			doc := flag.(cli.DocGenerationFlag)
+			switch {
+			case doc.Names()[0] != name:
+			case doc.TakesValue() && !hasValue:
+				return "", usagef("mount option %s lacks its value: %s=…", quote(name), name)
+			case !doc.TakesValue() && hasValue:
+				return "", usagef("mount option %s takes no value", quote(name))
+			default:
+				return "--" + option, nil
+			}
+		}
+	}
+	switch name {
+	case "ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "sync", "dirsync":
+		return "", usagef("mount option %s: stagefs takes over the options with which the file system of the directory is mounted: set it there", name)
+	case "remount":
+		return "", usagef("mount option remount: unmount, and mount with the new options")
+	}
+	return "", usagef("unknown mount option %s; those of stagefs are the long options of stagefs mount, see stagefs mount --help", quote(option))
+}

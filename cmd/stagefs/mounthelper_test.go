@@ -1,0 +1,53 @@
+//go:build linux
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestHelperArgs(t *testing.T) {
+	flags := (&command{}).mountCommand().Flags
+	for _, c := range []struct{ given, want, err string }{
+		{"/srv /srv -o rw", "mount --daemon -- /srv", ""},
+		{"/srv /srv/ -o rw,depth=2,strict,lock-name=a,lock-name=b=c", "mount --daemon --depth=2 --strict --lock-name=a --lock-name=b=c -- /srv", ""},
+		{"/srv /mnt", "mount --daemon -- /srv /mnt", ""},
+		{"-o defaults,nofail,x-systemd.automount,user=me -nv /srv /mnt -t fuse.stagefs", "mount --daemon -- /srv /mnt", ""},
+		{"/srv /mnt -odepth=2", "mount --daemon --depth=2 -- /srv /mnt", ""},
+		{"/srv /mnt -sno nothing,depth=2", "mount --daemon --depth=2 -- /srv /mnt", ""},
+		{"/srv /mnt -f", "", ""},
+		{"/srv /mnt -f -o nothing", "", "unknown mount option nothing"},
+		{"/srv", "", "usage: mount -t fuse.stagefs"},
+		{"/srv /mnt /other", "", "usage: mount -t fuse.stagefs"},
+		{"/srv /mnt -o", "", "lacks its value"},
+		{"/srv /mnt -N 1", "", "nsenter"},
+		{"/srv /mnt -x", "", "unknown option -x"},
+		{"/srv /mnt -o ro", "", "set it there"},
+		{"/srv /mnt -o remount", "", "unmount"},
+		{"/srv /mnt -o depth", "", "depth=…"},
+		{"/srv /mnt -o strict=yes", "", "takes no value"},
+		{"/srv /mnt -o replace", "", "unknown mount option replace"},
+	} {
+		got, err := helperArgs(flags, strings.Fields(c.given))
+		if text := ""; err != nil || c.err != "" {
+			if err != nil {
+				text = err.Error()
+			}
+			if !strings.Contains(text, c.err) || c.err == "" {
+				t.Errorf("helperArgs(%s) = %q, %v, want the error %q", c.given, got, err, c.err)
+			}
+			continue
+		}
+		if diff := cmp.Diff(strings.Fields(c.want), append([]string{}, got...)); diff != "" {
+			t.Errorf("helperArgs(%s), -want +got:\n%s", c.given, diff)
+		}
+	}
+	for program, want := range map[string]bool{"/sbin/mount.fuse.stagefs": true, "mount.stagefs": true, "/usr/bin/stagefs": false} {
+		if got := isMountHelper(program); got != want {
+			t.Errorf("isMountHelper(%q) = %v", program, got)
+		}
+	}
+}
