@@ -113,7 +113,7 @@ func (c *checker) leases() {
 			c.failf("I9: the lease of token %d is of no client, or of a scope, or cannot be revoked", r.token)
 		}
 		for _, o := range r.dir.rows {
-			if o != r && o.key() == r.key() && o.kind == r.kind {
+			if o != r && o.key() == r.key() && o.kind == r.kind && !o.doomed && !r.doomed {
 				c.failf("I9: tokens %d and %d are leases of one client on one directory", r.token, o.token)
 			}
 		}

@@ -65,14 +65,19 @@ func (t *Table) unleaseLocked(r *row) {
 	}
 }
 
-// clientRowLocked returns the row of a client on d.
-func clientRowLocked(d *Dir, client string) *row {
+// clientRowLocked returns the row of a client on d: one that is about to end only if
+// the client has not taken its lease again since.
+func clientRowLocked(d *Dir, client string) (found *row) {
 	for _, r := range d.rows {
-		if r.lease != nil && r.lease.client == client && !r.pending {
+		if r.lease == nil || r.lease.client != client || r.pending {
+			continue
+		}
+		if !r.doomed {
 			return r
 		}
+		found = r
 	}
-	return nil
+	return found
 }
 
 // ofClient returns a client's lease on d for a process of a user: ErrNoLock if

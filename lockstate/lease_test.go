@@ -560,3 +560,26 @@ func TestL1RenewDurable(t *testing.T) {
 		}
 	}
 }
+
+// TestLeaseRetaken: a client that takes its lease again while it is ended has
+// another one, and that is the one it renews.
+func TestLeaseRetaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		old, err := f.lease(f.parent, "D", "x", time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.LeaveKeys(old.Token)
+		again, err := f.lease(f.parent, "D", "x", time.Minute)
+		if err != nil || again.Token == old.Token {
+			t.Fatalf("taken again: %v, %v, want another token than %d", again, err, old.Token)
+		}
+		if err := f.Check(); err != nil {
+			t.Errorf("Check() = %v, want nil", err)
+		}
+		if l, err := f.Renew(f.dir("D"), "x", 1000, 0); err != nil || l.Token != again.Token {
+			t.Errorf("Renew() = token %d, %v, want %d", l.Token, err, again.Token)
+		}
+	})
+}
