@@ -195,12 +195,13 @@ func (m *renaming) fills() bool { return m.flags&(unix.RENAME_EXCHANGE|unix.RENA
 
 // ontoLockNames returns where m puts something under a lock file's name (A3). Where
 // that takes a lock file's place the lock goes on, whoever of its holders does it: a
-// second one, of a child, would take the file along (R4), or outlive it (R1).
+// second one, of a child, would take the file along (R4), or outlive it (R1). One that
+// is gone already, since its lock is about to end, has no place.
 func (fs *FS) ontoLockNames(m *renaming) (onto []link) {
 	if m.fills() && fs.isLockName(m.from.parent, m.from.name) && !fs.keeps(m.from) {
 		onto = append(onto, m.from)
 	}
-	if fs.isLockName(m.to.parent, m.to.name) && !fs.keeps(m.to) {
+	if fs.isLockName(m.to.parent, m.to.name) && (m.dst == nil || !fs.keeps(m.to)) {
 		onto = append(onto, m.to)
 	}
 	return onto
