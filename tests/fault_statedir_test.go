@@ -123,6 +123,18 @@ func TestFaultStateRemoved(t *testing.T) {
 			}
 		})
 	}
+	t.Run("directory before the first lock", func(t *testing.T) {
+		m := mountOver(t)
+		mustDo(t, os.RemoveAll(m.State))
+		a := agent(t)
+		a.must("mkdir", m.At("D"))
+		last := m.Locks()["D"].Token
+		m.restart(nil)
+		a.must("mkdir", m.At("E"))
+		if token := m.Locks()["E"].Token; token <= last {
+			t.Errorf("token %d after %d", token, last)
+		}
+	})
 	t.Run("directory", func(t *testing.T) {
 		m := mountOver(t)
 		a := agent(t)

@@ -29,7 +29,8 @@ func (s *Store) Tokens() (last uint64) {
 }
 
 // Reserve raises the mark to upTo, durably. Only then may tokens up to upTo be
-// given out. A mark that is as high already stays.
+// given out. A mark that is as high already stays. If the state directory was removed,
+// so was the mark, and the next daemon finds another one.
 func (s *Store) Reserve(upTo uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -39,7 +40,12 @@ func (s *Store) Reserve(upTo uint64) error {
 	if upTo <= s.mark {
 		return nil
 	}
-	return s.writeMarkLocked(upTo)
+	err := s.writeMarkLocked(upTo)
+	if err != nil && unlinked(s.self) {
+		s.mark = upTo
+		return nil
+	}
+	return err
 }
 
 // clockSlack covers what the clock's resolution and a last block of reserved
