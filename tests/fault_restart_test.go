@@ -164,7 +164,7 @@ func TestFaultStartDescriptors(t *testing.T) {
 		cmd := exec.Command("/bin/sh", "-c", `ulimit -n "$1"; exec timeout 10 "$2" mount -d --state-dir "$3" "$4"`,
 			"sh", itoa(files), stagefsBin(), m.State, m.Dir)
 		r := runCmd(t, cmd)
-		mounted := len(mountsBelow(filepath.Dir(m.Dir))) > 0
+		mounted := mountedAt(m.Dir)
 		switch {
 		case r.Status == 0 && mounted:
 			run(t, stagefsBin(), "umount", m.Dir)

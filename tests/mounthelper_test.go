@@ -17,16 +17,16 @@ func TestMountHelper(t *testing.T) {
 	dir := staticDir(t)
 	state := filepath.Join(tempDir(t), "state")
 
-	if r := run(t, helper, dir, dir, "-o", "rw,nosuid"); r.Status != 64 || len(mountsBelow(filepath.Dir(dir))) > 0 {
-		t.Errorf("with an option that cannot be had: %v, mounted: %q; want status 64 and nothing", r, mountsBelow(filepath.Dir(dir)))
+	if r := run(t, helper, dir, dir, "-o", "rw,nosuid"); r.Status != 64 || mountedAt(dir) {
+		t.Errorf("with an option that cannot be had: %v, mounted: %v; want status 64 and nothing", r, mountedAt(dir))
 	}
-	if r := run(t, helper, dir, dir, "-f", "-o", "rw"); r.Status != 0 || len(mountsBelow(filepath.Dir(dir))) > 0 {
-		t.Errorf("-f: %v, mounted: %q; want nothing", r, mountsBelow(filepath.Dir(dir)))
+	if r := run(t, helper, dir, dir, "-f", "-o", "rw"); r.Status != 0 || mountedAt(dir) {
+		t.Errorf("-f: %v, mounted: %v; want nothing", r, mountedAt(dir))
 	}
 	r := run(t, helper, dir, dir+"/", "-n", "-o", "rw,nofail,depth=2,lock-name=LOCK,state-dir="+state)
 	t.Cleanup(func() { run(t, "umount", dir) })
-	if r.Status != 0 || r.Out != "" || r.Err != "" || len(mountsBelow(filepath.Dir(dir))) != 1 {
-		t.Fatalf("%v, mounted: %q; want one mount, and no word", r, mountsBelow(filepath.Dir(dir)))
+	if mounts := mountsBelow(filepath.Dir(dir)); r.Status != 0 || r.Out != "" || r.Err != "" || len(mounts) != 1 {
+		t.Fatalf("%v, mounted: %q; want one mount, and no word", r, mounts)
 	}
 	a, b := agent(t), stranger(t)
 	a.must("mkdir", filepath.Join(dir, "board")) // a container

@@ -330,7 +330,8 @@ func startAgain(mount *fs.MountEntry) string {
 	return "start it again, with its options: " + line + "; only to give it up: stagefs umount " + shellWord(mount.Path)
 }
 
-// checkStateDir asks whether the daemon could make or write its state directory.
+// checkStateDir asks whether the daemon of backing, if it is given, could make or write
+// its state directory.
 func (m machine) checkStateDir(dir, backing string) finding {
 	const name = "state"
 	fix := "name another one with --state-dir"
@@ -345,12 +346,8 @@ func (m machine) checkStateDir(dir, backing string) finding {
 		return finding{name, statusFail, err.Error(), fix}
 	}
 	if backing != "" {
-		at, err := fs.AbsoluteOf(backing)
-		if err != nil {
+		if err := checkOutside(fs.Options{Dir: backing, StateDir: dir}, ""); err != nil {
 			return finding{name, statusFail, err.Error(), fix}
-		}
-		if path, err := fs.AbsoluteOf(dir); err == nil && below(path, at) {
-			return finding{name, statusFail, quote(dir) + " is inside of " + quote(at) + ", which would cover it", fix}
 		}
 	}
 	for at := dir; ; at = filepath.Dir(at) {

@@ -111,10 +111,9 @@ func (c *command) mountAction(ctx *cli.Context) error {
 			c.say("serving %s (pid %d); Ctrl-C unmounts", quote(s.Mountpoint()), os.Getpid())
 			return nil
 		}
-		if os.Getenv(envQuiet) != "" {
-			return daemonReady(starter, logFile, null)
+		if os.Getenv(envQuiet) == "" {
+			c.say("serving %s (pid %d); unmount with: stagefs umount %s", quote(s.Mountpoint()), os.Getpid(), shellWord(s.Mountpoint()))
 		}
-		c.say("serving %s (pid %d); unmount with: stagefs umount %s", quote(s.Mountpoint()), os.Getpid(), shellWord(s.Mountpoint()))
 		return daemonReady(starter, logFile, null)
 	}))
 	if watched.on && errors.Is(err, fs.ErrUnmounted) {

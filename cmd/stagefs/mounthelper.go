@@ -4,7 +4,6 @@ package main
 
 import (
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -18,11 +17,6 @@ const envQuiet = "STAGEFS_QUIET"
 func isMountHelper(program string) bool {
 	name := filepath.Base(program)
 	return name == "mount.stagefs" || name == "mount.fuse.stagefs"
-}
-
-// Options of fstab(5) that are for others than who mounts, or what happens anyway.
-var fstabOptions = []string{
-	"rw", "defaults", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "nousers", "owner", "group", "relatime",
 }
 
 // helperArgs turns what mount(8) calls a helper with, which is
@@ -95,7 +89,11 @@ func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
 // helperOption turns an option for mount(8) into one of `stagefs mount`, "" for none.
 func helperOption(flags []cli.Flag, option string) (arg string, err error) {
 	name, _, hasValue := strings.Cut(option, "=")
-	if name == "" || slices.Contains(fstabOptions, option) || strings.HasPrefix(name, "x-") || name == "comment" || name == "user" {
+	switch option { // for others than who mounts, or what happens anyway
+	case "rw", "defaults", "auto", "noauto", "nofail", "_netdev", "nouser", "users", "nousers", "owner", "group", "relatime":
+		return "", nil
+	}
+	if name == "" || name == "user" || name == "comment" || strings.HasPrefix(name, "x-") {
 		return "", nil
 	}
 	if name != "replace" && name != "daemon" {

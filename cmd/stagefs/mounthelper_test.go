@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// TestHelperArgs: what mount(8) says is what the mount command is to do, or is refused with
+// what to do instead.
 func TestHelperArgs(t *testing.T) {
 	flags := (&command{}).mountCommand().Flags
 	for _, c := range []struct{ given, want, err string }{

@@ -4,8 +4,7 @@ import (
 	"errors"
 	"os"
 	"strconv"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 )
 
 // Why the state does not outlive the daemon.
@@ -81,15 +80,8 @@ func (j *journal) lost(err error) {
 
 // unlinked reports whether an open file has no name any more.
 func unlinked(f *os.File) bool {
-	conn, err := f.SyscallConn()
-	if err != nil {
-		return false
-	}
-	var st unix.Stat_t
-	if bad := conn.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }); bad != nil {
-		return false
-	}
-	return err == nil && st.Nlink == 0
+	info, err := f.Stat()
+	return err == nil && info.Sys().(*syscall.Stat_t).Nlink == 0
 }
 
 func (s *Store) missing(name string) bool {
