@@ -206,6 +206,7 @@ func TestA11Race(t *testing.T) {
 	a, b := agent(t), agent(t)
 	lock, stays := m.At("D/devserver"), m.lockFile("E")
 	a.must("open", "x", stays, "rdwr")
+	b.must("open", "y", stays, "rdonly") // which the kernel looks up no more
 	for i := range 50 {
 		a.must("creat", lock, "wronly,creat,excl")
 		mtimeOf(t, a, lock) // what is new looks the same to all
@@ -225,7 +226,13 @@ func TestA11Race(t *testing.T) {
 		if got := mtimeOf(t, b, stays); !got.Equal(set) {
 			t.Fatalf("mtime for others while it is free: %v, want %v", got, set)
 		}
+		if got := mtimeBy(t, b, "fstat", "y"); !got.Equal(set) {
+			t.Fatalf("mtime of what others have open while it is free: %v, want %v", got, set)
+		}
 		a.must("flock", "x", "ex", "nb")
+		if got := mtimeBy(t, b, "fstat", "y"); time.Since(got).Abs() > time.Minute {
+			t.Fatalf("mtime of what others have open while it is locked: %v, want now", got)
+		}
 		if got := mtimeOf(t, b, stays); time.Since(got).Abs() > time.Minute {
 			t.Fatalf("mtime for others while it is locked: %v, want now", got)
 		}
@@ -287,7 +294,12 @@ func TestA11Ways(t *testing.T) {
 
 func mtimeOf(t *testing.T, a *Agent, path string) time.Time {
 	t.Helper()
-	_, mtime, _ := strings.Cut(a.Get("stat", path), "mtime=")
+	return mtimeBy(t, a, "stat", path)
+}
+
+func mtimeBy(t *testing.T, a *Agent, call ...string) time.Time {
+	t.Helper()
+	_, mtime, _ := strings.Cut(a.Get(call...), "mtime=")
 	at, err := time.Parse(time.RFC3339Nano, mtime)
 	mustDo(t, err)
 	return at
