@@ -190,6 +190,8 @@ func TestA7RunConflict(t *testing.T) {
 	m.wantStatus(0, held, "run", "-n", "-E0", m.At("D"), "true")
 	m.wantStatus(75, held, "run", "-w", "0", m.At("D"), "true")
 	m.wantStatus(75, held, "run", "-w", "0.05", m.At("D"), "true")
+	m.wantStatus(75, held, "run", "-w", "1ns", m.At("D"), "true")
+	m.wantStatus(75, held, "run", "-w", "1ns", m.At("D/sub/sub"), "true")
 	m.wantStatus(75, held, "run", "--wait=50ms", m.At("D"), "true")
 	m.wantStatus(75, held, "run", "-n", m.At("D/sub"), "true")
 	m.wantStatus(75, held, "run", "-w", "0.05", m.At("D/sub/sub"), "true")

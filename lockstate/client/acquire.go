@@ -66,7 +66,8 @@ type Options struct {
 
 // Acquire takes the lock on a directory. It fails with an error that is
 // [ErrFailedToLock] if somebody else has it, or, with Options.Wait, still has it
-// when ctx is done. ctx has no part in how long the lock lasts.
+// when ctx is done. One try is made even if the deadline of ctx has passed. ctx has
+// no part in how long the lock lasts.
 func Acquire(ctx context.Context, dir string, opts Options) (*Lock, error) {
 	return linux().acquire(ctx, dir, opts)
 }
@@ -75,7 +76,8 @@ func (s *system) acquire(ctx context.Context, dir string, opts Options) (*Lock, 
 	if err := opts.check(); err != nil {
 		return nil, err
 	}
-	if err := ctx.Err(); err != nil {
+	// Past the deadline, the daemon is asked still: it knows who has the directory.
+	if cancelled(ctx) {
 		return nil, fmt.Errorf("%w: %w", ErrFailedToLock, context.Cause(ctx))
 	}
 	p, err := s.find(dir)
@@ -160,10 +162,16 @@ func take(ctx context.Context, p place, c conn, opts Options, made bool) (*reply
 	if err == nil {
 		return r, nil
 	}
-	if ended := ctx.Err(); ended != nil && !errors.Is(ended, context.DeadlineExceeded) {
+	if cancelled(ctx) {
 		return nil, fmt.Errorf("%w: %w", ErrFailedToLock, context.Cause(ctx))
 	}
 	return nil, r.refusalAt(p, err)
+}
+
+// cancelled tells whether ctx has ended otherwise than by its deadline.
+func cancelled(ctx context.Context) bool {
+	err := ctx.Err()
+	return err != nil && !errors.Is(err, context.DeadlineExceeded)
 }
 
 // line is the command of an acquisition.

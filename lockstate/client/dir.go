@@ -4,7 +4,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -131,7 +130,7 @@ func (d *Dir) send(ctx context.Context, verb, options string) (*reply, error) {
 	if err == nil {
 		return r, nil
 	}
-	if ended := ctx.Err(); ended != nil && !errors.Is(ended, context.DeadlineExceeded) {
+	if cancelled(ctx) {
 		return r, fmt.Errorf("%s: %w", d.path, context.Cause(ctx))
 	}
 	return r, r.refusalAt(d.place, err)

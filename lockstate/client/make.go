@@ -87,7 +87,7 @@ func (s *system) waitToMake(ctx context.Context, p place, c conn, opts Options, 
 	r, err := c.command(lenient(ctx), "wait "+word(rel)+" wait="+wait, nil)
 	ended := ctx.Err()
 	switch {
-	case ended != nil && !errors.Is(ended, context.DeadlineExceeded):
+	case cancelled(ctx):
 		return false, fmt.Errorf("%w: %w", ErrFailedToLock, context.Cause(ctx))
 	case err == nil && opts.Wait && ended == nil:
 		return true, nil
