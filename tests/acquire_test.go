@@ -277,7 +277,7 @@ func TestL1RunLease(t *testing.T) {
 	if r := p.Wait(); r.Status != 76 || !strings.Contains(r.Err, "expired") {
 		t.Errorf("run after its lease: %v, want 76", r)
 	}
-	eventually(t, "the command ends", func() bool { return !running(a.Pid) })
+	awaitEnd(t, "the command ends", a.Pid)
 	m.wantOwner("D", b.Pid)
 }
 

@@ -26,6 +26,7 @@ import (
 type Agent struct {
 	t    *testing.T
 	Pid  int
+	ends int // pidfd: once it is dead, others may get its number soon (TestH2Numbers)
 	conn net.Conn
 	in   *bufio.Reader
 }
@@ -74,11 +75,39 @@ func awaitAgent(t *testing.T, start func(sock string)) *Agent {
 	mustDo(t, err)
 	a.Pid, err = strconv.Atoi(strings.TrimSpace(hello))
 	mustDo(t, err)
+	a.ends = peerOf(t, conn)
 	t.Cleanup(func() {
+		defer unix.Close(a.ends)
 		conn.Close() // ends it, with a status that hands nothing over (R5)
-		eventually(t, "the agent ends", func() bool { return !running(a.Pid) })
+		a.awaitEnd("the agent ends")
 	})
 	return a
+}
+
+// peerOf is a pidfd of the process at the other end, which may call itself by
+// another number.
+func peerOf(t *testing.T, conn net.Conn) (pidfd int) {
+	t.Helper()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	mustDo(t, err)
+	var peer *unix.Ucred
+	var failed error
+	mustDo(t, raw.Control(func(fd uintptr) {
+		peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}))
+	mustDo(t, failed)
+	pidfd, err = unix.PidfdOpen(int(peer.Pid), 0)
+	mustDo(t, err)
+	return pidfd
+}
+
+func (a *Agent) awaitEnd(what string) {
+	a.t.Helper()
+	for end := time.Now().Add(patience); alive(a.ends); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			a.t.Fatalf("never happened: %s, process %d:\n%s", what, a.Pid, whereabouts(a.Pid))
+		}
+	}
 }
 
 // Child starts a descendant of the agent; setsid gives it its own session.
@@ -177,15 +206,15 @@ func (a *Agent) receive() (status, out string) {
 // Kill ends the agent with SIGKILL.
 func (a *Agent) Kill() {
 	a.t.Helper()
-	mustDo(a.t, syscall.Kill(a.Pid, syscall.SIGKILL))
-	eventually(a.t, "the agent dies", func() bool { return !running(a.Pid) })
+	mustDo(a.t, unix.PidfdSendSignal(a.ends, unix.SIGKILL, nil, 0))
+	a.awaitEnd("the agent dies")
 }
 
 // Exit ends it with a status of its own.
 func (a *Agent) Exit(status int) {
 	a.t.Helper()
 	a.send([]string{"exit", strconv.Itoa(status)})
-	eventually(a.t, "the agent exits", func() bool { return !running(a.Pid) })
+	a.awaitEnd("the agent exits")
 }
 
 // agentMain is the other end: it obeys one line after the other.

@@ -215,7 +215,6 @@ func TestFaultPidNamespace(t *testing.T) {
 	in.must("unlink", m.At("D/devserver"))
 	in.must("mkdir", m.At("E"))
 	mustDo(t, syscall.Kill(row.Pid, syscall.SIGKILL))
-	in.Pid = row.Pid // for the end of the test
 	m.awaitFree("D")
 	m.awaitFree("E")
 	rival.must("put", m.At("D/f"), "x", "")

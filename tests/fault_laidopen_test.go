@@ -87,7 +87,7 @@ func wantNoTrust(t *testing.T, start func() *exec.Cmd, log, dir, back string) {
 	owner.must("mkdir", dir+"/D")
 	owner.must("creat", dir+"/D/devserver", "wronly,creat,excl")
 	daemon.Process.Kill()
-	eventually(t, "its end", func() bool { return !running(daemon.Process.Pid) })
+	awaitEnd(t, "its end", daemon.Process.Pid)
 	mustDo(t, os.WriteFile(back+"/D/other", []byte("another's"), 0o644))
 	mustDo(t, os.Rename(back+"/D/other", back+"/D/devserver"))
 	start()

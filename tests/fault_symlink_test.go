@@ -62,7 +62,7 @@ func TestFaultLinkTerminated(t *testing.T) {
 	m.forget()
 	mustDo(t, supervisor.Signal(syscall.SIGSTOP))
 	mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
-	eventually(t, "its end", func() bool { return !running(pid) })
+	awaitEnd(t, "its end", pid)
 	mustDo(t, supervisor.Signal(syscall.SIGTERM))
 	mustDo(t, supervisor.Signal(syscall.SIGCONT))
 	m.wantEnded(0)

@@ -129,7 +129,7 @@ func TestW3SignalKilled(t *testing.T) {
 			time.Sleep(50 * time.Millisecond)
 			killed := time.Now()
 			mustDo(t, syscall.Kill(w.Pid, sig))
-			eventually(t, "it is gone", func() bool { return !running(w.Pid) })
+			awaitEnd(t, "it is gone", w.Pid)
 			t.Logf("%v: gone after %v", sig, time.Since(killed).Round(time.Millisecond))
 		}
 		m.wantFree("D")

@@ -132,7 +132,7 @@ func TestLogQuiet(t *testing.T) {
 	a.must("mkdir", m.At("D"))
 	pid := m.daemon()
 	mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
-	eventually(t, "the daemon is dead", func() bool { return !running(pid) })
+	awaitEnd(t, "the daemon is dead", pid)
 	r := m.startBackground()
 	if strings.Contains(r.Err, "restored") || strings.Contains(r.Err, "level=INFO") {
 		t.Errorf("mount -d prints its log: %v", r)

@@ -202,7 +202,7 @@ func TestDaemonize(t *testing.T) {
 	}
 	_, rest, _ := strings.Cut(string(version), "pid ")
 	pid := atoi(strings.Fields(rest)[0])
-	eventually(t, "the daemon ends", func() bool { return !running(pid) })
+	awaitEnd(t, "the daemon ends", pid)
 }
 
 // TestM5: ways under the mount that exist already are named; --strict refuses.

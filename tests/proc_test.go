@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -168,8 +169,42 @@ func running(pid int) bool {
 		return false
 	}
 	defer unix.Close(fd)
+	return alive(fd)
+}
+
+// alive is running for a pidfd.
+func alive(fd int) bool {
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 	return n == 0 || err != nil
+}
+
+// awaitEnd waits until a process is gone. If it stays, its threads tell what they
+// wait for.
+func awaitEnd(t *testing.T, what string, pid int) {
+	t.Helper()
+	for end := time.Now().Add(patience); running(pid); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never happened: %s, process %d:\n%s", what, pid, whereabouts(pid))
+		}
+	}
+}
+
+// whereabouts tells where the threads of a process are, and what stops them.
+func whereabouts(pid int) string {
+	var out strings.Builder
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	for _, task := range tasks {
+		status, _ := os.ReadFile(task + "/status")
+		for line := range strings.Lines(string(status)) {
+			switch key, _, _ := strings.Cut(line, ":"); key {
+			case "Name", "State", "PPid", "TracerPid", "SigPnd", "ShdPnd", "SigBlk":
+				out.WriteString(strings.Join(strings.Fields(line), " ") + ", ")
+			}
+		}
+		stack, _ := os.ReadFile(task + "/stack")
+		out.WriteString("stack:\n" + string(stack))
+	}
+	return out.String()
 }
 
 // statFields are those of a stat file of proc(5) from the state on; nil if

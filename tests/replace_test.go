@@ -253,7 +253,7 @@ func TestS1ReplaceKilled(t *testing.T) {
 			}()
 			m.replace()
 			<-done
-			eventually(t, "the waiter ends", func() bool { return !running(w.Process.Pid) })
+			awaitEnd(t, "the waiter ends", w.Process.Pid)
 			m.awaitFree("B" + itoa(i))
 		}
 	})
@@ -278,7 +278,7 @@ func TestS1ReplaceControl(t *testing.T) {
 		m.replace()
 		events.want("waiting D")
 		a.Kill()
-		eventually(t, "the wait ends", func() bool { return !running(w.Process.Pid) })
+		awaitEnd(t, "the wait ends", w.Process.Pid)
 		// Lines that were carried out before are not again.
 		b := agent(t)
 		mustDo(t, os.Mkdir(m.At("F"), 0o777))

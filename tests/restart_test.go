@@ -215,7 +215,7 @@ func TestS1SupervisorKilled(t *testing.T) {
 	if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
 		t.Error(r)
 	}
-	eventually(t, "the daemon ends", func() bool { return !running(pid) })
+	awaitEnd(t, "the daemon ends", pid)
 }
 
 // TestS1SuperviseGivesUp: what cannot start is not tried for ever, and says why.
@@ -244,7 +244,7 @@ func TestS1SuperviseDaemon(t *testing.T) {
 	if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
 		t.Error(r)
 	}
-	eventually(t, "the daemon ends", func() bool { return !running(now) })
+	awaitEnd(t, "the daemon ends", now)
 	eventually(t, "its supervisor ends", func() bool { return exec.Command("pgrep", "-f", m.State).Run() != nil })
 }
 

@@ -281,7 +281,7 @@ func TestR7ClosedShared(t *testing.T) {
 			mustDo(t, err)
 			end := func() {
 				mustDo(t, syscall.Kill(child, syscall.SIGKILL))
-				eventually(t, "the child ends", func() bool { return !running(child) })
+				awaitEnd(t, "the child ends", child)
 			}
 			if name == "child" {
 				end()

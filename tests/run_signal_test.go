@@ -69,7 +69,7 @@ func TestA7RunKilled(t *testing.T) {
 	left := a.Child("setsid")
 	left.must("put", m.At("D/x"), "", "creat")
 	p.Kill()
-	eventually(t, "the command dies with run", func() bool { return !running(a.Pid) })
+	awaitEnd(t, "the command dies with run", a.Pid)
 	m.awaitFree("D")
 	b := agent(t)
 	b.must("creat", m.At("D/devserver"), "wronly,creat,excl")
@@ -102,7 +102,7 @@ func TestR6RunLost(t *testing.T) {
 			t.Errorf("run: %v, want 76 with the reason", r)
 		}
 		for _, pid := range []int{a.Pid, left.Pid} {
-			eventually(t, "the command and its children end", func() bool { return !running(pid) })
+			awaitEnd(t, "the command and its children end", pid)
 		}
 	})
 	t.Run("SIGKILL", func(t *testing.T) {

@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -57,19 +58,19 @@ func (a *attempt) run(killAfter time.Duration) (finished bool) {
 	if killAfter > 0 {
 		kill = time.After(killAfter)
 	}
-	// A stager that takes so long hangs.
-	hung := time.After(90*time.Second + 10*time.Minute*time.Duration(s.src.files/5000))
+	hung, stop := a.stands()
 	select {
 	case <-a.ended:
 	case <-kill:
 		a.kill()
 	case <-hung:
-		s.violate("%s: hangs: %s", a.id, a.show())
+		s.violate("%s: nothing in its build has changed for %v: %s", a.id, hungTime, a.show())
 		a.killAll()
 	case <-s.ctx.Done():
 		a.killed, a.published = true, a.done()
 		a.killAll()
 	}
+	stop()
 	a.killAll() // what a killed leader has left running
 	<-a.ended
 	err = a.cmd.Wait()
@@ -91,6 +92,47 @@ func (a *attempt) run(killAfter time.Duration) (finished bool) {
 		s.violate("%s (%s) failed although nobody killed it: %v\n%s", a.id, a.dir, err, tailOf(log.Name()))
 	}
 	return finished
+}
+
+// hungTime is how long a stager may leave its build as it is. How long it takes as
+// a whole is the machine's business.
+const hungTime = 90 * time.Second
+
+// stands closes hung when the stager hangs, until it is stopped.
+func (a *attempt) stands() (hung <-chan struct{}, stop func()) {
+	ch, ctx := make(chan struct{}), a.s.ctx
+	ctx, stop = context.WithCancel(ctx)
+	go func() {
+		look := time.NewTicker(hungTime / 30)
+		defer look.Stop()
+		for seen, since := "", time.Now(); time.Since(since) < hungTime; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-look.C:
+			}
+			if now := extent(a.s.m.Back(a.dir)); now != seen {
+				seen, since = now, time.Now()
+			}
+		}
+		close(ch)
+	}()
+	return ch, stop
+}
+
+// extent is how much there is in a tree that somebody works on.
+func extent(dir string) string {
+	var entries, size int64
+	filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil {
+			entries++
+			if info, err := d.Info(); err == nil {
+				size += info.Size()
+			}
+		}
+		return nil
+	})
+	return fmt.Sprint(entries, size)
 }
 
 // name is the attempt's among all soaks of the machine.

@@ -117,10 +117,10 @@ func TestSoak(t *testing.T) {
 	s.verifyDescriptors(before, fdsBefore)
 }
 
-// watchdog ends a run that hangs: with the daemon gone, every operation on the
-// mount returns. The daemon's stacks are in its log then.
+// watchdog ends a run that hangs although no stager stands: with the daemon gone,
+// every operation on the mount returns. The daemon's stacks are in its log then.
 func (s *soak) watchdog(d time.Duration) *time.Timer {
-	limit := d + 2*time.Minute
+	limit := d + 5*time.Minute
 	if s.whole {
 		limit = d + 30*time.Minute
 	}

@@ -167,7 +167,7 @@ func (st *stage) abandon() {
 	}
 	st.proc.Wait()
 	for _, pid := range pids {
-		eventually(st.t, "a process of the stager is gone", func() bool { return !running(pid) })
+		awaitEnd(st.t, "a process of the stager is gone", pid)
 	}
 }
 

@@ -155,6 +155,12 @@ func (s *site) awaitSize(name string, size int64) {
 	})
 }
 
+// awaitClosed waits until a process has no file of the site open for writing.
+func (s *site) awaitClosed(pid int) {
+	s.t.Helper()
+	eventually(s.t, "all files are closed", func() bool { return len(writersBelow(s.t, pid, s.dir)) == 0 })
+}
+
 // TestDownloaderFails: a build that fails in the foreground, or in a subprocess
 // of the background, is destroyed, so that the next try works.
 func TestDownloaderFails(t *testing.T) {

@@ -91,9 +91,10 @@ func TestDownloaderKilled(t *testing.T) {
 					a.line() // "staging" and "at background", in any order
 				default:
 					a.ask("download board/v", "staging")
-					a.unpacking("board/v")
+					tar := a.unpacking("board/v")
 					feed(1)
 					s.awaitSize("board/v/first", tarRecord-512)
+					s.awaitClosed(tar) // it sets modes and times last
 				}
 				if held {
 					s.wantHeld("board/v", a)
@@ -142,7 +143,7 @@ func TestDownloaderSubprocessLeft(t *testing.T) {
 		t.Errorf("the listing's blockers: %+v, want tar (pid %d)", s.m.Listing().Blockers, tar)
 	}
 	end()
-	eventually(t, "tar ends", func() bool { return !running(tar) })
+	awaitEnd(t, "tar ends", tar)
 	s.awaitSize("board/v/second", 3*tarRecord)
 	ar.build("board/v2")
 	mustDo(t, os.Rename(ar.at("board/v2/a.tar"), ar.at("board/v/a.tar")))
@@ -165,14 +166,14 @@ func TestDownloaderSubprocessShutOut(t *testing.T) {
 	tar := a.unpacking("board/v")
 	feed(1)
 	s.awaitSize("board/v/first", tarRecord-512)
-	eventually(t, "tar has no file open", func() bool { return len(writersBelow(t, tar, s.dir)) == 0 })
+	s.awaitClosed(tar)
 	a.Kill()
 	s.awaitFree("board/v")
 	b.ask("acquire board/v revisit", "acquired")
 	b.ask("put board/v image.bin new", "put")
 	before := digest(t, s.under("board/v"))
 	end()
-	eventually(t, "tar ends", func() bool { return !running(tar) })
+	awaitEnd(t, "tar ends", tar)
 	if after := digest(t, s.under("board/v")); after != before {
 		t.Errorf("the dead server's tar changed:\n%s", diff(before, after))
 	}
