@@ -25,6 +25,7 @@ type dirLock struct {
 	at     link
 	want   advisory.Lock
 	waits  bool
+	has    bool // want is set already: the directory's lock is to become what it asks for
 }
 
 // try takes the lock if it is free and nobody stands in line for it but those who wait
@@ -121,6 +122,25 @@ func (d *dirLock) exclusive() bool {
 	return want.Write || !want.Flock && slices.ContainsFunc(d.fs.advisory.Locks(node), func(l advisory.Lock) bool {
 		return l.Write && keyOf(node, &l) == keyOf(node, want) && (l.Start < want.Start || l.End > want.End)
 	})
+}
+
+// keepLess makes the directory's lock a shared one, if what its owner has left of its
+// record locks asks for no more (A5). Where that can't be, it stays as it was.
+func (d *dirLock) keepLess(key fdKey) {
+	left := slices.DeleteFunc(d.fs.advisory.Locks(key.node), func(l advisory.Lock) bool { return keyOf(key.node, &l) != key })
+	if len(left) == 0 || slices.ContainsFunc(left, func(l advisory.Lock) bool { return l.Write }) {
+		return
+	}
+	d.want, d.has = left[0], true
+	r, ok := d.request()
+	if !ok || r.proc == nil {
+		return
+	}
+	if owner, ok := d.fs.table.OwnerBy(key); !ok || owner != r.proc.ID() {
+		return // an open file description that several have: the lock is not the caller's
+	}
+	r.quiet = true
+	d.take(r)
 }
 
 // blocker returns what tells who is in the way.
@@ -225,14 +245,18 @@ func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lo
 		if err == nil && d.exclusive() != (q.Kind == lockstate.Explicit) {
 			*lost, err = true, unix.EAGAIN // a lock on another part has come or gone since
 		}
-		if err == nil {
+		switch {
+		case err != nil:
+		case !d.has:
 			if err = fs.advisory.Try(node, d.want); errors.Is(err, advisory.ErrConflict) {
 				conflict = err
 			}
+		case !slices.Contains(fs.advisory.Locks(node), d.want):
+			err = unix.EAGAIN // it has changed since
 		}
 		if ok := finish(err == nil); !ok && err == nil {
 			fs.advisory.Unlock(node, d.want)
-			*lost = true
+			*lost = !d.has
 			err = unix.EAGAIN // for attempt, not for the caller
 		}
 		if err == nil {

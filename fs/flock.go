@@ -123,6 +123,9 @@ func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Sta
 	switch {
 	case in.Lk.Typ == unix.F_UNLCK:
 		fs.unlock(node, want)
+		if lockFile && !unclear && !want.Flock {
+			(&dirLock{fs: fs, cancel: cancel, in: in, h: h, at: at}).keepLess(keyOf(node, &want))
+		}
 		return fuse.OK
 	case !lockFile:
 		return fs.lockPlain(cancel, node, want, wait)

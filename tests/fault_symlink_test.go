@@ -52,6 +52,7 @@ func TestFaultLinkKilled(t *testing.T) {
 	if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 || mountedAt(m.real) {
 		t.Errorf("stagefs umount: %v; mounted: %v", r, mountedAt(m.real))
 	}
+	m.wantEnded(0)
 }
 
 // TestFaultLinkTerminated: nor does a supervisor leave a dead mount there that is told

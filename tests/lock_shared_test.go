@@ -306,11 +306,38 @@ func TestA4Parts(t *testing.T) {
 			a.must(call.wait, "x", call.exclusive, "20", "5")
 			a.must(call.wait, "x", call.shared, "20", "5")
 			alone("one of two parts for reading only")
-			a.must(call.wait, "x", call.shared, "0", "25")
-			b.must(call.try, "x", call.shared, "50", "5")
-			if got := a.Try("put", m.At(dir, "f"), "x", "creat"); got != "EBUSY" {
-				t.Errorf("to write, with nothing but shared locks = %s, want EBUSY", got)
+			sharing := func(then string) {
+				t.Helper()
+				if got := b.Try(call.try, "x", call.shared, "50", "5"); got != "ok" {
+					t.Errorf("%s: a stranger's shared lock = %s, want ok", then, got)
+				}
+				if got := a.Try("put", m.At(dir, "f"), "x", "creat"); got != "EBUSY" {
+					t.Errorf("%s: to write = %s, want EBUSY", then, got)
+				}
+				b.must(call.try, "x", "un", "0", "0")
 			}
+			a.must(call.wait, "x", call.shared, "0", "25")
+			sharing("all parts for reading")
+			a.must(call.try, "x", call.exclusive, "0", "5")
+			alone("a part for writing again")
+			waits := b.Start(call.wait, "x", call.shared, "50", "5")
+			m.awaitWaiters(dir, 1)
+			a.must(call.try, "x", "un", "0", "5")
+			if got := waits(); got != "ok" {
+				t.Errorf("who waited to share = %s, want ok", got)
+			}
+			b.must(call.try, "x", "un", "0", "0")
+			sharing("that part unlocked")
+			a.must(call.try, "x", "un", "0", "0")
+			m.wantFree(dir)
+			a.must(call.try, "x", call.exclusive, "0", "5")
+			a.must(call.try, "x", call.shared, "20", "5")
+			a.must(call.try, "x", "un", "0", "3")
+			alone("some of what was for writing unlocked")
+			a.must(call.try, "x", "un", "3", "2")
+			sharing("all of what was for writing unlocked")
+			a.must(call.try, "x", "un", "20", "5")
+			m.wantFree(dir)
 		})
 	}
 }
