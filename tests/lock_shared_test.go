@@ -3,8 +3,11 @@
 package tests
 
 import (
+	"bufio"
 	"fmt"
+	"os/exec"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -339,5 +342,67 @@ func TestA4Parts(t *testing.T) {
 			a.must(call.try, "x", "un", "20", "5")
 			m.wantFree(dir)
 		})
+	}
+}
+
+// TestA5AttackParts: threads of the owner close copies of the lock file, which drops all
+// of its locks, while another one unlocks the part that it had for writing. What is left
+// is what the kernel would have left, and the directory's lock goes with it.
+func TestA5AttackParts(t *testing.T) {
+	need(t, "/usr/bin/python3")
+	m := mount(t)
+	b := locker(t)
+	b.must("open", "x", m.lockFile("D"), "rdwr")
+	script := `
+import fcntl, os, sys, threading, time
+path, locks, end = sys.argv[1], sys.argv[2], time.time() + float(sys.argv[3])
+fd = os.open(path, os.O_RDWR)
+def closing():
+    while time.time() < end:
+        os.close(os.open(path, os.O_RDWR))
+others = [threading.Thread(target=closing) for _ in range(3)]
+for o in others: o.start()
+rounds = 0
+while time.time() < end:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 5, 0)
+        fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 5, 20)
+    except BlockingIOError:
+        pass  # a stranger shares it
+    fcntl.lockf(fd, fcntl.LOCK_UN, 5, 0)
+    os.close(os.open(path, os.O_RDWR))  # none of its locks is left
+    if str(os.getpid()) in open(locks).read().split():
+        sys.exit("stale: " + open(locks).read())
+    rounds += 1
+for o in others: o.join()
+print(rounds, flush=True)
+sys.stdin.read()
+`
+	cmd := exec.Command("/usr/bin/python3", "-c", script, m.At("D/devserver"), m.control("locks"), "2")
+	in, err := cmd.StdinPipe()
+	mustDo(t, err)
+	out, err := cmd.StdoutPipe()
+	mustDo(t, err)
+	p := startCmd(t, cmd)
+	shared := 0
+	for end := seconds(2); time.Now().Before(end); {
+		if b.Try("setlk", "x", "rd", "50", "5") == "ok" {
+			shared++
+			b.must("setlk", "x", "un", "0", "0")
+		}
+	}
+	rounds, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(p.Wait())
+	}
+	t.Logf("%s rounds, shared %d times", strings.TrimSpace(rounds), shared)
+	m.wantFree("D")
+	b.must("setlk", "x", "wr")
+	b.must("put", m.At("D/f"), "x", "creat")
+	b.must("close", "x")
+	m.wantFree("D")
+	in.Close()
+	if r := p.Wait(); r.Status != 0 {
+		t.Error(r)
 	}
 }
