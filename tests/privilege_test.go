@@ -10,9 +10,9 @@ import (
 // privileges prints what becomes of suid and sgid bits and of capabilities, for
 // each way to change a file, each caller and each mode.
 const privileges = `
-import ctypes, mmap, os, stat, struct, sys
+import ctypes, json, mmap, os, stat, struct, sys
 top = sys.argv[1]
-source, path, back = top + "/source", top + "/file", sys.argv[2] + "/file"
+source, back = top + "/source", sys.argv[2]
 CAP = bytes.fromhex("0100000200200000000000000000000000000000")
 ACL = struct.pack("<I" + 5 * "HHI", 2, 1, 6, 0xffffffff, 2, 6, 1001, 4, 5, 0xffffffff, 16, 7, 0xffffffff, 32, 4, 0xffffffff)
 FSETID = 1 << 4
@@ -89,9 +89,7 @@ ops = {
     "mapped": mapped,
 }
 
-def result(op, who, owner, mode, cap, kind=stat.S_IFREG):
-    if os.path.exists(path):
-        os.unlink(path)
+def make(owner, mode, cap, kind):
     os.mknod(path, kind | 0o600)
     if kind == stat.S_IFREG:
         with open(path, "w") as f:
@@ -100,18 +98,43 @@ def result(op, who, owner, mode, cap, kind=stat.S_IFREG):
     os.chmod(path, mode)
     if cap:
         os.setxattr(path, "security.capability", CAP)
+
+def errno_of(op, mode):
+    try:
+        ops[op](mode)
+        return 0
+    except OSError as e:
+        return e.errno
+
+# One process becomes the caller, and has a file for each case: to fork is slow.
+def play(who, owner, cases):
+    global path
+    files = [f"/file{n}" for n in range(len(cases))]
+    for name, (op, mode, cap, kind) in zip(files, cases):
+        path = top + name
+        make(owner, mode, cap, kind)
+    r, w = os.pipe()
     pid = os.fork()
     if pid == 0:
-        try:
-            if who:
-                become(*who)
-            ops[op](mode)
-            os._exit(0)
-        except OSError as e:
-            os._exit(e.errno)
-    status = os.waitpid(pid, 0)[1] >> 8
-    # What the kernel has in its cache does not show what a call that failed has done.
-    return status, oct(os.stat(path).st_mode & 0o7777), oct(os.stat(back).st_mode & 0o7777), os.listxattr(path)
+        if who:
+            become(*who)
+        errnos = []
+        for name, (op, mode, cap, kind) in zip(files, cases):
+            path = top + name
+            errnos.append(errno_of(op, mode))
+        with os.fdopen(w, "w") as f:
+            json.dump(errnos, f)
+        os._exit(0)
+    os.close(w)
+    with os.fdopen(r) as f:
+        errnos = json.load(f)
+    os.waitpid(pid, 0)
+    for name, (op, mode, cap, kind), errno in zip(files, cases, errnos):
+        path = top + name
+        # What the kernel has in its cache does not show what a call that failed has done.
+        now, behind = os.stat(path).st_mode, os.stat(back + name).st_mode
+        print(op, who, owner, oct(mode), cap, oct(kind), ":", errno, oct(now & 0o7777), oct(behind & 0o7777), os.listxattr(path))
+        os.unlink(path)
 
 with open(source, "w") as f:
     f.write("source")
@@ -126,16 +149,15 @@ callers = [
     ((1000, 1000, [], "userns"), (1000, 2000)),
     ((0, 0, [], ALL & ~FSETID), (1000, 2000)),
 ]
+cases = []
+for mode in 0o4777, 0o2777, 0o6777, 0o2767, 0o6767, 0o6666, 0o777:
+    for cap in False, True:
+        # The kernel takes capabilities before it asks whether the size can be.
+        cases += [(op, mode, cap, stat.S_IFREG) for op in ops if not (cap and op == "truncate too far")]
+    for kind in stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK:
+        cases += [(op, mode, False, kind) for op in ("chgrp", "chown to the owner")]
 for who, owner in callers:
-    for mode in 0o4777, 0o2777, 0o6777, 0o2767, 0o6767, 0o6666, 0o777:
-        for cap in False, True:
-            for op in ops:
-                if cap and op == "truncate too far":
-                    continue # the kernel takes capabilities before it asks
-                print(op, who, owner, oct(mode), cap, result(op, who, owner, mode, cap))
-        for kind in stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK:
-            for op in "chgrp", "chown to the owner":
-                print(op, who, owner, oct(mode), oct(kind), result(op, who, owner, mode, False, kind))
+    play(who, owner, cases)
 `
 
 // TestM2Privileges: whoever changes a file takes away its suid and sgid bits and
