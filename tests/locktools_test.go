@@ -162,6 +162,7 @@ def take():
         lock = fasteners.InterProcessReaderWriterLock(path)
         gotten(getattr(lock, "acquire_%s_lock" % kind[10:])(blocking=wait))
         return getattr(lock, "release_%s_lock" % kind[10:])
+    sys.modules["eventlet"] = None # oslo does without, and it takes seconds to load
     if kind == "oslo":
         from oslo_concurrency import lockutils
         lock = lockutils.lock("stage", "devserver-", external=True, lock_path=d, blocking=wait)
