@@ -108,7 +108,7 @@ func TestAttackHandover(t *testing.T) {
 		c.storm([]string{"mkdir", m.At("D/rival")}, []string{"chmod", m.At("D"), "0777"},
 			[]string{"open", "h", m.At("D/devserver"), "rdwr,creat"}, []string{"flock", "h"}, []string{"close", "h"}), // A10
 	}
-	script := `i=0; while [ $i -lt 250 ]; do
+	script := `i=0; while [ $i -lt 120 ]; do
 		i=$((i+1))
 		mkdir -m 777 D || { echo "$i: mkdir refused"; continue; }
 		: >D/a || echo "$i: the write after mkdir was refused"

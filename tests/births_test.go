@@ -233,7 +233,8 @@ func TestH2Numbers(t *testing.T) {
 	a.orphanAt(0, o.Pid).must("creat", m.At("D/aa"), "wronly,creat")
 }
 
-// flood makes more processes than the daemon can hear of while it is stopped.
+// flood makes more threads than the daemon can hear of while it is stopped, as it would
+// of processes.
 func flood(t *testing.T) {
 	t.Helper()
 	var here unix.CPUSet
@@ -243,7 +244,14 @@ func flood(t *testing.T) {
 		cpu++
 	}
 	// On one processor, whose buffer has room for 16384 ends and beginnings.
-	r := run(t, "taskset", "-c", itoa(cpu), "sh", "-c", `i=0; while [ $i -lt 12000 ]; do (:); i=$((i+1)); done`)
+	r := run(t, "taskset", "-c", itoa(cpu), "python3", "-c", `
+import _thread
+for i in range(12000):
+    ended = _thread.allocate_lock()
+    ended.acquire()
+    _thread.start_new_thread(ended.release, ())
+    ended.acquire()
+`)
 	if r.Status != 0 {
 		t.Fatal(r)
 	}
@@ -254,7 +262,7 @@ func flood(t *testing.T) {
 // made before or afterwards.
 func TestH2Flood(t *testing.T) {
 	needBirths(t)
-	need(t, "taskset")
+	need(t, "taskset", "python3")
 	m := mount(t)
 	a, b := agent(t), agent(t)
 	a.must("mkdir", m.At("D"))
