@@ -271,7 +271,7 @@ func (fs *FS) isLockFile(node uint64) bool {
 // endKeys takes the descriptor locks away that kept a lock which ends for
 // another reason, so that nobody hears of a lock that there is no more (R4).
 func (fs *FS) endKeys(l lockstate.Lock) {
-	fs.table.LeaveKeys(l.Token) // how it ends is the caller's to say
+	fs.table.Doom(l.Token) // how it ends is the caller's to say
 	for _, k := range l.Keys {
 		key := k.(fdKey)
 		lock := advisory.Lock{Owner: key.id, End: advisory.MaxEnd}

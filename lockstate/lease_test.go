@@ -570,7 +570,7 @@ func TestLeaseRetaken(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.LeaveKeys(old.Token)
+		f.Doom(old.Token)
 		again, err := f.lease(f.parent, "D", "x", time.Minute)
 		if err != nil || again.Token == old.Token {
 			t.Fatalf("taken again: %v, %v, want another token than %d", again, err, old.Token)

@@ -112,8 +112,8 @@ type row struct {
 	move    *Move // under way; never changed, but replaced
 	sealed  bool  // holds for nobody any more
 	crashed bool  // it was sealed when the last daemon died
-	leaving bool  // what kept it is gone, and its end to come: see [Table.LeaveToExit], [Table.LeaveKeys]
-	doomed  bool  // about to end, whoever takes it again: see [Table.LeaveKeys]
+	leaving bool  // what kept it is gone, and its end to come: see [Table.LeaveToExit], [Table.Doom]
+	doomed  bool  // about to end, whoever takes it again: see [Table.Doom]
 	content content
 	scope   Scope
 	lease   *lease // nil: processes own it

@@ -180,10 +180,34 @@ func (t *Table) Restore(rec Record, kept *Record, path []string, owner *procid.P
 	if err != nil {
 		return Lock{}, err
 	}
-	if kept == nil || !t.isKept(r, kept) {
+	merged := t.mergeTwinLocked(r)
+	if merged || kept == nil || !t.isKept(r, kept) {
 		t.noteLocked(r)
 	}
 	return r.lock(), nil
+}
+
+// mergeTwinLocked ends the lock that r has taken the place of, and reports whether
+// there is one: its owner took it again while it was being ended (see
+// [Table.Doom]), and the daemon died before it was. The lock files that are left
+// are r's. What was made under the other one is not: to break it would have kept that.
+func (t *Table) mergeTwinLocked(r *row) bool {
+	for i, old := range r.dir.rows {
+		if old == r || old.kind != r.kind || r.kind == Implicit || old.key() != r.key() {
+			continue
+		}
+		if r.kind != Shared && r.lease == nil && i != len(r.dir.rows)-2 {
+			continue // somebody else's is in front of that one: the owner has two
+		}
+		for _, f := range old.files {
+			if r.fileAt(f.name) < 0 {
+				r.files = append(r.files, f)
+			}
+		}
+		t.endLocked(old, Ending{Reason: Replaced})
+		return true
+	}
+	return false
 }
 
 // isKept reports whether the record of r is kept, as the store has it.

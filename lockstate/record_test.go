@@ -234,6 +234,69 @@ func TestRestore(t *testing.T) {
 	}
 }
 
+// TestRestoreTwin: a lock that was being ended when the daemon died, and that its owner
+// had taken again, is not there twice. The lock files that are left are the newer one's.
+func TestRestoreTwin(t *testing.T) {
+	for name, q := range map[string]lockstate.Request{
+		"lease":   {Kind: lockstate.Explicit, Protocol: "command", Command: true, Client: "c"},
+		"command": {Kind: lockstate.Explicit, Protocol: "command", Command: true},
+		"file":    {Kind: lockstate.Explicit, Protocol: "create", File: "devserver"},
+		"shared":  {Kind: lockstate.Shared, Protocol: "command", Command: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := storetest.NewMemory()
+			tab := lockstate.New(lockstate.Options{Store: store, Reserve: store.Reserve})
+			owner := procid.Fake(procid.ID{Pid: 11, Start: 2}, nil)
+			acquire := func(tab *lockstate.Table, q lockstate.Request) lockstate.Lock {
+				t.Helper()
+				q.Process, q.Dir = owner, tab.At("d")
+				g, err := tab.Acquire(nil, q)
+				if err != nil {
+					t.Fatal(err)
+				}
+				l, _ := g.Commit()
+				return l
+			}
+			old := acquire(tab, q)
+			if q.File == "" {
+				more := q
+				more.File, more.Command, more.Protocol = "more", false, "create"
+				old = acquire(tab, more)
+			}
+			tab.Doom(old.Token)
+			again := acquire(tab, q)
+			if again.Token == old.Token {
+				t.Fatalf("taken again: token %d still", old.Token)
+			}
+			recs := reopened(t, store)
+			if len(recs) != 2 {
+				t.Fatalf("%d records, want both", len(recs))
+			}
+			next := store.Reopen()
+			tab = lockstate.New(lockstate.Options{Store: next, Reserve: next.Reserve, LastToken: next.Tokens()})
+			for _, rec := range recs {
+				var files []string
+				for _, f := range rec.Files {
+					files = append(files, string(f))
+				}
+				if _, err := tab.Restore(rec, &rec, []string{"d"}, owner, files); err != nil {
+					t.Fatal(err)
+				}
+			}
+			all := tab.Locks()
+			if len(all) != 1 || all[0].Token != again.Token || !slices.Equal(all[0].Files, old.Files) {
+				t.Errorf("restored: %+v, want token %d alone, with %q", all, again.Token, old.Files)
+			}
+			if kept := reopened(t, next); len(kept) != 1 || kept[0].Token != again.Token || len(kept[0].Files) != len(old.Files) {
+				t.Errorf("kept: %+v, want the same", kept)
+			}
+			if err := tab.Check(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // putStore counts what is written.
 type putStore struct {
 	*storetest.Memory

@@ -103,11 +103,11 @@ func (t *Table) LeaveToExit(key any, dying func(procid.ID) bool) bool {
 	return true
 }
 
-// LeaveKeys tells that the lock with a token is about to end, and that the descriptor
+// Doom tells that the lock with a token is about to end, and that the descriptor
 // locks which keep it are going to be taken away: they don't end it any more. Who takes
 // the directory again from here on has another lock, unless [Table.Remains] says that
 // this one does not end.
-func (t *Table) LeaveKeys(token uint64) {
+func (t *Table) Doom(token uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := t.tokens[token]
