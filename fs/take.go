@@ -3,6 +3,7 @@ package fs
 import (
 	"errors"
 	"path"
+	"strings"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -54,6 +55,9 @@ func (c *command) await() fuse.Status {
 	r := c.request("wait")
 	if r.proc == nil {
 		return c.fail(lockstate.ErrNobody)
+	}
+	if c.dir == ControlDir || strings.HasPrefix(c.dir, ControlDir+"/") {
+		return c.fail(unix.ENOENT) // nor will it ever be there
 	}
 	// A directory that is not there yet is waited for where it would be made.
 	there := c.dir

@@ -55,6 +55,8 @@ func TestWhyMode(t *testing.T) {
 	mount(t, "--unlocked=deny").wantWhy("D", "D: free, but writing needs a lock (--unlocked=deny)\n")
 	mount(t, "--disable-locking").wantWhy("D", "locking is disabled: nothing is enforced\nD: free\n")
 
+	mount(t).wantWhy(".stagefs/locks", ".stagefs/locks: a control file; nobody writes there but by command\n")
+
 	m := mount(t, "--enforce=observe")
 	openDir(t, m.Back("D"))
 	agent(t).must("creat", m.At("D/devserver"), "wronly,creat,excl")

@@ -15,6 +15,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagefs/stagefs/fs"
 	"github.com/stagefs/stagefs/lockstate"
 )
 
@@ -80,6 +81,8 @@ func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing
 	}
 	switch {
 	case len(rows) > 0:
+	case rel == fs.ControlDir || strings.HasPrefix(rel, fs.ControlDir+"/"):
+		fmt.Fprintf(c.out, "%s: a control file; nobody writes there but by command\n", quote(rel))
 	case l.Unlocked == "deny":
 		fmt.Fprintf(c.out, "%s: free, but writing needs a lock (--unlocked=deny)\n", quote(rel))
 	default:

@@ -4,9 +4,13 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A Dir is a directory on a stagefs mount, for questions about its lock that
@@ -110,6 +114,9 @@ func (d *Dir) Release(ctx context.Context, how Release) error {
 // Somebody else may be faster.
 func (d *Dir) Wait(ctx context.Context) error {
 	_, err := d.send(ctx, "wait", " wait="+waitFor(ctx))
+	if errors.Is(err, ErrNoLock) {
+		return &os.PathError{Op: "wait", Path: d.path, Err: unix.ENOENT} // a reserved name
+	}
 	return err
 }
 
