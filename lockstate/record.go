@@ -187,17 +187,15 @@ func (t *Table) Restore(rec Record, kept *Record, path []string, owner *procid.P
 	return r.lock(), nil
 }
 
-// mergeTwinLocked ends the lock that r has taken the place of, and reports whether
-// there is one: its owner took it again while it was being ended (see
-// [Table.Doom]), and the daemon died before it was. The lock files that are left
-// are r's. What was made under the other one is not: to break it would have kept that.
+// mergeTwinLocked ends the lease that r has taken the place of, and reports whether there
+// is one: its client took it again while it was being ended (see [Table.Doom]), and the
+// daemon died before it was. The lock files that are left are r's. What was made under the
+// other one is not: to break it would have kept that. Who is no client may have two locks,
+// one of them handed to it.
 func (t *Table) mergeTwinLocked(r *row) bool {
-	for i, old := range r.dir.rows {
-		if old == r || old.kind != r.kind || r.kind == Implicit || old.key() != r.key() {
+	for _, old := range r.dir.rows {
+		if old == r || old.lease == nil || r.lease == nil || old.kind != r.kind || old.key() != r.key() {
 			continue
-		}
-		if r.kind != Shared && r.lease == nil && i != len(r.dir.rows)-2 {
-			continue // somebody else's is in front of that one: the owner has two
 		}
 		for _, f := range old.files {
 			if r.fileAt(f.name) < 0 {

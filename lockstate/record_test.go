@@ -234,14 +234,12 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// TestRestoreTwin: a lock that was being ended when the daemon died, and that its owner
+// TestRestoreTwin: a lease that was being ended when the daemon died, and that its client
 // had taken again, is not there twice. The lock files that are left are the newer one's.
 func TestRestoreTwin(t *testing.T) {
 	for name, q := range map[string]lockstate.Request{
-		"lease":   {Kind: lockstate.Explicit, Protocol: "command", Command: true, Client: "c"},
-		"command": {Kind: lockstate.Explicit, Protocol: "command", Command: true},
-		"file":    {Kind: lockstate.Explicit, Protocol: "create", File: "devserver"},
-		"shared":  {Kind: lockstate.Shared, Protocol: "command", Command: true},
+		"exclusive": {Kind: lockstate.Explicit, Protocol: "command", Command: true, Client: "c"},
+		"shared":    {Kind: lockstate.Shared, Protocol: "command", Command: true, Client: "c"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := storetest.NewMemory()
@@ -257,12 +255,10 @@ func TestRestoreTwin(t *testing.T) {
 				l, _ := g.Commit()
 				return l
 			}
-			old := acquire(tab, q)
-			if q.File == "" {
-				more := q
-				more.File, more.Command, more.Protocol = "more", false, "create"
-				old = acquire(tab, more)
-			}
+			acquire(tab, q)
+			more := q
+			more.File, more.Command, more.Protocol = "more", false, "create"
+			old := acquire(tab, more)
 			tab.Doom(old.Token)
 			again := acquire(tab, q)
 			if again.Token == old.Token {
