@@ -20,7 +20,7 @@ func nameProbes() []probeCase {
 		{"rename flags on all kinds", probeRenames},
 		{"O_TMPFILE and linkat", probeTmpfile},
 		{"positions in a directory", probeSeekdir},
-		{"20000 entries", probeManyEntries},
+		{"8000 entries", probeManyEntries},
 		{"a directory that is gone", probeRemovedDir},
 		{"a file that is gone", probeUnlinkedFile},
 		{"file handles", probeHandles},
@@ -256,7 +256,7 @@ func sameNames(a, b []string) bool {
 }
 
 func probeManyEntries(p *probe) {
-	const files = 20_000
+	const files = 8_000
 	p.mkdir("d", 0o755)
 	for i := range files {
 		p.must(unix.Mknod(p.at("d", strconv.Itoa(i)), unix.S_IFREG|0o644, 0))
@@ -268,8 +268,8 @@ func probeManyEntries(p *probe) {
 	count()
 	count()
 	p.try("rmdir", unix.Rmdir(p.at("d")))
-	p.stat("d/19999")
-	p.stat("d/20000")
+	p.stat("d/7999")
+	p.stat("d/8000")
 	for i := 0; i < files; i += 2 {
 		p.must(unix.Unlink(p.at("d", strconv.Itoa(i))))
 	}

@@ -43,7 +43,7 @@ func TestM2Probes(t *testing.T) {
 	plain := tempDir(t)
 	for _, c := range probeCases() {
 		t.Run(c.name, func(t *testing.T) {
-			if long := strings.HasPrefix(c.name, "as many") || strings.HasPrefix(c.name, "20000"); long && testing.Short() {
+			if long := strings.HasPrefix(c.name, "as many") || strings.HasPrefix(c.name, "8000 "); long && testing.Short() {
 				t.Skip("takes many seconds")
 			}
 			sideBySide(t, m, plain, c.name)
