@@ -3,7 +3,6 @@ package fs
 import (
 	"errors"
 	"path"
-	"strings"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -56,7 +55,7 @@ func (c *command) await() fuse.Status {
 	if r.proc == nil {
 		return c.fail(lockstate.ErrNobody)
 	}
-	if c.dir == ControlDir || strings.HasPrefix(c.dir, ControlDir+"/") {
+	if within(c.dir, ControlDir) {
 		return c.fail(unix.ENOENT) // nor will it ever be there
 	}
 	// A directory that is not there yet is waited for where it would be made.

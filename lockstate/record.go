@@ -193,8 +193,11 @@ func (t *Table) Restore(rec Record, kept *Record, path []string, owner *procid.P
 // other one is not: to break it would have kept that. Who is no client may have two locks,
 // one of them handed to it.
 func (t *Table) mergeTwinLocked(r *row) bool {
+	if r.lease == nil {
+		return false
+	}
 	for _, old := range r.dir.rows {
-		if old == r || old.lease == nil || r.lease == nil || old.kind != r.kind || old.key() != r.key() {
+		if old == r || old.kind != r.kind || old.key() != r.key() {
 			continue
 		}
 		for _, f := range old.files {

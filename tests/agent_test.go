@@ -101,14 +101,7 @@ func peerOf(t *testing.T, conn net.Conn) (pidfd int) {
 	return pidfd
 }
 
-func (a *Agent) awaitEnd(what string) {
-	a.t.Helper()
-	for end := time.Now().Add(patience); alive(a.ends); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			a.t.Fatalf("never happened: %s, process %d:\n%s", what, a.Pid, whereabouts(a.Pid))
-		}
-	}
-}
+func (a *Agent) awaitEnd(what string) { a.t.Helper(); awaitEndOf(a.t, what, a.Pid, a.ends) }
 
 // Child starts a descendant of the agent; setsid gives it its own session.
 func (a *Agent) Child(how ...string) *Agent {

@@ -341,6 +341,16 @@ func TestA4Parts(t *testing.T) {
 			sharing("all of what was for writing unlocked")
 			a.must(call.try, "x", "un", "20", "5")
 			m.wantFree(dir)
+			// What it has open for writing is in the way of who wants to share, still.
+			a.must(call.try, "x", call.exclusive, "0", "5")
+			a.must(call.try, "x", call.shared, "20", "5")
+			a.must("open", "w", m.At(dir, "f"), "wronly")
+			a.must(call.try, "x", "un", "0", "5")
+			b.want("EAGAIN", call.try, "x", call.shared, "50", "5")
+			a.must("close", "w")
+			sharing("closed what was open for writing")
+			a.Kill()
+			m.awaitFree(dir)
 		})
 	}
 }

@@ -182,7 +182,17 @@ func alive(fd int) bool {
 // wait for.
 func awaitEnd(t *testing.T, what string, pid int) {
 	t.Helper()
-	for end := time.Now().Add(patience); running(pid); time.Sleep(5 * time.Millisecond) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return // it is gone
+	}
+	defer unix.Close(fd)
+	awaitEndOf(t, what, pid, fd)
+}
+
+func awaitEndOf(t *testing.T, what string, pid, pidfd int) {
+	t.Helper()
+	for end := time.Now().Add(patience); alive(pidfd); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("never happened: %s, process %d:\n%s", what, pid, whereabouts(pid))
 		}

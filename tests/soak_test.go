@@ -120,7 +120,7 @@ func TestSoak(t *testing.T) {
 // watchdog ends a run that hangs although no stager stands: with the daemon gone,
 // every operation on the mount returns. The daemon's stacks are in its log then.
 func (s *soak) watchdog(d time.Duration) *time.Timer {
-	limit := d + 5*time.Minute
+	limit := d + 2*time.Minute
 	if s.whole {
 		limit = d + 30*time.Minute
 	}

@@ -81,7 +81,7 @@ func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing
 	}
 	switch {
 	case len(rows) > 0:
-	case rel == fs.ControlDir || strings.HasPrefix(rel, fs.ControlDir+"/"):
+	case covers(fs.ControlDir, rel):
 		fmt.Fprintf(c.out, "%s: a control file; nobody writes there but by command\n", quote(rel))
 	case l.Unlocked == "deny":
 		fmt.Fprintf(c.out, "%s: free, but writing needs a lock (--unlocked=deny)\n", quote(rel))
