@@ -231,7 +231,12 @@ func (m *Mount) limitFiles(t *testing.T, n int) (old unix.Rlimit) {
 // halt stops a process, and returns when none of its threads runs any more.
 func halt(t *testing.T, pid int) {
 	t.Helper()
-	t.Cleanup(func() { syscall.Kill(pid, syscall.SIGCONT) }) // or nobody who waits for it can be ended
+	fd, err := unix.PidfdOpen(pid, 0)
+	mustDo(t, err)
+	t.Cleanup(func() { // or nobody who waits for it can be ended
+		unix.PidfdSendSignal(fd, unix.SIGCONT, nil, 0)
+		unix.Close(fd)
+	})
 	mustDo(t, syscall.Kill(pid, syscall.SIGSTOP))
 	eventually(t, "the process stops", func() bool {
 		tasks, err := filepath.Glob("/proc/" + itoa(pid) + "/task/*/status")

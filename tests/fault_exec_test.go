@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // An elsewhere is another file system whose server does not answer for a while.
@@ -45,7 +47,7 @@ func (e *elsewhere) stickAll(agents []*Agent, env ...string) {
 	e.t.Cleanup(func() { // before the agents are waited for
 		e.answer()
 		for _, a := range agents {
-			syscall.Kill(a.Pid, syscall.SIGKILL)
+			unix.PidfdSendSignal(a.ends, unix.SIGKILL, nil, 0)
 		}
 	})
 	halt(e.t, e.m.cmd.Process.Pid)

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -107,4 +108,26 @@ func TestHung(t *testing.T) {
 	mustDo(t, syscall.Kill(m.cmd.Process.Pid, syscall.SIGSTOP))
 	os.Stdout.WriteString(testRoot() + "\n")
 	time.Sleep(time.Hour)
+}
+
+// TestGroupSignal: a signal to a process group that a test started reaches what is left
+// of it, and nobody once all of it is dead.
+func TestGroupSignal(t *testing.T) {
+	cmd := exec.Command("/bin/sh", "-c", "sleep 1000 & echo $!")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	f, err := os.Create(filepath.Join(tempDir(t), "out"))
+	mustDo(t, err)
+	defer f.Close()
+	cmd.Stdout, cmd.Stderr = f, f // and no pipe, which Wait would wait for
+	p := startCmd(t, cmd)
+	p.Wait()
+	out, err := os.ReadFile(f.Name())
+	mustDo(t, err)
+	left := atoi(strings.TrimSpace(string(out)))
+	if !running(left) {
+		t.Fatalf("process %d is not there", left)
+	}
+	mustDo(t, p.group.signal(syscall.SIGKILL))
+	awaitEnd(t, "what the leader left is dead", left)
+	eventually(t, "the group is empty", func() bool { return p.group.signal(0) == unix.ESRCH })
 }

@@ -58,7 +58,7 @@ func script(t *testing.T, m *Mount, dir, shell, script string) {
 	cmd.Env = append(cmd.Env, "TMP="+tmp, "D="+m.At(dir))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	p := startCmd(t, cmd)
-	t.Cleanup(func() { syscall.Kill(-p.Pid(), syscall.SIGKILL) })
+	t.Cleanup(func() { p.group.signal(syscall.SIGKILL) })
 	eventually(t, "the script has the lock", func() bool {
 		select {
 		case <-p.done:

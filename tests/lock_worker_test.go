@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // A locker is an agent that makes lock calls. It is a program in Python,
@@ -182,7 +184,7 @@ func lockerAs(t *testing.T, uid uint32) *Agent {
 func forked(a *Agent) *Agent { a.t.Helper(); return endAtOnce(a.Child()) }
 
 func endAtOnce(a *Agent) *Agent {
-	a.t.Cleanup(func() { syscall.Kill(a.Pid, syscall.SIGKILL) })
+	a.t.Cleanup(func() { unix.PidfdSendSignal(a.ends, unix.SIGKILL, nil, 0) })
 	return a
 }
 

@@ -228,7 +228,7 @@ func (b toolBench) start(script, dir string) *toolRun {
 	cmd.Stdout, cmd.Stderr = w, w
 	p := startCmd(b.t, cmd)
 	w.Close()
-	b.t.Cleanup(func() { syscall.Kill(-p.Pid(), syscall.SIGKILL); r.Close() })
+	b.t.Cleanup(func() { p.group.signal(syscall.SIGKILL); r.Close() })
 	return &toolRun{b: b, dir: dir, p: p, stdin: stdin, pipe: r, said: bufio.NewReader(r)}
 }
 
@@ -260,7 +260,7 @@ func (r *toolRun) acquired() *toolRun {
 }
 
 func (r *toolRun) kill() string {
-	syscall.Kill(-r.p.Pid(), syscall.SIGKILL)
+	r.p.group.signal(syscall.SIGKILL)
 	return r.end()
 }
 

@@ -146,15 +146,16 @@ func (m *Mount) version() ([]byte, error) {
 }
 
 func (m *Mount) dead() bool {
-	if !running(m.cmd.Process.Pid) {
-		<-m.gone // at once: it is only to be waited for
-	}
 	select {
 	case <-m.gone:
 		return true
 	default:
+	}
+	if running(m.cmd.Process.Pid) {
 		return false
 	}
+	<-m.gone // at once: it is only to be waited for
+	return true
 }
 
 // stop unmounts, waits for the daemon, and looks at what it said.
@@ -198,7 +199,7 @@ func (m *Mount) stop() {
 		}
 	}
 	if m.t.Failed() {
-		m.t.Logf("log of the daemon of %s:\n%s", m.Path, shorten(log))
+		m.t.Logf("log of the daemon of %s, whose end was %v:\n%s", m.Path, m.cmd.ProcessState, shorten(log))
 	}
 }
 

@@ -5,6 +5,7 @@ package tests
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -54,7 +55,10 @@ func probeAIO(p *probe) {
 			return
 		}
 		var e ioEvent
-		n, _, errno := unix.Syscall6(unix.SYS_IO_GETEVENTS, ctx, 1, 1, uintptr(unsafe.Pointer(&e)), 0, 0)
+		n, errno := uintptr(0), unix.EINTR
+		for errno == unix.EINTR {
+			n, _, errno = unix.Syscall6(unix.SYS_IO_GETEVENTS, ctx, 1, 1, uintptr(unsafe.Pointer(&e)), 0, 0)
+		}
 		p.note("%s: %d event, result %d, errno %d, %q", what, n, e.res, errno, brief(buf[:16]))
 	}
 	for _, flags := range []int{0, unix.O_DIRECT, unix.O_APPEND} {
@@ -131,10 +135,13 @@ func (r *ring) do(op uint8, fd int, addr uint64, size int, off uint64, flags uin
 	*word(e, 24), *word(e, 28) = uint32(size), flags
 	*word(r.sq, r.sqOff[6]+4*i) = i
 	*tail++
-	if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), 1, 1, 1, 0, 0); errno != 0 {
-		return -int32(errno)
+	head, filled := word(r.cq, r.cqOff[0]), word(r.cq, r.cqOff[1])
+	// A signal, as Go's runtime sends them, ends the wait as if it had succeeded.
+	for submit := uintptr(1); submit == 1 || atomic.LoadUint32(filled) == *head; submit = 0 {
+		if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), submit, 1, 1, 0, 0); errno != 0 && (submit == 1 || errno != unix.EINTR) {
+			return -int32(errno)
+		}
 	}
-	head := word(r.cq, r.cqOff[0])
 	at := r.cqOff[5] + 16*(*head&*word(r.cq, r.cqOff[2]))
 	res := int32(*word(r.cq, at+8))
 	*head++

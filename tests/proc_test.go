@@ -107,6 +107,7 @@ type Proc struct {
 	cmd      *exec.Cmd
 	out, err bytes.Buffer
 	done     chan struct{}
+	group    group
 }
 
 // startCmd starts cmd, and kills it at the end of the test if it still runs.
@@ -125,6 +126,9 @@ func startCmd(t *testing.T, cmd *exec.Cmd) *Proc {
 	// What a killed program leaves running must not keep Wait waiting.
 	cmd.WaitDelay = 2 * time.Second
 	mustDo(t, cmd.Start())
+	if attr := cmd.SysProcAttr; attr != nil && (attr.Setpgid || attr.Setsid) {
+		p.group = groupOf(t, cmd)
+	}
 	go func() { cmd.Wait(); close(p.done) }()
 	t.Cleanup(p.Kill)
 	return p
@@ -157,8 +161,31 @@ func (p *Proc) Wait() Result {
 // killGroup kills a program and all that it started in its process group.
 func killGroup(t *testing.T, p *Proc) {
 	t.Helper()
-	mustDo(t, syscall.Kill(-p.Pid(), syscall.SIGKILL))
+	mustDo(t, p.group.signal(syscall.SIGKILL))
 	p.Wait()
+}
+
+// A group is a process group, if the process is one's leader. By number it could be
+// another's by now: a daemon, for one, leads its own.
+type group struct{ pid, pidfd int }
+
+// groupOf is that of a program that was started, and not waited for.
+func groupOf(t *testing.T, cmd *exec.Cmd) group {
+	t.Helper()
+	fd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
+	mustDo(t, err)
+	t.Cleanup(func() { unix.Close(fd) })
+	return group{cmd.Process.Pid, fd}
+}
+
+// signal sends a signal to all that are left of it.
+func (g group) signal(sig syscall.Signal) error {
+	const processGroup = 1 << 2 // PIDFD_SIGNAL_PROCESS_GROUP
+	err := unix.PidfdSendSignal(g.pidfd, sig, nil, processGroup)
+	if err == unix.EINVAL { // before Linux 6.9
+		return syscall.Kill(-g.pid, sig)
+	}
+	return err
 }
 
 // running tells whether the process is there, and no zombie, by what tells its

@@ -153,6 +153,7 @@ func (s *soak) note(r rivalKind, op string, to target, answer string, held bool)
 type server struct {
 	s   *soak
 	cmd *exec.Cmd
+	all group
 	in  io.WriteCloser
 	out *bufio.Reader
 
@@ -174,7 +175,7 @@ func (s *soak) serve(own string, argv ...string) *server {
 	defer log.Close()
 	cmd.Stderr = log
 	mustDo(s.t, cmd.Start())
-	v := &server{s: s, cmd: cmd, in: in, out: bufio.NewReader(out)}
+	v := &server{s: s, cmd: cmd, all: groupOf(s.t, cmd), in: in, out: bufio.NewReader(out)}
 	s.t.Cleanup(v.stop)
 	return v
 }
@@ -182,7 +183,7 @@ func (s *soak) serve(own string, argv ...string) *server {
 func (v *server) attack(line string) (op, answer string) {
 	late := time.AfterFunc(2*patience, func() { // what it hangs in is in its own group
 		v.s.violate("a rival's operation hangs: %s", line)
-		syscall.Kill(-v.cmd.Process.Pid, syscall.SIGKILL)
+		v.all.signal(syscall.SIGKILL)
 	})
 	defer late.Stop()
 	io.WriteString(v.in, line+"\n")
@@ -198,7 +199,7 @@ func (v *server) attack(line string) (op, answer string) {
 func (v *server) stop() {
 	v.once.Do(func() {
 		v.in.Close()
-		kill := time.AfterFunc(2*time.Second, func() { syscall.Kill(-v.cmd.Process.Pid, syscall.SIGKILL) })
+		kill := time.AfterFunc(2*time.Second, func() { v.all.signal(syscall.SIGKILL) })
 		defer kill.Stop()
 		v.cmd.Wait()
 	})

@@ -97,7 +97,7 @@ func (st *stage) pauseByStop() (resume func(), ok bool) {
 		}
 		return false
 	})
-	syscall.Kill(-st.proc.Pid(), syscall.SIGSTOP)
+	st.proc.group.signal(syscall.SIGSTOP)
 	thaw := freeze(st.t, "TMP="+st.tmp)
 	if st.ended() || st.begun(countFiles(st.src)-1) {
 		thaw()
@@ -161,7 +161,7 @@ func (st *stage) finish() {
 // what it has open would stand in the next owner's way (R8).
 func (st *stage) abandon() {
 	pids := pidsWithEnv("TMP=" + st.tmp)
-	syscall.Kill(-st.proc.Pid(), syscall.SIGKILL)
+	st.proc.group.signal(syscall.SIGKILL)
 	for _, pid := range pids {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}

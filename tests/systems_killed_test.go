@@ -100,7 +100,7 @@ func TestDownloaderKilled(t *testing.T) {
 					s.wantHeld("board/v", a)
 				}
 				if phase == "with its subprocess" {
-					mustDo(t, syscall.Kill(-a.Pid(), syscall.SIGKILL))
+					mustDo(t, a.group.signal(syscall.SIGKILL))
 				}
 				a.Kill()
 				s.awaitFree("board/v")

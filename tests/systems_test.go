@@ -197,7 +197,7 @@ func startLines(t *testing.T, env []string, argv ...string) *program {
 	stderr.Close()
 	t.Cleanup(func() {
 		// What it started is in its group, and may outlive it.
-		syscall.Kill(-p.Pid(), syscall.SIGKILL)
+		p.group.signal(syscall.SIGKILL)
 		p.Proc.Wait()
 		eventually(t, "what it started is gone", func() bool { return len(pidsWithEnv(mark)) == 0 })
 		r.Close()

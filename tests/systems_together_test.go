@@ -44,7 +44,7 @@ func TestSystemsTogether(t *testing.T) {
 				}
 				if end == "killed" {
 					if random.IntN(2) == 0 {
-						syscall.Kill(-p.Pid(), syscall.SIGKILL)
+						p.group.signal(syscall.SIGKILL)
 					}
 					p.Kill()
 					p = s.start("downloader.py", s.dir, ar.dir)
