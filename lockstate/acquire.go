@@ -188,11 +188,16 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		t.stats.Refused++
 		return nil, err, false
 	}
+	instead := uint64(0)
 	for _, r := range d.rows {
 		if r.pending && r.lease != nil && r.key() == q.key() {
 			return nil, &twinError{r.lease.settled}, false
 		}
-		if r.kind == q.Kind && r.kind != Implicit && r.retakes(&q) && !r.pending && !r.doomed && !r.expired() && (r.kind == Shared || r.lease != nil || r == d.top()) {
+		if r.kind == q.Kind && r.kind != Implicit && r.retakes(&q) && !r.pending && !r.expired() && (r.kind == Shared || r.lease != nil || r == d.top()) {
+			if r.doomed {
+				instead = r.token
+				continue
+			}
 			// The owner takes its lock a second time, by another lock file
 			// or descriptor.
 			return &Grant{
@@ -202,6 +207,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 		}
 	}
 	r := t.newRowLocked(&q, heirs)
+	r.instead = instead
 	t.insertLocked(r)
 	t.noteLocked(r)
 	g = &Grant{t: t, row: r, made: true, file: q.File, request: q}

@@ -109,11 +109,12 @@ type row struct {
 	// lostKey: the lock on a descriptor that kept it was one of a daemon that
 	// died. It counts until the owner ends it, or dies.
 	lostKey bool
-	move    *Move // under way; never changed, but replaced
-	sealed  bool  // holds for nobody any more
-	crashed bool  // it was sealed when the last daemon died
-	leaving bool  // what kept it is gone, and its end to come: see [Table.LeaveToExit], [Table.Doom]
-	doomed  bool  // about to end, whoever takes it again: see [Table.Doom]
+	move    *Move  // under way; never changed, but replaced
+	sealed  bool   // holds for nobody any more
+	crashed bool   // it was sealed when the last daemon died
+	leaving bool   // what kept it is gone, and its end to come: see [Table.LeaveToExit], [Table.Doom]
+	doomed  bool   // about to end, whoever takes it again: see [Table.Doom]
+	instead uint64 // the token of one that was doomed when its owner took this one
 	content content
 	scope   Scope
 	lease   *lease // nil: processes own it

@@ -41,6 +41,7 @@ type Record struct {
 	New       bool              `json:"new,omitempty"`
 	Changed   bool              `json:"changed,omitempty"`
 	Revocable bool              `json:"revocable,omitempty"`
+	Instead   uint64            `json:"instead,omitempty"` // the token of a lock that was about to end when its owner took this one
 	Sealed    bool              `json:"sealed,omitempty"`  // R7: its owner crashed,
 	Fresh     bool              `json:"fresh,omitempty"`   // the directory was made under the lock,
 	Foreign   []FileID          `json:"foreign,omitempty"` // and in it these came from elsewhere
@@ -92,7 +93,7 @@ func (r *row) record(world string) Record {
 		Token: r.token, World: world, Path: Bytes(r.dir.path()), Inode: r.inode, Move: r.move,
 		Kind: r.kind, Protocol: r.protocol, Owner: r.owner.ID(), UID: r.owner.UID(), Lineage: r.heirs,
 		Since: r.since, File: Bytes(r.file), Keys: len(r.keys) > 0 || r.lostKey || r.leaving, Opened: r.opened, Command: r.command,
-		Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed, Revocable: r.revocable,
+		Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed, Revocable: r.revocable, Instead: r.instead,
 		Sealed: r.sealed || r.crashed,
 	}
 	if c := &r.content; c.fresh && !c.unknown && len(c.known) <= maxForeign {
@@ -187,28 +188,22 @@ func (t *Table) Restore(rec Record, kept *Record, path []string, owner *procid.P
 	return r.lock(), nil
 }
 
-// mergeTwinLocked ends the lease that r has taken the place of, and reports whether there
-// is one: its client took it again while it was being ended (see [Table.Doom]), and the
+// mergeTwinLocked ends the lock that r has taken the place of, and reports whether there
+// is one: its owner took it again while it was being ended (see [Table.Doom]), and the
 // daemon died before it was. The lock files that are left are r's. What was made under the
-// other one is not: to break it would have kept that. Who is no client may have two locks,
-// one of them handed to it.
+// other one is not: to break it would have kept that.
 func (t *Table) mergeTwinLocked(r *row) bool {
-	if r.lease == nil {
+	old := t.tokens[r.instead]
+	if old == nil || old.dir != r.dir {
 		return false
 	}
-	for _, old := range r.dir.rows {
-		if old == r || old.kind != r.kind || old.key() != r.key() {
-			continue
+	for _, f := range old.files {
+		if r.fileAt(f.name) < 0 {
+			r.files = append(r.files, f)
 		}
-		for _, f := range old.files {
-			if r.fileAt(f.name) < 0 {
-				r.files = append(r.files, f)
-			}
-		}
-		t.endLocked(old, Ending{Reason: Replaced})
-		return true
 	}
-	return false
+	t.endLocked(old, Ending{Reason: Replaced})
+	return true
 }
 
 // isKept reports whether the record of r is kept, as the store has it.
@@ -236,7 +231,7 @@ func (rec *Record) same(o *Record) bool {
 		slices.Equal(rec.Lineage, o.Lineage) && rec.Since.Equal(o.Since) && rec.File == o.File &&
 		slices.Equal(rec.Files, o.Files) && slices.Equal(rec.Inodes, o.Inodes) && rec.Keys == o.Keys &&
 		rec.Command == o.Command && rec.Why == o.Why && rec.OnCrash == o.OnCrash && rec.New == o.New &&
-		rec.Changed == o.Changed && rec.Revocable == o.Revocable && rec.Sealed == o.Sealed && rec.Fresh == o.Fresh
+		rec.Changed == o.Changed && rec.Revocable == o.Revocable && rec.Instead == o.Instead && rec.Sealed == o.Sealed && rec.Fresh == o.Fresh
 }
 
 // restoreLocked is Restore without writing anything down.
@@ -253,7 +248,7 @@ func (t *Table) restoreLocked(rec Record, d *Dir, owner *procid.Process, files [
 		dir: d, kind: rec.Kind, protocol: rec.Protocol, owner: owner, heirs: rec.Lineage,
 		token: rec.Token, since: rec.Since, file: string(rec.File), inode: rec.Inode,
 		command: rec.Command, why: rec.Why, onCrash: rec.OnCrash, isNew: rec.New,
-		revocable: rec.Revocable, lostKey: rec.Keys, opened: rec.Opened, crashed: rec.Sealed,
+		revocable: rec.Revocable, instead: rec.Instead, lostKey: rec.Keys, opened: rec.Opened, crashed: rec.Sealed,
 	}
 	for _, name := range files {
 		r.files = append(r.files, lockFile{name, rec.InodeOf(name)})

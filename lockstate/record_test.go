@@ -234,12 +234,14 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// TestRestoreTwin: a lease that was being ended when the daemon died, and that its client
+// TestRestoreTwin: a lock that was being ended when the daemon died, and that its owner
 // had taken again, is not there twice. The lock files that are left are the newer one's.
+// So it is if the older one was not ended after all.
 func TestRestoreTwin(t *testing.T) {
 	for name, q := range map[string]lockstate.Request{
 		"exclusive": {Kind: lockstate.Explicit, Protocol: "command", Command: true, Client: "c"},
 		"shared":    {Kind: lockstate.Shared, Protocol: "command", Command: true, Client: "c"},
+		"process":   {Kind: lockstate.Explicit, Protocol: "command", Command: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := storetest.NewMemory()
@@ -268,7 +270,7 @@ func TestRestoreTwin(t *testing.T) {
 			if len(recs) != 2 {
 				t.Fatalf("%d records, want both", len(recs))
 			}
-			next := store.Reopen()
+			next, before := store.Reopen(), tab
 			tab = lockstate.New(lockstate.Options{Store: next, Reserve: next.Reserve, LastToken: next.Tokens()})
 			for _, rec := range recs {
 				var files []string
@@ -287,6 +289,14 @@ func TestRestoreTwin(t *testing.T) {
 				t.Errorf("kept: %+v, want the same", kept)
 			}
 			if err := tab.Check(); err != nil {
+				t.Error(err)
+			}
+			before.Remains(old.Token)
+			all = before.Locks()
+			if len(all) != 1 || all[0].Token != again.Token || !slices.Equal(all[0].Files, old.Files) {
+				t.Errorf("where it remained: %+v, want token %d alone, with %q", all, again.Token, old.Files)
+			}
+			if err := before.Check(); err != nil {
 				t.Error(err)
 			}
 		})

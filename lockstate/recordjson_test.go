@@ -22,7 +22,7 @@ func TestRecordEncode(t *testing.T) {
 	word := rapid.StringMatching(`[ !#-%'-;=?-\[\]-~]*`)
 	odd := rapid.OneOf(rapid.SampledFrom([]string{"\"", "\\", "<&>", "\x7f", "\x1f", "\xff", "é", "\u2028"}), rapid.String())
 	oddBytes := rapid.OneOf(odd, rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) }))
-	const drawn = 29
+	const drawn = 30
 	if n := reflect.TypeFor[lockstate.Record]().NumField(); n != drawn {
 		t.Fatalf("a record has %d fields, and %d are tried here", n, drawn)
 	}
@@ -68,6 +68,8 @@ func TestRecordEncode(t *testing.T) {
 			rec.Scope = &lockstate.Scope{Kind: rapid.SampledFrom(kinds).Draw(t, "scope"), ID: text.Draw(t, "scope's id"), Born: rapid.Uint64().Draw(t, "born")}
 		case 3:
 			rec.Foreign = []lockstate.FileID{{Dev: 1}}
+		case 6:
+			rec.Instead = rapid.Uint64Min(1).Draw(t, "instead")
 		case 4:
 			rec.Move = &lockstate.Move{}
 		case 5:

@@ -127,12 +127,22 @@ func (t *Table) Doom(token uint64) {
 	r.leaving = !r.kept()
 }
 
-// Remains takes back that a lock is about to end.
+// Remains takes back that a lock is about to end. Its owner has one lock then, also if
+// it has taken another one instead meanwhile.
 func (t *Table) Remains(token uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if r := t.tokens[token]; r != nil {
-		r.doomed = false
+	r := t.tokens[token]
+	if r == nil {
+		return
+	}
+	r.doomed = false
+	for _, twin := range r.dir.rows {
+		if twin.instead == token && !twin.pending {
+			t.mergeTwinLocked(twin)
+			t.noteLocked(twin)
+			break
+		}
 	}
 }
 

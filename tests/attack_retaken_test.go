@@ -5,9 +5,13 @@ package tests
 import (
 	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
 )
@@ -64,75 +68,115 @@ func TestR6AttackRetaken(t *testing.T) {
 	}
 }
 
-// TestL1AttackRetaken: a client takes its lease again while an admin breaks it. Whoever
-// heard of a new token has the directory from then on, also if the daemon dies at that
-// moment; of the lease that was broken nothing is left.
-func TestL1AttackRetaken(t *testing.T) {
-	const files = 40
-	for how, tries := range map[string]int{"served": 16, "killed": 6} {
-		t.Run(how, func(t *testing.T) {
-			m := mountOver(t, "--supervise", "--lock-name", "devserver", "--lock-name", "more*")
-			heard := 0
-			for i := range tries {
-				dir := "D" + itoa(i)
-				openDir(t, m.At(dir))
-				m.Ctl("release " + dir)
-				client, rival := agent(t), agent(t)
-				old := client.mustCommand(m, "acquire %s client=c ttl=1m", dir).Token
-				for j := range files {
-					client.must("creat", m.At(dir, "more"+itoa(j)), "wronly,creat,excl")
-				}
-				daemon := m.daemon()
-				broken := make(chan bool)
-				go func() {
-					if f, err := os.OpenFile(m.control("ctl"), os.O_WRONLY, 0); err == nil {
-						f.WriteString("break " + dir + " test")
-						f.Close()
+// TestS1AttackRetaken: a client takes its lease, or a process its lock, again while an
+// admin breaks it. Whoever heard of a new token has the directory from then on, also if
+// the daemon dies at that moment; of the lock that was broken nothing is left.
+func TestS1AttackRetaken(t *testing.T) {
+	needInject(t)
+	for how, tries := range map[string]int{"racing": 8, "slow": 3, "killed": 3} {
+		for who, client := range map[string]string{"client": " client=c ttl=1m", "process": ""} {
+			t.Run(who+"/"+how, func(t *testing.T) {
+				dir := staticDir(t)
+				r := retaking{m: newMount(t, dir, dir), client: client, how: how}
+				r.m.inject(&fault{call: unix.SYS_UNLINKAT, until: r.slowly})
+				r.m.start([]string{"--supervise", "--lock-name", "devserver", "--lock-name", "more*"})
+				t.Cleanup(r.m.stop)
+				r.m.awaitReady()
+				heard := 0
+				for i := range tries {
+					if r.try("D" + itoa(i)) {
+						heard++
 					}
-					close(broken)
-				}()
-				// Once one of the files is gone, what it has had is about to end.
-				eventually(t, "the break begins", func() bool {
-					for end := time.Now().Add(time.Second); time.Now().Before(end); {
-						if names, _ := os.ReadDir(m.Back(dir)); len(names) < files {
-							return true
-						}
-					}
-					return false
-				})
-				var answer lockstate.Answer
-				status, out := client.call([]string{"ctl", m.control("ctl"), "acquire " + dir + " client=c ttl=1m"})
-				if status == "ok" {
-					answer = readAnswer(t, out)
 				}
-				if how == "killed" {
-					syscall.Kill(daemon, syscall.SIGKILL)
-				}
-				<-broken
-				eventually(t, "a daemon serves", func() bool { now := m.daemon(); return now != 0 && (now != daemon || how == "served") })
-				row, locked := m.Locks()[dir]
-				switch {
-				case status == "ok" && (!locked || row.Token != answer.Token || row.Token == old && how == "served"):
-					t.Errorf("try %d: the client heard of token %d, after %d; the table has %+v", i, answer.Token, old, row)
-				case status == "ok":
-					heard++
-				}
-				if locked {
-					client.mustCommand(m, "renew %s client=c", dir)
-					client.must("put", m.At(dir, "f"), "x", "creat")
-					rival.want("EBUSY", "put", m.At(dir, "f"), "y", "creat")
-					client.mustCommand(m, "release %s client=c", dir)
-				}
-				m.wantFree(dir)
-				rival.must("creat", m.At(dir, "devserver"), "wronly,creat,excl")
-				rival.must("put", m.At(dir, "f"), "y", "creat")
-				rival.Kill()
-				m.awaitFree(dir)
-				if names, err := filepath.Glob(m.Back(dir, "more*")); len(names) > 0 || err != nil {
-					t.Errorf("try %d: lock files are left: %v, %v", i, names, err)
-				}
-			}
-			t.Logf("%d times it was told that it has it", heard)
-		})
+				t.Logf("%d times it was told that it has it", heard)
+			})
+		}
 	}
+}
+
+// A retaking is about an owner that takes its lock again while it is broken.
+type retaking struct {
+	m           *Mount
+	client, how string
+	slow        atomic.Bool
+}
+
+// slowly has the break take its time with each lock file.
+func (r *retaking) slowly(a asked) <-chan struct{} {
+	if !r.slow.Load() || !strings.HasPrefix(a.path(1), "more") {
+		return nil
+	}
+	over := make(chan struct{})
+	time.AfterFunc(20*time.Millisecond, func() { close(over) })
+	return over
+}
+
+// try tells whether the owner heard that it has the lock again.
+func (r *retaking) try(dir string) (heard bool) {
+	const files = 40
+	m, t, killed := r.m, r.m.t, r.how == "killed"
+	t.Helper()
+	openDir(t, m.At(dir))
+	m.Ctl("release " + dir)
+	owner, rival := agent(t), agent(t)
+	old := owner.mustCommand(m, "acquire %s%s", dir, r.client).Token
+	for j := range files {
+		owner.must("creat", m.At(dir, "more"+itoa(j)), "wronly,creat,excl")
+	}
+	r.slow.Store(r.how != "racing")
+	daemon := m.daemon()
+	broken := make(chan bool)
+	go func() {
+		if f, err := os.OpenFile(m.control("ctl"), os.O_WRONLY, 0); err == nil {
+			f.WriteString("break " + dir + " test")
+			f.Close()
+		}
+		close(broken)
+	}()
+	// Once one of the files is gone, what it has had is about to end.
+	eventually(t, "the break begins", func() bool {
+		for end := time.Now().Add(time.Second); time.Now().Before(end); {
+			if names, _ := os.ReadDir(m.Back(dir)); len(names) < files {
+				return true
+			}
+		}
+		return false
+	})
+	var answer lockstate.Answer
+	status, out := owner.call([]string{"ctl", m.control("ctl"), "acquire " + dir + r.client})
+	if status == "ok" {
+		answer = readAnswer(t, out)
+	}
+	if killed {
+		mustDo(t, syscall.Kill(daemon, syscall.SIGKILL))
+	}
+	r.slow.Store(false)
+	<-broken
+	eventually(t, "a daemon serves", func() bool { now := m.daemon(); return now != 0 && (now != daemon || !killed) })
+	var rows []lockRow
+	for _, row := range m.Listing().Locks {
+		if row.Dir == dir {
+			rows = append(rows, row)
+		}
+	}
+	if len(rows) > 1 || status == "ok" && (len(rows) == 0 || rows[0].Token != answer.Token || answer.Token == old) {
+		t.Errorf("the owner heard of token %d, after %d; the table has %+v", answer.Token, old, rows)
+	}
+	if len(rows) > 0 {
+		if r.client != "" {
+			owner.mustCommand(m, "renew %s client=c", dir)
+		}
+		owner.must("put", m.At(dir, "f"), "x", "creat")
+		rival.want("EBUSY", "put", m.At(dir, "f"), "y", "creat")
+		owner.mustCommand(m, "release %s%s", dir, strings.TrimSuffix(r.client, " ttl=1m"))
+	}
+	m.wantFree(dir)
+	rival.must("creat", m.At(dir, "devserver"), "wronly,creat,excl")
+	rival.must("put", m.At(dir, "f"), "y", "creat")
+	rival.Kill()
+	m.awaitFree(dir)
+	if names, err := filepath.Glob(m.Back(dir, "more*")); len(names) > 0 || err != nil {
+		t.Errorf("lock files are left: %v, %v", names, err)
+	}
+	return status == "ok"
 }
