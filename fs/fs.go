@@ -121,7 +121,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	if err := statAt(root, "", &st); err != nil {
 		return nil, err
 	}
-	flags := mountFlags(root)
+	flags := o.mountFlags(root)
 	fs.pass.noatime, fs.pass.strictatime = flags&unix.MS_NOATIME != 0, flags&unix.MS_STRICTATIME != 0
 	fs.nodes = newNodeTable(table)
 	fs.nodes.reborn = isReborn(root)

@@ -24,6 +24,7 @@ func mountAsUser(o *Options, mountpoint string) (int, error) {
 		"default_permissions", "subtype=stagefs", fmt.Sprintf("max_read=%d", maxWrite),
 		"fsname=" + strings.NewReplacer(`\`, `\\`, ",", `\,`).Replace(o.Dir),
 	}
+	opts = append(opts, o.MountFlags.forUser()...)
 	if userAllowOther() {
 		opts = append(opts, "allow_other")
 	}

@@ -57,12 +57,19 @@ func Mount(o Options) (_ *Server, err error) {
 		}
 	}()
 
-	root, dead, err := openStatic(o.Dir)
+	root, dead, err := openStatic(&o)
 	if err != nil {
 		return nil, err
 	}
 	s.dead = dead
 	undo = append(undo, func() { unix.Close(root) })
+	seen := root
+	if root, err = o.withAtimes(root); err != nil {
+		return nil, err
+	}
+	if root != seen {
+		defer unix.Close(seen)
+	}
 	if s.mountpoint, s.deadAt, err = checkMountpoint(&o); err != nil {
 		return nil, err
 	}
@@ -89,7 +96,7 @@ func Mount(o Options) (_ *Server, err error) {
 	}
 	undo = append(undo, func() { s.store.CloseUnserved() })
 
-	if err := s.lookUnder(&o, root); err != nil {
+	if err := s.lookUnder(&o, seen); err != nil {
 		return nil, err
 	}
 
@@ -498,7 +505,7 @@ func (s *Server) mountDirect(o *Options, mountpoint string, root int) (int, erro
 		s.warn(laidOpen, plain(mountpoint), fmt.Errorf("the new mount could not be made beneath the dead one: %w", err))
 	}
 	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read=%d", fd, maxWrite)
-	if err := unix.Mount(o.Dir, mountpoint, "fuse.stagefs", mountFlags(root), data); err != nil {
+	if err := unix.Mount(o.Dir, mountpoint, "fuse.stagefs", o.mountFlags(root), data); err != nil {
 		unix.Close(fd)
 		return -1, fmt.Errorf("mount %s: %w", mountpoint, err)
 	}
@@ -507,31 +514,6 @@ func (s *Server) mountDirect(o *Options, mountpoint string, root int) (int, erro
 
 // laidOpen says what happened to a path, and why.
 const laidOpen = "%s could be written past the mount for a moment, because %v"
-
-// mountFlags translates the backing's flags from statfs(2) to mount(2).
-func mountFlags(root int) uintptr {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(root, &st); err != nil {
-		return unix.MS_NOSUID | unix.MS_NODEV
-	}
-	var flags uintptr
-	for _, f := range []struct{ st, ms int }{
-		{unix.ST_NOSUID, unix.MS_NOSUID},
-		{unix.ST_NODEV, unix.MS_NODEV},
-		{unix.ST_NOEXEC, unix.MS_NOEXEC},
-		{unix.ST_NOATIME, unix.MS_NOATIME},
-		{unix.ST_NODIRATIME, unix.MS_NODIRATIME},
-		{unix.ST_RELATIME, unix.MS_RELATIME},
-	} {
-		if int(st.Flags)&f.st != 0 {
-			flags |= uintptr(f.ms)
-		}
-	}
-	if flags&(unix.MS_NOATIME|unix.MS_RELATIME) == 0 {
-		flags |= unix.MS_STRICTATIME
-	}
-	return flags
-}
 
 // serve answers requests until the kernel lets go.
 func (s *Server) serve() {

@@ -148,6 +148,7 @@ func freeMountpoint(at, dir string) (string, error) {
 // A MountEntry is one line of /proc/self/mountinfo.
 type MountEntry struct {
 	ID        int
+	Parent    int    // of the mount that it is mounted on
 	Dev       string // major:minor
 	Root      string // which directory of the file system is mounted
 	Path      string // where
@@ -178,11 +179,12 @@ func ParseMounts(text string) []MountEntry {
 			continue
 		}
 		id, err := strconv.Atoi(l[0])
-		if err != nil {
+		parent, bad := strconv.Atoi(l[1])
+		if err != nil || bad != nil {
 			continue
 		}
 		all = append(all, MountEntry{
-			ID: id, Dev: l[2], Root: unescape(l[3]), Path: unescape(l[4]), Options: l[5],
+			ID: id, Parent: parent, Dev: l[2], Root: unescape(l[3]), Path: unescape(l[4]), Options: l[5],
 			FSType: r[0], Source: unescape(r[1]), FSOptions: r[2],
 		})
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stagefs/stagefs/fs/transport"
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/filestore"
@@ -37,6 +39,7 @@ type Options struct {
 	Version       string        // shown in the control directory
 	Transport     string        // how requests come: one of transport's names; "": transport.Auto
 	Debug         bool          // log each request
+	MountFlags    MountFlags    // what the mount has otherwise than the file system of Dir
 	Successor     bool          // take the place of a dead mount, or fail with ErrUnmounted
 	Log           *slog.Logger  // nil: no log
 
@@ -80,6 +83,7 @@ var (
 	ErrNoFuse         = errors.New("FUSE is not available")
 	ErrNoTransport    = transport.ErrUnavailable
 	ErrStrict         = errors.New("there are ways under the mount")
+	ErrNoAtimes       = errors.New("access times cannot change otherwise than they do")
 	ErrNoMount        = errors.New("no stagefs mount")
 	ErrDetached       = errors.New("the mount is busy: detached, and served until the last file is closed")
 )
@@ -157,6 +161,9 @@ func badPattern(n string) string {
 }
 
 func (o *Options) setDefaults() {
+	if o.MountFlags.Set&unix.MS_RDONLY != 0 { // where access times don't change
+		o.MountFlags.add(flagOptions["noatime"])
+	}
 	if o.LockNames == nil {
 		o.LockNames = DefaultLockNames
 	}

@@ -77,10 +77,10 @@ func findDead(path string) (*deadMount, error) {
 // openBelow opens the directory that the dead mount covers. The mount around it
 // is cloned for that, without the mounts in it; the clone lasts as long as the
 // descriptor.
-func (d *deadMount) openBelow() (fd int, err error) {
+func (d *deadMount) openBelow(o *Options) (fd int, err error) {
 	if len(d.below) > d.husks {
 		// It is the root of a mount, which a clone of the one around does not show.
-		onOwnThread(func() { fd, err = d.openRoot() })
+		onOwnThread(func() { fd, err = d.openRoot(o) })
 		return fd, err
 	}
 	tree, err := unix.OpenTree(unix.AT_FDCWD, filepath.Dir(d.path), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
@@ -88,6 +88,9 @@ func (d *deadMount) openBelow() (fd int, err error) {
 		return -1, fmt.Errorf("%w: open_tree: %w", errCovered, err)
 	}
 	defer unix.Close(tree)
+	if err := o.setAtimes(tree); err != nil {
+		return -1, err
+	}
 	fd, err = unix.Openat(tree, filepath.Base(d.path), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, &os.PathError{Op: "open", Path: d.path, Err: err}
@@ -97,7 +100,7 @@ func (d *deadMount) openBelow() (fd int, err error) {
 
 // openRoot is openBelow for the root of a mount: it takes the dead mount away in a
 // copy of the mount namespace, which only the calling thread is in.
-func (d *deadMount) openRoot() (int, error) {
+func (d *deadMount) openRoot(o *Options) (int, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return -1, fmt.Errorf("%w: unshare: %w", errCovered, err)
 	}
@@ -119,6 +122,9 @@ func (d *deadMount) openRoot() (int, error) {
 		return -1, fmt.Errorf("%w: open_tree: %w", errCovered, err)
 	}
 	defer unix.Close(tree)
+	if err := o.setAtimes(tree); err != nil {
+		return -1, err
+	}
 	fd, err := unix.Openat(tree, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, &os.PathError{Op: "open", Path: d.path, Err: err}
@@ -173,7 +179,8 @@ func (d *deadMount) clear() error {
 
 // openStatic opens the static directory, past a dead mount over it if there is
 // one that is stagefs's own, or after that has been cleared.
-func openStatic(dir string) (root int, dead *deadMount, err error) {
+func openStatic(o *Options) (root int, dead *deadMount, err error) {
+	dir := o.Dir
 	if dead, err = findDead(dir); err != nil {
 		return -1, nil, err
 	}
@@ -182,7 +189,7 @@ func openStatic(dir string) (root int, dead *deadMount, err error) {
 		return root, nil, err
 	}
 	if unix.Geteuid() == 0 {
-		root, err = dead.openBelow()
+		root, err = dead.openBelow(o)
 	} else {
 		err = errOrdinary
 	}
@@ -234,7 +241,7 @@ func (d *deadMount) mountBeneath(o *Options, fuse, root int) error {
 	if err := unix.FsconfigCreate(ctx); err != nil {
 		return os.NewSyscallError("fsconfig", err)
 	}
-	mnt, err := unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, mountAttrs(root))
+	mnt, err := unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, mountAttrs(o.mountFlags(root)))
 	if err != nil {
 		return os.NewSyscallError("fsmount", err)
 	}
@@ -296,28 +303,6 @@ func detachOpen(root int) error {
 
 // moveMountBeneath is MOVE_MOUNT_BENEATH, Linux 6.5.
 const moveMountBeneath = 0x200
-
-// mountAttrs is mountFlags for fsmount(2).
-func mountAttrs(root int) int {
-	flags := mountFlags(root)
-	attrs := 0
-	for _, f := range []struct {
-		ms   uintptr
-		attr int
-	}{
-		{unix.MS_NOSUID, unix.MOUNT_ATTR_NOSUID},
-		{unix.MS_NODEV, unix.MOUNT_ATTR_NODEV},
-		{unix.MS_NOEXEC, unix.MOUNT_ATTR_NOEXEC},
-		{unix.MS_NOATIME, unix.MOUNT_ATTR_NOATIME},
-		{unix.MS_NODIRATIME, unix.MOUNT_ATTR_NODIRATIME},
-		{unix.MS_STRICTATIME, unix.MOUNT_ATTR_STRICTATIME},
-	} {
-		if flags&f.ms != 0 {
-			attrs |= f.attr
-		}
-	}
-	return attrs
-}
 
 // onMount reports whether a link below /proc/PID leads to the mount with an id.
 func onMount(link string, id int) bool {

@@ -17,7 +17,7 @@ func TestMountHelper(t *testing.T) {
 	dir := staticDir(t)
 	state := filepath.Join(tempDir(t), "state")
 
-	if r := run(t, helper, dir, dir, "-o", "rw,nosuid"); r.Status != 64 || mountedAt(dir) {
+	if r := run(t, helper, dir, dir, "-o", "rw,sync"); r.Status != 64 || mountedAt(dir) {
 		t.Errorf("with an option that cannot be had: %v, mounted: %v; want status 64 and nothing", r, mountedAt(dir))
 	}
 	if r := run(t, helper, dir, dir, "-f", "-o", "rw"); r.Status != 0 || mountedAt(dir) {

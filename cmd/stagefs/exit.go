@@ -110,6 +110,7 @@ func explain(err error) (status int, text string) {
 		{stagefs.ErrNoFuse, exitOS, "see: stagefs doctor"},
 		{stagefs.ErrNoTransport, exitOS, "see: stagefs doctor"},
 		{stagefs.ErrStrict, exitHeld, "end what is named, or mount without --strict"},
+		{stagefs.ErrNoAtimes, exitUnavailable, "leave them as they are there"},
 		{stagefs.ErrNoMount, exitUnavailable, "mount one with: stagefs mount DIR"},
 		{stagefs.ErrNotExist, exitNoInput, "make it first"},
 	} {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -36,6 +37,7 @@ func (c *command) mountCommand() *cli.Command {
 			&cli.StringFlag{Name: "grace", Value: "5s", Usage: "wait for a busy mount at the end for this `DURATION`: seconds, or like 1m30s"},
 			&cli.BoolFlag{Name: "no-passthrough", Usage: "let all data go through the daemon"},
 			&cli.StringFlag{Name: "transport", Value: "auto", Usage: "`WAY` in which the kernel's requests come: auto, the fastest there is, or uring, threads or fuse"},
+			&cli.StringFlag{Name: "options", Aliases: []string{"o"}, Usage: "`LIST` of mount(8)'s options ro, nosuid, nodev, noexec, noatime, nodiratime, relatime and strictatime, and of their opposites (default: as DIR's file system is mounted); with remount, only change them"},
 			&cli.BoolFlag{Name: "compat", Usage: "use only what Linux 5.10 offers"},
 			&cli.BoolFlag{Name: "debug", Usage: "log every decision"},
 			&cli.BoolFlag{Name: "daemon", Aliases: []string{"d"}, Usage: "return once the mount answers, and serve on in the background"},
@@ -59,6 +61,9 @@ func (c *command) mountAction(ctx *cli.Context) error {
 	}
 	if err := exactArgs(ctx, 1, 2); err != nil {
 		return err
+	}
+	if options := strings.Split(ctx.String("options"), ","); slices.Contains(options, "remount") {
+		return c.remount(ctx, slices.DeleteFunc(options, func(s string) bool { return s == "remount" }))
 	}
 	starter := readyPipe()
 	watched := supervised()
@@ -123,6 +128,27 @@ func (c *command) mountAction(ctx *cli.Context) error {
 	return err
 }
 
+// remount changes flags of a mount that is there.
+func (c *command) remount(ctx *cli.Context, options []string) error {
+	for _, flag := range ctx.Command.Flags {
+		if name := flag.Names()[0]; ctx.IsSet(name) && name != "options" && name != "daemon" {
+			return usagef("option --%s: a mount keeps it; only its flags can be changed, such as with -o remount,ro", name)
+		}
+	}
+	f, err := fs.ParseMountFlags(strings.Join(options, ","))
+	if err != nil {
+		return err
+	}
+	path, _, err := findExact(ctx.Args().Get(ctx.NArg() - 1))
+	if err != nil {
+		return err
+	}
+	if err := awake(path, answerTime); err != nil {
+		return err
+	}
+	return fs.Remount(path, f)
+}
+
 // openLog has o log to where the command line says, and returns the file, if it is
 // one. starter: it is told what is wrong until the mount answers.
 func (c *command) openLog(ctx *cli.Context, o *fs.Options, starter *os.File) (*os.File, error) {
@@ -162,6 +188,11 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 		Version:       versionText(),
 	}
 	var err error
+	if ctx.IsSet("options") {
+		if o.MountFlags, err = fs.ParseMountFlags(ctx.String("options")); err != nil {
+			return o, err
+		}
+	}
 	if o.Depth, err = numberOf(ctx, "depth"); err != nil {
 		return o, err
 	}

@@ -4,9 +4,12 @@ package main
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/stagefs/stagefs/fs"
 )
 
 // envQuiet tells a daemon that mount(8) started it: it says only what is wrong.
@@ -66,9 +69,16 @@ func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
 	if len(places) != 2 {
 		return nil, usagef("usage: mount -t fuse.stagefs [-o OPTIONS] DIR MOUNTPOINT, both the same to mount over it")
 	}
+	var ofMount []string
+	remount := slices.Contains(options, "remount")
 	for _, option := range options {
+		if fs.IsFlagOption(option) || option == "remount" {
+			ofMount = append(ofMount, option)
+			continue
+		}
 		arg, err := helperOption(flags, option)
 		switch {
+		case err != nil && remount && ofKernel(option): // mount(8) has it from the mount table
 		case err != nil && sloppy:
 		case err != nil:
 			return nil, err
@@ -78,6 +88,9 @@ func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
 	}
 	if fake {
 		return nil, nil
+	}
+	if len(ofMount) > 0 && !slices.Equal(ofMount, []string{"rw"}) { // which it always says
+		args = append(args, "--options="+strings.Join(ofMount, ","))
 	}
 	args = append(args, "--", places[0])
 	if filepath.Clean(places[0]) != filepath.Clean(places[1]) {
@@ -90,7 +103,7 @@ func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
 func helperOption(flags []cli.Flag, option string) (arg string, err error) {
 	name, _, hasValue := strings.Cut(option, "=")
 	switch option { // for others than who mounts, or what happens anyway
-	case "rw", "defaults", "auto", "noauto", "nofail", "_netdev", "nouser", "users", "nousers", "owner", "group", "relatime":
+	case "defaults", "auto", "noauto", "nofail", "_netdev", "nouser", "users", "nousers", "owner", "group", "async":
 		return "", nil
 	}
 	if name == "" || name == "user" || name == "comment" || strings.HasPrefix(name, "x-") {
@@ -111,10 +124,14 @@ func helperOption(flags []cli.Flag, option string) (arg string, err error) {
 		}
 	}
 	switch name {
-	case "ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "sync", "dirsync":
-		return "", usagef("mount option %s: stagefs takes over the options with which the file system of the directory is mounted: set it there", name)
-	case "remount":
-		return "", usagef("mount option remount: unmount, and mount with the new options")
+	case "sync", "dirsync":
+		return "", usagef("mount option %s: set it where the file system of the directory is mounted", name)
 	}
 	return "", usagef("unknown mount option %s; those of stagefs are the long options of stagefs mount, see stagefs mount --help", quote(option))
+}
+
+// ofKernel reports whether an option is one that the kernel shows of a FUSE mount.
+func ofKernel(option string) bool {
+	name, _, _ := strings.Cut(option, "=")
+	return slices.Contains([]string{"user_id", "group_id", "default_permissions", "allow_other", "max_read", "blksize"}, name)
 }

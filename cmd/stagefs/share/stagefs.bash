@@ -44,14 +44,14 @@ _stagefs() {
 		compopt -o filenames
 		mapfile -t COMPREPLY < <(compgen -P "$before" -f -- "$cur")
 		return ;;
-	--lock-name | --shared-name | --candidate | --depth | --grace | --why | --client | --ttl | --restore | --delete | --delete-older | --conflict-exit-code | -E | --kill-after | --wait | -w)
+	--lock-name | --shared-name | --candidate | --depth | --grace | --options | -o | --why | --client | --ttl | --restore | --delete | --delete-older | --conflict-exit-code | -E | --kill-after | --wait | -w)
 		return ;;
 	esac
 	case $command in
 	'' | help)
 		mapfile -t COMPREPLY < <(compgen -W "$commands --help --version" -- "$cur")
 		return ;;
-	mount) options='--lock-name --shared-name --candidate --depth --owner --unlocked --enforce --disable-locking --on-crash --state-dir --strict --grace --no-passthrough --transport --compat --debug --daemon --supervise --replace --log' ;;
+	mount) options='--lock-name --shared-name --candidate --depth --owner --unlocked --enforce --disable-locking --on-crash --state-dir --strict --grace --options --no-passthrough --transport --compat --debug --daemon --supervise --replace --log' ;;
 	umount | unmount) options='--lazy' ;;
 	run)
 		options='--nonblock --wait --conflict-exit-code --shared --why --create-once --destroy-on-failure --on-crash --owner --client --client-file --ttl --kill-after'

@@ -1,0 +1,241 @@
+package fs
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// MountFlags are what the mount has otherwise than the file system of the static
+// directory, as flags of mount(2). The zero value is nothing.
+type MountFlags struct {
+	Set, Clear uintptr
+}
+
+// atimes are the flags that say when access times change.
+const atimes = unix.MS_NOATIME | unix.MS_RELATIME | unix.MS_STRICTATIME | unix.MS_NODIRATIME
+
+// flagOptions are the options of mount(8) that are flags of a mount.
+var flagOptions = map[string]MountFlags{
+	"ro":          {Set: unix.MS_RDONLY},
+	"rw":          {Clear: unix.MS_RDONLY},
+	"nosuid":      {Set: unix.MS_NOSUID},
+	"suid":        {Clear: unix.MS_NOSUID},
+	"nodev":       {Set: unix.MS_NODEV},
+	"dev":         {Clear: unix.MS_NODEV},
+	"noexec":      {Set: unix.MS_NOEXEC},
+	"exec":        {Clear: unix.MS_NOEXEC},
+	"atime":       {unix.MS_RELATIME, unix.MS_NOATIME | unix.MS_STRICTATIME}, // the kernel's default
+	"noatime":     {unix.MS_NOATIME, unix.MS_RELATIME | unix.MS_STRICTATIME},
+	"relatime":    {unix.MS_RELATIME, unix.MS_NOATIME | unix.MS_STRICTATIME},
+	"strictatime": {unix.MS_STRICTATIME, unix.MS_NOATIME | unix.MS_RELATIME},
+	"nodiratime":  {Set: unix.MS_NODIRATIME},
+	"diratime":    {Clear: unix.MS_NODIRATIME},
+}
+
+// IsFlagOption reports whether an option of mount(8) is one for [ParseMountFlags].
+func IsFlagOption(name string) bool {
+	_, ok := flagOptions[name]
+	return ok
+}
+
+// ParseMountFlags reads options as mount(8) takes them, separated by commas, of which a
+// later one counts. The error is an [*OptionError] for the first that is no flag.
+func ParseMountFlags(options string) (f MountFlags, err error) {
+	for _, name := range strings.Split(options, ",") {
+		flag, ok := flagOptions[name]
+		if !ok {
+			return f, &OptionError{"options", name, "is none of ro, nosuid, nodev, noexec, noatime, relatime, strictatime, nodiratime and their opposites"}
+		}
+		f.add(flag)
+	}
+	return f, nil
+}
+
+// add has what other says count.
+func (f *MountFlags) add(other MountFlags) {
+	f.Set = f.Set&^other.Clear | other.Set
+	f.Clear = f.Clear&^other.Set | other.Clear
+}
+
+// on returns flags of mount(2) with those of f.
+func (f MountFlags) on(flags uintptr) uintptr {
+	flags = flags&^f.Clear | f.Set
+	if flags&(unix.MS_NOATIME|unix.MS_RELATIME) == 0 {
+		flags |= unix.MS_STRICTATIME
+	}
+	return flags
+}
+
+// changesAtimes reports whether access times change otherwise than with some flags.
+func (f MountFlags) changesAtimes(has uintptr) bool { return (f.on(has)^has)&atimes != 0 }
+
+// forUser returns what fusermount3 is to be told of f. It has no set-user-ID programs
+// and devices in any case.
+func (f MountFlags) forUser() []string {
+	var options []string
+	for _, name := range []string{"ro", "noexec"} {
+		if f.Set&flagOptions[name].Set != 0 {
+			options = append(options, name)
+		}
+	}
+	return options
+}
+
+// flagsOf translates the flags of a mount from statfs(2) to mount(2).
+func flagsOf(fd int) (uintptr, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(fd, &st); err != nil {
+		return 0, err
+	}
+	var flags uintptr
+	for _, f := range []struct{ st, ms int }{
+		{unix.ST_RDONLY, unix.MS_RDONLY},
+		{unix.ST_NOSUID, unix.MS_NOSUID},
+		{unix.ST_NODEV, unix.MS_NODEV},
+		{unix.ST_NOEXEC, unix.MS_NOEXEC},
+		{unix.ST_NOATIME, unix.MS_NOATIME},
+		{unix.ST_NODIRATIME, unix.MS_NODIRATIME},
+		{unix.ST_RELATIME, unix.MS_RELATIME},
+	} {
+		if int(st.Flags)&f.st != 0 {
+			flags |= uintptr(f.ms)
+		}
+	}
+	return MountFlags{}.on(flags), nil
+}
+
+// mountFlags are the flags of the mount: the backing's, and what o says.
+func (o *Options) mountFlags(root int) uintptr {
+	flags, err := flagsOf(root)
+	if err != nil {
+		flags = unix.MS_NOSUID | unix.MS_NODEV
+	}
+	return o.MountFlags.on(flags)
+}
+
+// mountAttrs turns flags of mount(2) into those of fsmount(2).
+func mountAttrs(flags uintptr) int {
+	attrs := 0
+	for _, f := range []struct {
+		ms   uintptr
+		attr int
+	}{
+		{unix.MS_RDONLY, unix.MOUNT_ATTR_RDONLY},
+		{unix.MS_NOSUID, unix.MOUNT_ATTR_NOSUID},
+		{unix.MS_NODEV, unix.MOUNT_ATTR_NODEV},
+		{unix.MS_NOEXEC, unix.MOUNT_ATTR_NOEXEC},
+		{unix.MS_NOATIME, unix.MOUNT_ATTR_NOATIME},
+		{unix.MS_NODIRATIME, unix.MOUNT_ATTR_NODIRATIME},
+		{unix.MS_STRICTATIME, unix.MOUNT_ATTR_STRICTATIME},
+	} {
+		if flags&f.ms != 0 {
+			attrs |= f.attr
+		}
+	}
+	return attrs
+}
+
+// withAtimes returns a descriptor of the same directory through which access times
+// change as o says: of a mount of the daemon's own, which nobody else gets at, as the
+// kernel goes by the backing's mount when data passes. It is root itself if that one does.
+func (o *Options) withAtimes(root int) (int, error) {
+	has, err := flagsOf(root)
+	if err != nil {
+		return -1, os.NewSyscallError("fstatfs", err)
+	}
+	if !o.MountFlags.changesAtimes(has) {
+		return root, nil
+	}
+	if err := nothingMountedIn(root); err != nil {
+		return root, o.noAtimes(err)
+	}
+	tree, err := unix.OpenTree(root, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return root, o.noAtimes(os.NewSyscallError("open_tree", err))
+	}
+	defer unix.Close(tree)
+	if err := o.setAtimes(tree); err != nil {
+		return -1, err
+	}
+	own, err := openAt(tree, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: o.Dir, Err: err}
+	}
+	return own, nil
+}
+
+// setAtimes has access times change as o says in a mount that is the daemon's own.
+func (o *Options) setAtimes(tree int) error {
+	has, err := flagsOf(tree)
+	if err != nil {
+		return os.NewSyscallError("fstatfs", err)
+	}
+	if !o.MountFlags.changesAtimes(has) {
+		return nil
+	}
+	if o.Compat {
+		return o.noAtimes(unix.ENOSYS) // Linux 5.12
+	}
+	attr := &unix.MountAttr{
+		Attr_set:    uint64(mountAttrs(o.MountFlags.on(has) & atimes)),
+		Attr_clr:    unix.MOUNT_ATTR__ATIME | unix.MOUNT_ATTR_NODIRATIME,
+		Propagation: unix.MS_PRIVATE, // what is mounted over the directory is none of its
+	}
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, attr); err != nil {
+		return o.noAtimes(os.NewSyscallError("mount_setattr", err))
+	}
+	return nil
+}
+
+// noAtimes is nil for what is mounted read-only, where that is only to be hoped for.
+func (o *Options) noAtimes(why error) error {
+	if o.MountFlags.Set&unix.MS_RDONLY != 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %w: %w", o.Dir, ErrNoAtimes, why)
+}
+
+// nothingMountedIn fails if another file system is mounted within the directory, which
+// would be missing in a mount of the daemon's own.
+func nothingMountedIn(root int) error {
+	id := descriptorInfo("/proc/self/fd/" + procName(root))["mnt_id"]
+	dir, err := os.Readlink("/proc/self/fd/" + procName(root))
+	if err != nil {
+		return err
+	}
+	mounts, err := ReadMounts()
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if strconv.Itoa(m.Parent) == id && m.Path != dir && within(m.Path, dir) {
+			return fmt.Errorf("%s is mounted within", m.Path)
+		}
+	}
+	return nil
+}
+
+// Remount changes flags of a mount. When access times change cannot be changed:
+// the error wraps [ErrNoAtimes] then.
+func Remount(mountpoint string, f MountFlags) error {
+	fd, err := unix.Open(mountpoint, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: mountpoint, Err: err}
+	}
+	defer unix.Close(fd)
+	has, err := flagsOf(fd)
+	if err != nil {
+		return &os.PathError{Op: "statfs", Path: mountpoint, Err: err}
+	}
+	if f.changesAtimes(has) {
+		return fmt.Errorf("%s: %w while it is mounted", mountpoint, ErrNoAtimes)
+	}
+	if err := unix.Mount("", "/proc/self/fd/"+procName(fd), "", unix.MS_REMOUNT|f.on(has), ""); err != nil {
+		return fmt.Errorf("remount %s: %w", mountpoint, err)
+	}
+	return nil
+}
