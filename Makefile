@@ -74,8 +74,9 @@ blackbox: build
 	STAGEFS_BIN=$(CURDIR)/$(BIN) STAGEFS_MOUNT_OPTS=--compat go test -count=1 -timeout 10m ./tests \
 		-run 'TestR4|TestR5|TestH1|TestH2|TestH4|TestA8Clients'
 
-# Some have processes get the numbers of dead ones, which others may still have in mind.
-ALONE := ^Test(M2StressIO|AttackPidReuse|H2Numbers|H2Flood)$$
+# Some have processes get the numbers of dead ones, which others may still have in mind,
+# or the kernel drop its caches.
+ALONE := ^Test(M2StressIO|M2HandleForgotten|AttackPidReuse|H2Numbers|H2Flood)$$
 # What mounts with --strict must not meet those whom TestFaultExec keeps in execve(2).
 FIRST := ^Test([A-K]|M2[^P]|M5|S1Descriptors)
 blackbox-first:

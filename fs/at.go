@@ -128,6 +128,8 @@ type backing struct {
 	proc int // /proc/self/fd
 	dirs dirCache
 
+	opensByIno bool // see there
+
 	xattrs   xattrAt
 	oldChmod atomic.Bool // there is no fchmodat2(2), which came with Linux 6.6
 }

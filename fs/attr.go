@@ -29,7 +29,7 @@ func fillAttr(a *fuse.Attr, st *unix.Statx_t) {
 // fillEntry tells the kernel of n under a name. An uncached name looks
 // different to different callers (A9, A11), so the kernel asks each time.
 func (fs *FS) fillEntry(h *fuse.InHeader, out *fuse.EntryOut, n *node, st *unix.Statx_t, uncached bool) {
-	out.NodeId = n.id
+	out.NodeId, out.Generation = n.id, n.generation()
 	fillAttr(&out.Attr, st)
 	if !uncached {
 		out.SetEntryTimeout(validFor)
@@ -99,6 +99,12 @@ func (fs *FS) isLive(l link) bool {
 
 // Lookup finds a name in a directory.
 func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	switch name {
+	case ".":
+		return fs.lookupSelf(h, out)
+	case "..":
+		return fs.lookupParent(h, out)
+	}
 	parent := fs.nodes.get(h.NodeId)
 	if c, ok := fs.control.lookup(h, parent, name); ok {
 		if c == nil {

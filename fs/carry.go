@@ -25,7 +25,7 @@ import (
 // HandoverFormat is the number of the format in which a daemon writes down what
 // it knows. A program can only go on from the same one. It changes with the format of
 // the state, too.
-const HandoverFormat = 4
+const HandoverFormat = 5
 
 // carried is what a daemon knows.
 type carried struct {

@@ -79,7 +79,12 @@ func (fs *FS) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse
 	if in.Lk.Typ == unix.F_UNLCK {
 		get = fs.advisory.GetOwn // F_OFD_GETLK of what is one's own
 	}
-	if c, ok := get(n.id, lockOf(in)); ok {
+	var closing time.Time
+	c, ok := get(n.id, lockOf(in))
+	for ok && in.Lk.Typ != unix.F_UNLCK && fs.awaitRelease(cancel, n.id, &c, &closing) {
+		c, ok = get(n.id, lockOf(in))
+	}
+	if ok {
 		out.Lk = fuse.FileLock{Typ: unix.F_RDLCK, Start: c.Start, End: c.End, Pid: c.Pid}
 		if c.Write {
 			out.Lk.Typ = unix.F_WRLCK
@@ -205,14 +210,17 @@ func (fs *FS) tryClosing(cancel <-chan struct{}, node uint64, try func() error) 
 		if !errors.As(err, &c) || c.Waiting {
 			return statusOf(err)
 		}
-		h := fs.handles.get(c.Lock.Handle, node)
-		if h != nil && !h.flushed.Load() || !more(&closing, releaseTime) {
-			return statusOf(err)
-		}
-		if !sleep(cancel, 100*time.Microsecond) {
+		if !fs.awaitRelease(cancel, node, &c.Lock, &closing) {
 			return statusOf(err)
 		}
 	}
+}
+
+// awaitRelease waits a moment if a lock is such a description's, and reports whether to
+// look again. since is when that began.
+func (fs *FS) awaitRelease(cancel <-chan struct{}, node uint64, l *advisory.Lock, since *time.Time) bool {
+	h := fs.handles.get(l.Handle, node)
+	return (h == nil || h.flushed.Load()) && more(since, releaseTime) && sleep(cancel, 100*time.Microsecond)
 }
 
 // lockOwner returns who will own the directory: for flock(2) the process that

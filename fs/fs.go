@@ -111,6 +111,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	fs.labels.init()
 	fs.started = time.Now()
 	fs.back.root = root
+	fs.back.opensByIno = fs.privileged && opensByIno(root)
 	fs.back.xattrs.old.Store(o.Compat)
 	fs.back.oldChmod.Store(o.Compat)
 	fs.back.dirs.limit = dirCacheLimit()

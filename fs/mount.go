@@ -401,7 +401,7 @@ func (fs *FS) mountOptions() *fuse.MountOptions {
 		ExplicitDataCacheControl: true,
 		EnableSymlinkCaching:     true,
 		// The umask is the caller's and comes with the request.
-		ExtraCapabilities: fuse.CAP_DONT_MASK | fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_READDIRPLUS_AUTO | fuse.CAP_HANDLE_KILLPRIV_V2,
+		ExtraCapabilities: fuse.CAP_DONT_MASK | fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_READDIRPLUS_AUTO | fuse.CAP_HANDLE_KILLPRIV_V2 | fuse.CAP_EXPORT_SUPPORT,
 		Debug:             o.Debug,
 		Logger:            log.New(logWriter{o.Log}, "", 0),
 	}

@@ -14,7 +14,7 @@ import (
 // what few files need is in nodeMore.
 type node struct {
 	tab *nodeTable
-	id  uint64         // what the kernel calls it; never used twice
+	id  uint64         // what the kernel calls it, see numberLocked
 	dir *lockstate.Dir // for a directory; set once
 
 	// What the backing calls it, see identity.

@@ -5,8 +5,8 @@ import (
 	"math/rand/v2"
 )
 
-// nodePages finds nodes by number. Numbers only grow and are mostly forgotten
-// as they came, in a row, so that a page of them goes as a whole.
+// nodePages finds nodes by number. Those of a directory's files are mostly in a row, and
+// forgotten together, so that a page of them goes as a whole.
 type nodePages struct {
 	pages map[uint64]*nodePage
 	n     int

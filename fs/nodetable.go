@@ -37,6 +37,8 @@ type nodeTable struct {
 	// may be too little.
 	added atomic.Uint64
 
+	dev uint32 // of the root
+
 	mu    spinMutex
 	byID  nodePages
 	byKey nodeIndex
@@ -64,9 +66,9 @@ type nodeTable struct {
 const firstNode = 1 << 10
 
 func newNodeTable(t *lockstate.Table) *nodeTable {
-	// The kernel makes file handles of the numbers, and takes them for those of
-	// whatever has the number in the next mount: so that has others.
-	tab := &nodeTable{table: t, next: firstNode + rand.Uint64N(firstFresh>>1), round: 1}
+	// The kernel makes file handles of the numbers, and takes those for whatever has the
+	// number in the next mount: so that has others, but for those of inodes.
+	tab := &nodeTable{table: t, next: firstSerial + rand.Uint64N(firstSerial>>1), round: 1}
 	tab.byID.init()
 	tab.byKey.init()
 	tab.heap.locks = t.Len
@@ -100,6 +102,7 @@ func (t *nodeTable) newRoot(id uint64, key identity, dir *lockstate.Dir, fd int)
 	n.more.Store(&nodeMore{fd: fd})
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.dev = key.dev
 	t.byID.put(n)
 	t.byKey.put(n)
 	return n
@@ -244,9 +247,9 @@ func (t *nodeTable) outdatedLocked(n *node, isNew bool, parent *node, st *unix.S
 
 // newLocked makes a node that is not in the table yet.
 func (t *nodeTable) newLocked(st *unix.Statx_t) *node {
-	n := &node{tab: t, id: t.next, kind: uint8(st.Mode >> 12)}
-	t.next++
+	n := &node{tab: t, kind: uint8(st.Mode >> 12)}
 	n.setKey(t.identityOf(st))
+	n.id = t.numberLocked(n.key())
 	n.setNlinkLocked(st.Nlink)
 	return n
 }
@@ -279,6 +282,9 @@ func (t *nodeTable) anonymous(st *unix.Statx_t, fd int, c *candidate) *node {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.newLocked(st)
+	if c != nil {
+		n.id = t.serialLocked() // it may come to stand for another
+	}
 	n.lookups = 1
 	n.more.Store(&nodeMore{fd: fd, cand: c})
 	t.byID.put(n)

@@ -4,10 +4,15 @@ package tests
 
 import (
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestR2: unlock, the last close and the owner's end release the directory, and
@@ -41,6 +46,83 @@ func TestR2(t *testing.T) {
 				m.wantOwner(dir, b.Pid)
 			})
 		}
+	}
+}
+
+// TestR2Closed: when close(2) has returned, the lock of what was closed is no more, to
+// whoever asks or tries at that moment on another processor.
+func TestR2Closed(t *testing.T) {
+	for _, transport := range []string{"threads", "uring"} {
+		t.Run(transport, func(t *testing.T) {
+			needTransport(t, transport)
+			m := mount(t, "--transport", transport)
+			openFile(t, m.Back("file"), "") // no lock file: of such a one this process would be the holder
+			var round, answered atomic.Int32
+			const rounds = 2000
+			late := map[string]int{}
+			var wg sync.WaitGroup
+			on := func(cpu int, f func(fd int)) {
+				wg.Go(func() {
+					runtime.LockOSThread() // and the thread ends with it
+					var one unix.CPUSet
+					one.Set(cpu)
+					unix.SchedSetaffinity(0, &one) // where there is only one, the race is lost
+					fd, err := unix.Open(m.At("file"), unix.O_RDWR|unix.O_CLOEXEC, 0)
+					if err != nil {
+						t.Error(err)
+						round.Store(-1)
+						return
+					}
+					defer unix.Close(fd)
+					f(fd)
+				})
+			}
+			lock := func(fd, cmd int, kind int16) (int16, error) {
+				l := unix.Flock_t{Type: kind}
+				err := unix.FcntlFlock(uintptr(fd), cmd, &l)
+				return l.Type, err
+			}
+			on(0, func(int) {
+				for i := int32(1); i <= rounds && round.Load() >= 0; i++ {
+					fd, err := unix.Open(m.At("file"), unix.O_RDWR|unix.O_CLOEXEC, 0)
+					if err == nil {
+						_, err = lock(fd, unix.F_OFD_SETLK, unix.F_WRLCK)
+						unix.Close(fd)
+					}
+					if err != nil {
+						t.Errorf("round %d: to lock it: %v", i, err)
+						round.Store(-1)
+						return
+					}
+					round.Store(i)
+					for answered.Load() != i && round.Load() >= 0 {
+					}
+				}
+			})
+			on(1, func(fd int) {
+				for i := int32(1); i <= rounds; i++ {
+					for round.Load() < i {
+						if round.Load() < 0 {
+							return
+						}
+					}
+					if i%2 == 0 {
+						if kind, err := lock(fd, unix.F_OFD_GETLK, unix.F_WRLCK); err != nil || kind != unix.F_UNLCK {
+							late["asks"]++
+						}
+					} else if _, err := lock(fd, unix.F_OFD_SETLK, unix.F_WRLCK); err != nil {
+						late["tries"]++
+					} else {
+						lock(fd, unix.F_OFD_SETLK, unix.F_UNLCK)
+					}
+					answered.Store(i)
+				}
+			})
+			wg.Wait()
+			if len(late) > 0 {
+				t.Errorf("of %d rounds, the closed one's lock was there for who %v", rounds, late)
+			}
+		})
 	}
 }
 
