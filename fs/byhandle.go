@@ -63,9 +63,7 @@ func (fs *FS) lookupSelf(h *fuse.InHeader, out *fuse.EntryOut) fuse.Status {
 
 // entryOf fails with EAGAIN if the file was not where it was found.
 func (fs *FS) entryOf(h *fuse.InHeader, out *fuse.EntryOut) error {
-	fs.ns.RLock()
 	n := fs.nodes.toldOf(h.NodeId, func(n *node) *node { return n })
-	fs.ns.RUnlock()
 	if n == nil {
 		ino, ok := inoOf(h.NodeId)
 		if !ok {
@@ -76,7 +74,7 @@ func (fs *FS) entryOf(h *fuse.InHeader, out *fuse.EntryOut) error {
 			return err
 		}
 		fs.ns.RLock()
-		err = fs.nodeAt(path, func(found *node) {
+		_ = fs.nodeAt(path, func(found *node) {
 			if found.id == h.NodeId {
 				fs.nodes.again(found)
 				n = found
@@ -85,10 +83,6 @@ func (fs *FS) entryOf(h *fuse.InHeader, out *fuse.EntryOut) error {
 		fs.ns.RUnlock()
 		if n == nil {
 			return unix.EAGAIN
-		}
-		if err != nil {
-			fs.nodes.forget(n.id, 1)
-			return err
 		}
 	}
 	return fs.fillTold(h, out, n)

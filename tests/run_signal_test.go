@@ -260,7 +260,8 @@ func TestA7RunTerminal(t *testing.T) {
 		tty := onTerminal(t, exec.Command(stagefsBin(), "run", m.At("D"), "bash", "-c", script))
 		tty.shows("ready")
 		for i := range 20 {
-			tty.typed("\x03")
+			// A signal that comes just before bash waits for a line is heeded after it.
+			tty.typed("\x03\n")
 			tty.shows(fmt.Sprintf("int %d.", i+1))
 		}
 		tty.typed("\x04")
