@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
@@ -30,6 +31,7 @@ func startJanitor(root string) (io.Closer, error) {
 // janitorMain clears up as soon as the test process is dead, or dying: one that
 // hangs in a request of a hung daemon can't die before its mount does.
 func janitorMain(root string) int {
+	signal.Ignore(unix.SIGPIPE) // whoever heard what it says may be gone, too
 	gone := make(chan struct{})
 	go func() { io.Copy(io.Discard, os.Stdin); close(gone) }()
 	for dying := false; !dying; {
