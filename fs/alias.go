@@ -97,9 +97,16 @@ func (h *handle) path(fs *FS) string {
 	return join(fs.table.Path(dirs[0]), name)
 }
 
-// hasInode reports whether a file has a name beneath a directory. It reads
-// directories only, and has one open at a time, however deep they go.
+// hasInode reports whether a file has a name beneath a directory. The caller holds FS.ns.
 func (fs *FS) hasInode(dir string, key identity) (bool, error) {
+	path, err := fs.findInode(dir, key.ino, func(id identity) bool { return id == key })
+	return path != "", err
+}
+
+// findInode returns the path of an entry beneath a directory with an inode number and
+// the right identity, "" for none. It reads directories only, and has one open at a
+// time, however deep they go. The same goes for it as for openPath.
+func (fs *FS) findInode(dir string, ino uint64, right func(identity) bool) (path string, err error) {
 	for dirs := []string{dir}; len(dirs) > 0; {
 		dir = dirs[len(dirs)-1]
 		dirs = dirs[:len(dirs)-1]
@@ -108,29 +115,31 @@ func (fs *FS) hasInode(dir string, key identity) (bool, error) {
 			continue
 		}
 		if err != nil {
-			return false, err
+			return "", err
 		}
-		found := false
 		err = eachEntry(fd, func(e dirEntry) bool {
+			if dir == "." && e.name == ControlDir {
+				return true // what no client can reach
+			}
 			if e.typ == unix.DT_DIR || e.typ == unix.DT_UNKNOWN {
 				dirs = append(dirs, join(dir, e.name))
 			}
-			if e.ino == key.ino && e.typ != unix.DT_DIR {
-				var st unix.Statx_t
-				found = statAt(fd, e.name, &st) == nil && fs.identityOf(&st) == key
+			var st unix.Statx_t
+			if e.ino == ino && statAt(fd, e.name, &st) == nil && right(fs.identityOf(&st)) {
+				path = join(dir, e.name)
 			}
-			return !found
+			return path == ""
 		})
 		unix.Close(fd)
-		if err != nil || found {
-			return found, err
+		if err != nil || path != "" {
+			return path, err
 		}
 	}
-	return false, nil
+	return "", nil
 }
 
-// openPath opens a directory of the backing by its path, one name at a time.
-// The caller holds FS.ns.
+// openPath opens a directory of the backing by its path, one name at a time. The caller
+// holds FS.ns, or what is renamed may seem missing.
 func (fs *FS) openPath(path string) (int, error) {
 	fd, err := openAt(fs.back.root, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {

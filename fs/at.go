@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -151,6 +152,9 @@ func (b *backing) awaitThaw() {
 
 // procName is what a descriptor is called below backing.proc.
 func procName(fd int) string { return strconv.Itoa(fd) }
+
+// pathOfFD is where the kernel sees what is open, if anything leads there.
+func pathOfFD(fd int) (string, error) { return os.Readlink("/proc/self/fd/" + procName(fd)) }
 
 // dirFD is an open directory of the backing.
 type dirFD struct {

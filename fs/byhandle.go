@@ -2,7 +2,6 @@ package fs
 
 import (
 	"encoding/binary"
-	"os"
 	"strings"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -139,41 +138,11 @@ func (fs *FS) pathOf(ino uint64) (string, error) {
 	if path != "" || err != nil {
 		return path, err
 	}
-	for dirs := []string{"."}; len(dirs) > 0; {
-		dir := dirs[len(dirs)-1]
-		dirs = dirs[:len(dirs)-1]
-		fd, err := fs.openPath(dir)
-		if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
-			continue
-		}
-		if err != nil {
-			return "", err
-		}
-		found := ""
-		err = eachEntry(fd, func(e dirEntry) bool {
-			if dir == "." && e.name == ControlDir {
-				return true
-			}
-			if e.ino == ino {
-				var st unix.Statx_t
-				if statAt(fd, e.name, &st) == nil && st.Ino == ino && fs.identityOf(&st).dev == fs.root.dev {
-					found = join(dir, e.name)
-				}
-			}
-			if e.typ == unix.DT_DIR || e.typ == unix.DT_UNKNOWN {
-				dirs = append(dirs, join(dir, e.name))
-			}
-			return found == ""
-		})
-		unix.Close(fd)
-		if found != "" {
-			return found, nil
-		}
-		if err != nil {
-			return "", err
-		}
+	path, err = fs.findInode(".", ino, func(id identity) bool { return id.ino == ino && id.dev == fs.root.dev })
+	if path == "" && err == nil {
+		err = unix.ESTALE
 	}
-	return "", unix.ESTALE
+	return path, err
 }
 
 // cachedPath is pathOf by what the backing has in its cache: mostly all that is open, and
@@ -190,16 +159,16 @@ func (fs *FS) cachedPath(ino uint64) (string, error) {
 		return "", nil
 	}
 	defer unix.Close(fd)
-	root, err := os.Readlink("/proc/self/fd/" + procName(fs.back.root))
+	root, err := pathOfFD(fs.back.root)
 	if err != nil {
 		return "", nil
 	}
-	path, err := os.Readlink("/proc/self/fd/" + procName(fd))
+	path, err := pathOfFD(fd)
 	if err != nil {
 		return "", nil
 	}
 	path, ok := strings.CutPrefix(path, strings.TrimSuffix(root, "/")+"/")
-	if !ok || path == ControlDir || strings.HasPrefix(path, ControlDir+"/") {
+	if !ok || within(path, ControlDir) {
 		return "", nil
 	}
 	return path, nil

@@ -64,7 +64,7 @@ func Mount(o Options) (_ *Server, err error) {
 	s.dead = dead
 	undo = append(undo, func() { unix.Close(root) })
 	seen := root
-	if root, err = o.withAtimes(root); err != nil {
+	if root, err = o.withAtimes(seen); err != nil {
 		return nil, err
 	}
 	if root != seen {

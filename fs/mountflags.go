@@ -112,7 +112,7 @@ func flagsOf(fd int) (uintptr, error) {
 func (o *Options) mountFlags(root int) uintptr {
 	flags, err := flagsOf(root)
 	if err != nil {
-		flags = unix.MS_NOSUID | unix.MS_NODEV
+		flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_RELATIME
 	}
 	return o.MountFlags.on(flags)
 }
@@ -141,29 +141,30 @@ func mountAttrs(flags uintptr) int {
 
 // withAtimes returns a descriptor of the same directory through which access times
 // change as o says: of a mount of the daemon's own, which nobody else gets at, as the
-// kernel goes by the backing's mount when data passes. It is root itself if that one does.
+// kernel goes by the backing's mount when data passes. It is root itself if that one does,
+// and with an error.
 func (o *Options) withAtimes(root int) (int, error) {
 	has, err := flagsOf(root)
 	if err != nil {
-		return -1, os.NewSyscallError("fstatfs", err)
+		return root, os.NewSyscallError("fstatfs", err)
 	}
 	if !o.MountFlags.changesAtimes(has) {
 		return root, nil
 	}
 	if err := nothingMountedIn(root); err != nil {
-		return root, o.noAtimes(err)
+		return root, o.unlessReadOnly(o.noAtimes(err))
 	}
 	tree, err := unix.OpenTree(root, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
-		return root, o.noAtimes(os.NewSyscallError("open_tree", err))
+		return root, o.unlessReadOnly(o.noAtimes(os.NewSyscallError("open_tree", err)))
 	}
 	defer unix.Close(tree)
 	if err := o.setAtimes(tree); err != nil {
-		return -1, err
+		return root, o.unlessReadOnly(err)
 	}
 	own, err := openAt(tree, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return -1, &os.PathError{Op: "open", Path: o.Dir, Err: err}
+		return root, &os.PathError{Op: "open", Path: o.Dir, Err: err}
 	}
 	return own, nil
 }
@@ -191,11 +192,16 @@ func (o *Options) setAtimes(tree int) error {
 	return nil
 }
 
-// noAtimes is nil for what is mounted read-only, where that is only to be hoped for.
-func (o *Options) noAtimes(why error) error {
+// unlessReadOnly returns an error of these, but for what is mounted read-only: there it is
+// only to be hoped that access times don't change.
+func (o *Options) unlessReadOnly(err error) error {
 	if o.MountFlags.Set&unix.MS_RDONLY != 0 {
 		return nil
 	}
+	return err
+}
+
+func (o *Options) noAtimes(why error) error {
 	return fmt.Errorf("%s: %w: %w", o.Dir, ErrNoAtimes, why)
 }
 
@@ -203,7 +209,7 @@ func (o *Options) noAtimes(why error) error {
 // would be missing in a mount of the daemon's own.
 func nothingMountedIn(root int) error {
 	id := descriptorInfo("/proc/self/fd/" + procName(root))["mnt_id"]
-	dir, err := os.Readlink("/proc/self/fd/" + procName(root))
+	dir, err := pathOfFD(root)
 	if err != nil {
 		return err
 	}

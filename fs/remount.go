@@ -88,7 +88,7 @@ func (d *deadMount) openBelow(o *Options) (fd int, err error) {
 		return -1, fmt.Errorf("%w: open_tree: %w", errCovered, err)
 	}
 	defer unix.Close(tree)
-	if err := o.setAtimes(tree); err != nil {
+	if err := o.unlessReadOnly(o.setAtimes(tree)); err != nil {
 		return -1, err
 	}
 	fd, err = unix.Openat(tree, filepath.Base(d.path), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -122,7 +122,7 @@ func (d *deadMount) openRoot(o *Options) (int, error) {
 		return -1, fmt.Errorf("%w: open_tree: %w", errCovered, err)
 	}
 	defer unix.Close(tree)
-	if err := o.setAtimes(tree); err != nil {
+	if err := o.unlessReadOnly(o.setAtimes(tree)); err != nil {
 		return -1, err
 	}
 	fd, err := unix.Openat(tree, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

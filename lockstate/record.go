@@ -189,8 +189,8 @@ func (t *Table) Restore(rec Record, kept *Record, path []string, owner *procid.P
 }
 
 // mergeTwinLocked ends the lock that r has taken the place of, and reports whether there
-// is one: its owner took it again while it was being ended (see [Table.Doom]), and the
-// daemon died before it was. The lock files that are left are r's. What was made under the
+// is one: its owner took it again while it was being ended (see [Table.Doom]), and it was
+// not, as that failed or the daemon died. The lock files that are left are r's. What was made under the
 // other one is not: to break it would have kept that.
 func (t *Table) mergeTwinLocked(r *row) bool {
 	old := t.tokens[r.instead]

@@ -110,7 +110,8 @@ func TestM2HandleOfAnEarlierMount(t *testing.T) {
 }
 
 // TestW1ByHandle: who opens a file by its handle, which the kernel has forgotten, is
-// refused as by its name.
+// refused as by its name, and stands in the way of the next owner as by its name; also
+// when the daemon was killed in between.
 func TestW1ByHandle(t *testing.T) {
 	m := mount(t)
 	openDir(t, m.Back("D"))
@@ -119,28 +120,46 @@ func TestW1ByHandle(t *testing.T) {
 	mustDo(t, os.Link(m.Back("outside"), m.Back("D/linked")))
 	file, dir, linked := handleOf(t, m.At("D/f")), handleOf(t, m.At("D")), handleOf(t, m.At("outside"))
 	owner, rival := agent(t), agent(t)
-	m.unmounted(func() {})
-	owner.must("creat", m.At("D/devserver"), "wronly,creat,excl")
-	// The kernel has D and its lock file, and nothing else.
-	root := m.openRoot()
-	for _, h := range []unix.FileHandle{file, linked} {
+	// byHandle calls f with a path that leads to the file of a handle.
+	byHandle := func(h unix.FileHandle, f func(path string)) {
+		t.Helper()
+		root, err := unix.Open(m.Path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		mustDo(t, err)
+		defer unix.Close(root)
 		fd, err := unix.OpenByHandleAt(root, h, unix.O_PATH)
 		mustDo(t, err)
-		path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
-		rival.want("EBUSY", "open", "w", path, "wronly")
-		rival.want("EBUSY", "chmod", path, "0600")
-		rival.want("EBUSY", "truncate", path, "0")
-		owner.must("open", "w", path, "rdwr")
-		owner.must("write", "w", "y")
-		owner.must("close", "w")
-		unix.Close(fd)
+		defer unix.Close(fd)
+		f(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd))
 	}
-	fd, err := unix.OpenByHandleAt(root, dir, unix.O_PATH)
-	mustDo(t, err)
-	defer unix.Close(fd)
-	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
-	rival.want("EBUSY", "creat", filepath.Join(path, "new"), "wronly,creat")
-	owner.must("creat", filepath.Join(path, "new"), "wronly,creat")
+	lock := []string{"creat", m.At("D/devserver"), "wronly,creat,excl"}
+	for _, h := range []unix.FileHandle{file, linked} {
+		m.unmounted(func() {})
+		byHandle(h, func(path string) { rival.must("open", "before", path, "wronly") })
+		owner.want("EEXIST", lock...)
+		rival.must("close", "before")
+	}
+	m.unmounted(func() {})
+	owner.must(lock...)
+	refused := func() {
+		t.Helper()
+		for _, h := range []unix.FileHandle{file, linked} {
+			byHandle(h, func(path string) {
+				rival.want("EBUSY", "open", "w", path, "wronly")
+				rival.want("EBUSY", "chmod", path, "0600")
+				rival.want("EBUSY", "truncate", path, "0")
+				owner.must("open", "w", path, "rdwr")
+				owner.must("write", "w", "y")
+				owner.must("close", "w")
+			})
+		}
+		byHandle(dir, func(path string) {
+			rival.want("EBUSY", "creat", filepath.Join(path, "new"), "wronly,creat")
+			owner.must("creat", filepath.Join(path, "new"), "wronly,creat")
+		})
+	}
+	refused() // the kernel has D and its lock file, and nothing else
+	m.restart(nil)
+	refused()
 }
 
 // TestM2HandleForgotten: handles of files that the kernel forgets all the time, while others
@@ -170,7 +189,7 @@ func TestM2HandleForgotten(t *testing.T) {
 	}
 	var over atomic.Bool
 	var wg sync.WaitGroup
-	opened, stale := new(atomic.Int64), new(atomic.Int64)
+	var opened, stale atomic.Int64
 	for range 2 {
 		wg.Go(func() {
 			for !over.Load() {
@@ -196,7 +215,10 @@ func TestM2HandleForgotten(t *testing.T) {
 	}
 	wg.Go(func() {
 		for !over.Load() {
-			mustDo(t, os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0))
+			if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0); err != nil {
+				t.Error(err)
+				return
+			}
 			time.Sleep(5 * time.Millisecond)
 		}
 	})
@@ -218,7 +240,7 @@ func TestM2HandleForgotten(t *testing.T) {
 	over.Store(true)
 	wg.Wait()
 	if opened.Load() < 100 || stale.Load() == 0 {
-		t.Errorf("%d opened, %d stale", opened, stale)
+		t.Errorf("%d opened, %d stale", opened.Load(), stale.Load())
 	}
 	t.Logf("%d opened, %d stale, %d files made", opened.Load(), stale.Load(), made.Load())
 }

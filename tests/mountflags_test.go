@@ -14,26 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountedOptions are those that the mount table shows of a mount.
+// mountedOptions are those that the mount table shows of the topmost mount at a path.
 func mountedOptions(t *testing.T, path string) []string {
 	t.Helper()
-	b, err := os.ReadFile("/proc/self/mountinfo")
-	mustDo(t, err)
-	var options []string
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); f[4] == path {
-			options = strings.Split(f[5], ",")
-		}
-	}
-	return options
+	lines := mountLines(t, path)
+	return strings.Split(lines[len(lines)-1][5], ",")
 }
 
-// readLater reads a file when now is another time than its last access, and tells whether
-// that changed the time.
+// readLater reads a file that was last read long ago, and tells whether that changed the
+// access time.
 func readLater(t *testing.T, path string) (changed bool) {
 	t.Helper()
 	var before, after unix.Stat_t
-	// So that relatime changes it.
 	mustDo(t, unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{{Sec: 1000}, {Nsec: unix.UTIME_OMIT}}, 0))
 	mustDo(t, unix.Stat(path, &before))
 	_, err := os.ReadFile(path)
@@ -132,7 +124,10 @@ func TestM2MountReadOnly(t *testing.T) {
 	remount("noatime", 69)
 	remount("sync", 64)
 
-	b := mount(t, "-o", "ro")
+	b := mount(t, "-o", "ro", "-o", "nosuid,nodev")
+	if got := mountedOptions(t, b.Path); !slices.Contains(got, "ro") || !slices.Contains(got, "nodev") {
+		t.Errorf("the mount has %q, want what each -o says", got)
+	}
 	mustDo(t, os.Mkdir(b.Back("E"), 0o755))
 	var before, after unix.Stat_t
 	mustDo(t, unix.Stat(b.At("E"), &before))
@@ -163,6 +158,7 @@ func TestBadMountFlags(t *testing.T) {
 		}
 	}
 	refused(64, "option --options sync: is none of", "-o", "nosuid,sync")
+	refused(64, "option --options sync: is none of", "-o", "sync", "-o", "nosuid")
 	refused(64, `option --options "": is none of`, "-o", "")
 	refused(69, "function not implemented", "--compat", "-o", "noatime")
 	refused(64, "option --state-dir: a mount keeps it", "-o", "remount,ro")

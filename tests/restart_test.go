@@ -76,16 +76,19 @@ func wantNoGap(t *testing.T, dir string, atDead func(dir string)) {
 }
 
 // mountsOn counts the mounts on a directory.
-func mountsOn(t *testing.T, dir string) (n int) {
+func mountsOn(t *testing.T, dir string) int { t.Helper(); return len(mountLines(t, dir)) }
+
+// mountLines has the lines of mountinfo about a directory, in fields.
+func mountLines(t *testing.T, dir string) (lines [][]string) {
 	t.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	mustDo(t, err)
 	for line := range strings.Lines(string(table)) {
-		if strings.Fields(line)[4] == dir {
-			n++
+		if f := strings.Fields(line); f[4] == dir {
+			lines = append(lines, f)
 		}
 	}
-	return n
+	return lines
 }
 
 // TestS1Volume: the volume at the directory stays where it is while daemons come and
@@ -300,18 +303,11 @@ func TestS1SuperviseUnmountedEarly(t *testing.T) {
 // newestMount is the id of the only mount at a path, as mountinfo shows it, or "".
 func newestMount(t *testing.T, path string) string {
 	t.Helper()
-	b, err := os.ReadFile("/proc/self/mountinfo")
-	mustDo(t, err)
-	id, n := "", 0
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); f[4] == path {
-			id, n = f[0], n+1
-		}
-	}
-	if n != 1 {
+	lines := mountLines(t, path)
+	if len(lines) != 1 {
 		return ""
 	}
-	return id
+	return lines[0][0]
 }
 
 // TestM1AtOnce: umount(8) returns before the daemon has ended; the next mount

@@ -37,7 +37,7 @@ func (c *command) mountCommand() *cli.Command {
 			&cli.StringFlag{Name: "grace", Value: "5s", Usage: "wait for a busy mount at the end for this `DURATION`: seconds, or like 1m30s"},
 			&cli.BoolFlag{Name: "no-passthrough", Usage: "let all data go through the daemon"},
 			&cli.StringFlag{Name: "transport", Value: "auto", Usage: "`WAY` in which the kernel's requests come: auto, the fastest there is, or uring, threads or fuse"},
-			&cli.StringFlag{Name: "options", Aliases: []string{"o"}, Usage: "`LIST` of mount(8)'s options ro, nosuid, nodev, noexec, noatime, nodiratime, relatime and strictatime, and of their opposites (default: as DIR's file system is mounted); with remount, only change them"},
+			&cli.StringSliceFlag{Name: "options", Aliases: []string{"o"}, Usage: "`LIST` of mount(8)'s options ro, nosuid, nodev, noexec, noatime, nodiratime, relatime and strictatime, and of their opposites (default: as DIR's file system is mounted); with remount, only change them"},
 			&cli.BoolFlag{Name: "compat", Usage: "use only what Linux 5.10 offers"},
 			&cli.BoolFlag{Name: "debug", Usage: "log every decision"},
 			&cli.BoolFlag{Name: "daemon", Aliases: []string{"d"}, Usage: "return once the mount answers, and serve on in the background"},
@@ -62,7 +62,7 @@ func (c *command) mountAction(ctx *cli.Context) error {
 	if err := exactArgs(ctx, 1, 2); err != nil {
 		return err
 	}
-	if options := strings.Split(ctx.String("options"), ","); slices.Contains(options, "remount") {
+	if options := strings.Split(flagsGiven(ctx), ","); slices.Contains(options, "remount") {
 		return c.remount(ctx, slices.DeleteFunc(options, func(s string) bool { return s == "remount" }))
 	}
 	starter := readyPipe()
@@ -128,6 +128,9 @@ func (c *command) mountAction(ctx *cli.Context) error {
 	return err
 }
 
+// flagsGiven are the options for the mount, of each -o.
+func flagsGiven(ctx *cli.Context) string { return strings.Join(ctx.StringSlice("options"), ",") }
+
 // remount changes flags of a mount that is there.
 func (c *command) remount(ctx *cli.Context, options []string) error {
 	for _, flag := range ctx.Command.Flags {
@@ -189,7 +192,7 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 	}
 	var err error
 	if ctx.IsSet("options") {
-		if o.MountFlags, err = fs.ParseMountFlags(ctx.String("options")); err != nil {
+		if o.MountFlags, err = fs.ParseMountFlags(flagsGiven(ctx)); err != nil {
 			return o, err
 		}
 	}
