@@ -1,10 +1,14 @@
 package fs
 
 import (
+	"slices"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // Flush is close(2) of one of perhaps several descriptors.
@@ -41,4 +45,90 @@ func (fs *FS) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 		unix.Close(fd)
 	}
 	fs.handles.over(h)
+}
+
+// exiting is procid.Exiting for an owner. If that one is traced, nothing else may tell
+// soon that it is dead.
+func (fs *FS) exiting(id procid.ID) bool {
+	if !procid.Exiting(id) {
+		return false
+	}
+	fs.procs.Suspect(id)
+	return true
+}
+
+// suspect is the same for who has a lock file open, without a lock on it. Exit(2) takes
+// away a thread's memory before its descriptors.
+func (fs *FS) suspect(in *fuse.FlushIn, h *handle) {
+	p := h.openedBy()
+	if p == nil || fs.table.Len() == 0 {
+		return
+	}
+	if _, is := fs.lockFileOf(h.node); !is {
+		return
+	}
+	if has, known := procid.HasMemory(int(in.Pid)); known && !has {
+		fs.procs.Suspect(p.ID())
+	}
+}
+
+// closedCopy drops the record locks of whoever closed a descriptor.
+func (fs *FS) closedCopy(in *fuse.FlushIn, h *handle) {
+	if !fs.advisory.Locked(in.NodeId) {
+		fs.suspect(in, h)
+		return // as with nearly all files
+	}
+	if fs.table.Tracks() {
+		// A RELEASE would come too late to tell: close(2) does not wait for it.
+		var dying *procid.ID
+		if owner, ok := fs.table.OwnerBy(fdKey{in.NodeId, true, in.Fh}); ok && fs.exiting(owner) {
+			dying = &owner
+		}
+		h.dying.Store(dying)
+	}
+	fs.lockMu.Lock()
+	defer fs.lockMu.Unlock()
+	fs.advisory.Flush(in.NodeId, in.LockOwner)
+	fs.settleLocked(in.NodeId, []fdKey{{in.NodeId, false, in.LockOwner}}, fs.exiting)
+}
+
+// closedLast drops what was locked through a description that is gone.
+func (fs *FS) closedLast(in *fuse.ReleaseIn, h *handle) {
+	if !fs.advisory.Locked(in.NodeId) {
+		fs.advisory.Release(in.NodeId, in.Fh)
+		return
+	}
+	fs.lockMu.Lock()
+	defer fs.lockMu.Unlock()
+	var keys []fdKey
+	for _, l := range fs.advisory.Locks(in.NodeId) {
+		if l.Handle == in.Fh {
+			keys = append(keys, keyOf(in.NodeId, &l))
+		}
+	}
+	fs.advisory.Release(in.NodeId, in.Fh)
+	dying := fs.exiting
+	if h.flushed.Load() {
+		dying = func(id procid.ID) bool { d := h.dying.Load(); return d != nil && *d == id }
+	}
+	fs.settleLocked(in.NodeId, keys, dying)
+}
+
+// closedTime bounds the wait for the RELEASE of a description of a process that has
+// died since. One that its child has open, too, has none for longer.
+const closedTime = 100 * time.Millisecond
+
+// awaitClosed waits for the RELEASE of what the dead owner of a lock had closed
+// before it died. It reports false if the lock has ended by that: it was given up (R2).
+func (fs *FS) awaitClosed(l lockstate.Lock) (still bool) {
+	closed := func(k any) bool {
+		key := k.(fdKey)
+		h := fs.handles.get(key.id, key.node)
+		return key.flock && h != nil && h.flushed.Load() && h.dying.Load() == nil && fs.table.HasKey(k)
+	}
+	for began := (time.Time{}); slices.ContainsFunc(l.Keys, closed) && more(&began, closedTime); {
+		time.Sleep(100 * time.Microsecond)
+	}
+	_, still = fs.table.Lock(l.Token)
+	return still
 }

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -217,4 +218,41 @@ func (n *node) mayBeMapped() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.mappable > 0 || len(f.lingering) > 0
+}
+
+// A budget is how many descriptors may be open for files. The rest is for
+// directories and what an operation opens for itself.
+type budget struct {
+	most int64
+	left atomic.Int64
+}
+
+func (b *budget) init(most int64) {
+	b.most = most
+	b.left.Store(most)
+}
+
+// take is for a handle that cannot do without a descriptor.
+func (b *budget) take() bool {
+	if b.left.Add(-1) >= 0 {
+		return true
+	}
+	b.left.Add(1)
+	return false
+}
+
+// keep is for a descriptor that is only kept so that the file need not be opened
+// again. Half of all are left to who cannot do without.
+func (b *budget) keep() bool { return b.left.Load() > b.most/2 && b.take() }
+
+func (b *budget) give() { b.left.Add(1) }
+
+// fileBudget leaves descriptors to all else: the cached directories, the
+// processes that are watched, and operations in flight.
+func fileBudget() int64 {
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		return 256
+	}
+	return int64(lim.Cur) / 2
 }

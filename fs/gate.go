@@ -2,15 +2,11 @@ package fs
 
 import (
 	"errors"
-	"fmt"
-	"sync"
 	"syscall"
-	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"github.com/stagefs/stagefs/fs/transport"
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
@@ -120,24 +116,6 @@ func (r *request) adrift() bool {
 	return r.parent != nil && r.parent.adrift() || r.node != nil && r.node.adrift()
 }
 
-const (
-	// maxReaps bounds how many dead owners one request looks past.
-	maxReaps = 1000
-	// settleTime bounds how long a stager is held back (A12).
-	settleTime = time.Second
-	// settleAge is for how long a lock holds stagers back at all. Each of them
-	// keeps the directory to itself meanwhile, and a crowd would take turns.
-	settleAge = 5 * time.Second
-	// closeTime bounds the wait for a RELEASE that the kernel sends after
-	// close(2) or exit has returned already.
-	closeTime = 100 * time.Millisecond
-	// closePause is how often it is looked whether it has come.
-	closePause = 500 * time.Microsecond
-	// passTime bounds it where the way to a lock file's data is to become free: that
-	// keeps nobody else waiting, and who opens one to lock it is never refused (A10).
-	passTime = time.Second
-)
-
 // attempt runs try until it is neither refused by a lock whose owner is dead
 // nor by what a short wait may clear away. Names in the backing stand still
 // during a try; exclusive excludes all other tries.
@@ -177,73 +155,6 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 	}
 }
 
-// obstacles are what stood in the way of a request's tries so far, and was waited for.
-type obstacles struct {
-	reaps                    int
-	settle, closing, passing time.Time // until when that is waited for; zero: not yet
-	room                     bool      // was waited for
-}
-
-// An outcome says what an obstacle means for a request.
-type outcome int
-
-const (
-	ends        outcome = iota // it stays in the way
-	tryAgain                   // it may be gone
-	interrupted                // that was waited for, and the caller has a signal
-)
-
-// after is the outcome of a wait, which was not interrupted if it is done.
-func after(done bool) outcome {
-	if !done {
-		return interrupted
-	}
-	return tryAgain
-}
-
-// clear is for what is no lock.
-func (o *obstacles) clear(r *request, err error) outcome {
-	switch fs := r.fs; {
-	case errors.Is(err, errUnseen):
-		return after(r.see())
-	case err == errOutdated:
-		return tryAgain
-	case errors.Is(err, errMayMap) && fs.passesNoLonger(r.node) && more(&o.passing, passTime):
-		return after(r.rest(closePause))
-	case !o.room && fs.hasRoomNow(err):
-		o.room = true
-		return tryAgain
-	}
-	return ends
-}
-
-// clearHeld is for what a lock or an open handle refuses.
-func (o *obstacles) clearHeld(r *request, held *lockstate.HeldError) outcome {
-	switch fs := r.fs; {
-	case r.unsure(held):
-		return after(r.seeClaims(held))
-	case held.Err == lockstate.ErrHeld && o.reaps < maxReaps && !held.Lock.Sealed && !fs.lives(held.Lock):
-		// R4: a dead owner stands in nobody's way, even if the
-		// news of its death has not been handled yet. The lock may
-		// pass to a parent that is dead as well, and so on.
-		fs.reapLock(held.Lock)
-		o.reaps++
-		return tryAgain
-	case held.Err == lockstate.ErrHeld && held.Lock.LostKey && o.reaps < maxReaps && !fs.stillOpen(held.Lock):
-		fs.table.EndLost(held.Lock.Token) // R2
-		fs.lostKeys.forget(held.Lock.Token)
-		o.reaps++
-		return tryAgain
-	case held.Err == lockstate.ErrOpen && fs.settleLingering(held):
-		return tryAgain
-	case held.Err == lockstate.ErrOpen && fs.closingSoon(held) && more(&o.closing, closeTime):
-		return after(r.rest(closePause))
-	case held.Settling && time.Since(held.Lock.Since) < settleAge && r.waitable != nil && r.waitable(held) && more(&o.settle, settleTime):
-		return after(fs.awaitSettled(r, held.Lock.Token, time.Until(o.settle)))
-	}
-	return ends
-}
-
 // tryOnce carries out a try. One that panics leaves nothing behind that others wait for.
 func (r *request) tryOnce(try func() error) error {
 	r.trying = true
@@ -275,91 +186,6 @@ func (fs *FS) locked(exclusive bool, try func() error) error {
 func (fs *FS) lockNames() {
 	fs.back.awaitThaw()
 	fs.ns.Lock()
-}
-
-// more starts a deadline at its first use and reports whether it lies ahead.
-func more(deadline *time.Time, d time.Duration) bool {
-	if deadline.IsZero() {
-		*deadline = time.Now().Add(d)
-		return true
-	}
-	return time.Now().Before(*deadline)
-}
-
-// sleep reports false when the request was interrupted.
-func sleep(cancel <-chan struct{}, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-cancel:
-		return false
-	}
-}
-
-// goesOn reports whether a request that was cancelled is to wait all the same: a
-// signal ends no call of a local file system, unless it kills.
-func (r *request) goesOn() bool {
-	return !r.endless && !r.fs.kernel.Stopping() && !transport.Killed(r.header.Pid)
-}
-
-// rest is sleep that only ends early if the request is not to go on.
-func (r *request) rest(d time.Duration) bool {
-	if sleep(r.cancel, d) {
-		return true
-	}
-	if !r.goesOn() {
-		return false
-	}
-	time.Sleep(d)
-	return true
-}
-
-// awaitSettled waits until the lock ends, until something beneath it is
-// changed (then it will not be narrowed), or until d is over.
-func (fs *FS) awaitSettled(r *request, token uint64, d time.Duration) bool {
-	ended, changed := fs.table.Watch(token)
-	t, kill := time.NewTimer(d), time.NewTicker(killTime)
-	defer t.Stop()
-	defer kill.Stop()
-	for cancel := r.cancel; ; {
-		select {
-		case <-ended:
-			return true
-		case <-changed:
-			return true
-		case <-t.C:
-			return true
-		case <-cancel:
-			cancel = nil
-		case <-kill.C:
-		}
-		if !r.goesOn() {
-			return false
-		}
-	}
-}
-
-// untilKilled returns what is closed when the request is not to go on. Of a request
-// the kernel tells one signal, so that it takes a look to hear of one that kills
-// after one that does not. The caller calls stop.
-func (r *request) untilKilled() (over <-chan struct{}, stop func()) {
-	cancel, done := make(chan struct{}), make(chan struct{})
-	var looking sync.WaitGroup
-	looking.Go(func() {
-		kill := time.NewTicker(killTime)
-		defer kill.Stop()
-		for r.goesOn() {
-			select {
-			case <-kill.C:
-			case <-done:
-				return
-			}
-		}
-		close(cancel)
-	})
-	return cancel, func() { close(done); looking.Wait() }
 }
 
 // admit asks the table for a change. The caller ends the operation.
@@ -458,65 +284,6 @@ func (fs *FS) deny(r *request, err error, held *lockstate.HeldError) fuse.Status
 		fs.denials.add(fs, r, status, err, held)
 	}
 	return status
-}
-
-// closingSoon reports whether all handles in the way are about to be closed:
-// their opener is dead, or has closed a descriptor of them already, or they are
-// of candidates, which are closed before they are linked.
-func (fs *FS) closingSoon(held *lockstate.HeldError) bool {
-	for _, s := range held.Handles {
-		h := fs.handles.byLock(s.Handle)
-		if h != nil && h.lingering() {
-			if !h.releasedJustNow() {
-				return false
-			}
-			continue
-		}
-		if h != nil && !h.candidate.Load() && !h.flushed.Load() && fs.procs.Alive(s.Owner) {
-			return false
-		}
-	}
-	return true
-}
-
-// passing returns a handle of n that passes the daemon, or nil: if there is one, such
-// a one of which no descriptor was closed yet.
-func (fs *FS) passing(n *node) (found *handle) {
-	fs.handles.any(func(h *handle) bool {
-		if h.node != n || !h.mode.passes() {
-			return false
-		}
-		found = h
-		return !h.flushed.Load()
-	})
-	return found
-}
-
-// passesNoLonger reports whether all handles of n that pass the daemon have been
-// closed once: they are about to be released.
-func (fs *FS) passesNoLonger(n *node) bool {
-	h := fs.passing(n)
-	return h == nil || h.flushed.Load()
-}
-
-// namePassing adds to errMayMap who has n open in that way (W6): for one that only
-// reads, no more than who called open(2) was noted.
-func (fs *FS) namePassing(n *node, err error) error {
-	h := fs.passing(n)
-	if h == nil {
-		return err
-	}
-	what := "reading"
-	if writes(h.flags) {
-		what = "writing"
-	}
-	if p := h.openedBy(); p != nil {
-		return fmt.Errorf("%w: pid %d opened it for %s", err, p.ID().Pid, what)
-	}
-	if p := fs.procs.Glance(h.tid); p != nil {
-		return fmt.Errorf("%w: pid %d opened it for %s", err, p.ID().Pid, what)
-	}
-	return fmt.Errorf("%w: thread %d opened it for %s", err, h.tid, what)
 }
 
 // frozen is the answer to changes of the control directory's own names.

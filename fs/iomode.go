@@ -2,8 +2,6 @@ package fs
 
 import (
 	"errors"
-	"maps"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -49,105 +47,6 @@ func (h *handle) writesPast(m ioMode) bool {
 // passFrom is the size in bytes from which a file that is only read passes. A
 // smaller one is read once into the page cache; that takes fewer steps.
 const passFrom = 128 << 10
-
-// A file is the state of an inode while it is open, or while a mapping outlives
-// its handle.
-type file struct {
-	mu   sync.Mutex
-	dead bool // it was taken off its node
-
-	fd   int  // O_RDONLY, or -1; valid as long as a handle is open
-	kept bool // fd counts in FS.spare
-
-	backing  int32 // the kernel's number of the backing file while handles pass
-	passing  int   // handles, by mode
-	cached   int
-	direct   int
-	writers  int // handles of which may change it without a request,
-	mappable int // and of which by a mapping
-
-	// writing counts the daemon's own descriptors that may write: as long
-	// as there is one, the kernel cannot tell whether others do.
-	writing int
-
-	unwritten unwritten
-
-	hot       *hotDir   // while there are writers, or handles that linger
-	lingering []*handle // closed, but perhaps still mapped
-	watched   bool      // the node is pinned for them
-}
-
-// fileTable holds the files of a node table.
-type fileTable [tableShards]shard[*node, *file] // by node
-
-func (t *fileTable) shard(n *node) *shard[*node, *file] { return &t[n.id%tableShards] }
-
-// get returns the file of n, or nil.
-func (t *fileTable) get(n *node) *file {
-	s := t.shard(n)
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.of[n]
-}
-
-// need returns the file of n, which there was not perhaps.
-func (t *fileTable) need(n *node) *file {
-	s := t.shard(n)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f := s.of[n]
-	if f == nil {
-		if s.of == nil {
-			s.of = make(map[*node]*file)
-		}
-		f = &file{fd: -1}
-		s.of[n] = f
-	}
-	return f
-}
-
-// all returns all files at one moment.
-func (t *fileTable) all() map[*node]*file {
-	all := make(map[*node]*file)
-	for i := range t {
-		t[i].mu.RLock()
-		defer t[i].mu.RUnlock()
-		maps.Copy(all, t[i].of)
-	}
-	return all
-}
-
-func (t *fileTable) drop(n *node) {
-	s := t.shard(n)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.of, n)
-}
-
-// lockFile returns the file of n with its mutex held. The caller gives it back
-// with unlockFile.
-func (n *node) lockFile() *file {
-	for {
-		f := n.tab.files.need(n)
-		f.mu.Lock()
-		if !f.dead {
-			return f
-		}
-		f.mu.Unlock()
-	}
-}
-
-func (n *node) unlockFile(f *file) {
-	if f.hot != nil && f.writers+len(f.lingering) == 0 {
-		f.hot.leave()
-		f.hot = nil
-	}
-	if f.passing+f.cached+f.direct+f.writing+len(f.lingering) == 0 {
-		f.dead = true
-		n.tab.files.drop(n)
-	}
-	f.mu.Unlock()
-}
 
 // passthrough says whether files can pass.
 type passthrough struct {
@@ -274,24 +173,6 @@ func (fs *FS) openFlags(n *node, f *file, h *handle, st *unix.Statx_t) (uint32, 
 		return 0, 0
 	}
 	return fuse.FOPEN_KEEP_CACHE, 0
-}
-
-// count adds a handle, or takes it away.
-func (f *file) count(h *handle, mode ioMode, n int) {
-	switch {
-	case mode.passes():
-		f.passing += n
-		if h.writesPast(mode) {
-			f.writers += n
-			if h.mapsWritable() {
-				f.mappable += n
-			}
-		}
-	case mode == ioDirect:
-		f.direct += n
-	default:
-		f.cached += n
-	}
 }
 
 // passLocked registers the file with the kernel, in the name of a user. *fd is a
@@ -427,43 +308,6 @@ func drop(fd int) {
 // fmodeExec is the open flag by which the kernel tells that a file is opened to
 // be executed (FMODE_EXEC in linux/fs.h).
 const fmodeExec = 0x20
-
-// A budget is how many descriptors may be open for files. The rest is for
-// directories and what an operation opens for itself.
-type budget struct {
-	most int64
-	left atomic.Int64
-}
-
-func (b *budget) init(most int64) {
-	b.most = most
-	b.left.Store(most)
-}
-
-// take is for a handle that cannot do without a descriptor.
-func (b *budget) take() bool {
-	if b.left.Add(-1) >= 0 {
-		return true
-	}
-	b.left.Add(1)
-	return false
-}
-
-// keep is for a descriptor that is only kept so that the file need not be opened
-// again. Half of all are left to who cannot do without.
-func (b *budget) keep() bool { return b.left.Load() > b.most/2 && b.take() }
-
-func (b *budget) give() { b.left.Add(1) }
-
-// fileBudget leaves descriptors to all else: the cached directories, the
-// processes that are watched, and operations in flight.
-func fileBudget() int64 {
-	var lim unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
-		return 256
-	}
-	return int64(lim.Cur) / 2
-}
 
 // readChangesAtime reports whether the next read of a file changes its access
 // time: under relatime, as mount(8) says.

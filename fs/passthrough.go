@@ -89,3 +89,43 @@ func whyNot(errno syscall.Errno) string {
 	}
 	return errno.Error()
 }
+
+// passing returns a handle of n that passes the daemon, or nil: if there is one, such
+// a one of which no descriptor was closed yet.
+func (fs *FS) passing(n *node) (found *handle) {
+	fs.handles.any(func(h *handle) bool {
+		if h.node != n || !h.mode.passes() {
+			return false
+		}
+		found = h
+		return !h.flushed.Load()
+	})
+	return found
+}
+
+// passesNoLonger reports whether all handles of n that pass the daemon have been
+// closed once: they are about to be released.
+func (fs *FS) passesNoLonger(n *node) bool {
+	h := fs.passing(n)
+	return h == nil || h.flushed.Load()
+}
+
+// namePassing adds to errMayMap who has n open in that way (W6): for one that only
+// reads, no more than who called open(2) was noted.
+func (fs *FS) namePassing(n *node, err error) error {
+	h := fs.passing(n)
+	if h == nil {
+		return err
+	}
+	what := "reading"
+	if writes(h.flags) {
+		what = "writing"
+	}
+	if p := h.openedBy(); p != nil {
+		return fmt.Errorf("%w: pid %d opened it for %s", err, p.ID().Pid, what)
+	}
+	if p := fs.procs.Glance(h.tid); p != nil {
+		return fmt.Errorf("%w: pid %d opened it for %s", err, p.ID().Pid, what)
+	}
+	return fmt.Errorf("%w: thread %d opened it for %s", err, h.tid, what)
+}

@@ -1,7 +1,6 @@
 package lockstate
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/stagefs/stagefs/lockstate/procid"
@@ -199,73 +198,6 @@ func (t *Table) Follow(token uint64) (ended <-chan struct{}, how func() Ending, 
 	return r.ended, func() Ending { return r.ending }, true
 }
 
-// Chain returns the implicit lock above d that d's own lock may stand in for
-// (A12): the nearest one above, if p owns it. names lead from the locked
-// directory down to d, which is the last of them.
-func (t *Table) Chain(p *procid.Process, d *Dir) (l Lock, names []string, ok bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for e := d; e.parent != nil; e = e.parent {
-		names = append(names, e.name)
-		r := e.parent.top()
-		if r == nil {
-			continue
-		}
-		if r.kind != Implicit || r.owner.ID() != p.ID() && (r.scope.Kind == ProcessScope || !r.has(p)) || len(e.parent.rows) != 1 {
-			return Lock{}, nil, false
-		}
-		slices.Reverse(names)
-		return r.lock(), names, true
-	}
-	return Lock{}, nil, false
-}
-
-// Narrow ends the lock with the token above, in whose place stands the one with the
-// given token on a directory beneath, if only reports that nothing else is there to
-// be locked (A12). An operation that is under way meanwhile under the first one was
-// admitted by it, and keeps it in force.
-func (t *Table) Narrow(above, token uint64, only func() bool) (narrowed bool) {
-	if !t.beginNarrow(above, token) {
-		return false
-	}
-	ok := only() // system calls: without t.mu
-	t.mu.Lock()
-	defer t.unlockFlush()
-	t.narrowing--
-	old, r := t.tokens[above], t.tokens[token]
-	if old == nil {
-		return false
-	}
-	old.narrowing = false
-	if !ok || r == nil || old.disturbed || len(old.dir.rows) != 1 {
-		return false
-	}
-	if old.content.fresh && !old.changed {
-		// The directory was made under the other one.
-		r.content = content{fresh: true}
-		t.noteLocked(r)
-	}
-	t.endLocked(old, Ending{Reason: Narrowed})
-	return true
-}
-
-func (t *Table) beginNarrow(above, token uint64) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	old, r := t.tokens[above], t.tokens[token]
-	if old == nil || r == nil || old.narrowing {
-		return false
-	}
-	for _, op := range t.inflight {
-		if op.touches(old.dir) && !op.inside(r.dir) {
-			return false
-		}
-	}
-	old.narrowing, old.disturbed = true, false
-	t.narrowing++
-	return true
-}
-
 // Watch returns channels that are closed when the lock with the given token
 // has ended, and when something beneath was changed under it. Both are closed
 // already for a lock that is no more.
@@ -284,105 +216,4 @@ func (t *Table) Watch(token uint64) (ended, changed <-chan struct{}) {
 		return r.ended, c
 	}
 	return r.ended, r.settled
-}
-
-// Owns reports whether the process owns a lock.
-func (t *Table) Owns(id procid.ID) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.owners[id]) > 0
-}
-
-// Owned returns the locks of a process.
-func (t *Table) Owned(id procid.ID) []Lock {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	var all []Lock
-	for _, r := range t.owners[id] {
-		if !r.pending {
-			all = append(all, r.lock())
-		}
-	}
-	return all
-}
-
-// Before returns the owners whose locks the given process is next in line for.
-// If one of them is dead, its death is to be carried out before that of the
-// process: it came first, in whatever order the two became known (R5).
-func (t *Table) Before(id procid.ID) []procid.ID {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	var all []procid.ID
-	for _, r := range t.heirs[id] {
-		if o := r.owner.ID(); !slices.Contains(all, o) {
-			all = append(all, o)
-		}
-	}
-	return all
-}
-
-// Exit carries out what becomes of the locks of a process that has died (R4,
-// R5). A lock under which nothing was changed passes to the parent if the
-// owner succeeded and resolve finds that the parent lived then; heirs are those
-// parents.
-// The other locks are returned as dead: they stay in force until the caller
-// has cleaned up after them and calls [Table.End].
-func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *procid.Process) (dead []Lock, heirs []procid.ID) {
-	t.mu.Lock()
-	var passing []*row
-	for _, r := range t.owners[id] {
-		if r.inheritable(how) {
-			passing = append(passing, r)
-		}
-	}
-	t.mu.Unlock()
-
-	parents := make(map[procid.ID]*procid.Process)
-	for _, r := range passing {
-		h := r.heirs[0].ID
-		if _, ok := parents[h]; !ok {
-			parents[h] = resolve(h) // system calls: without t.mu
-		}
-	}
-
-	t.mu.Lock()
-	defer t.unlockFlush()
-	for _, r := range slices.Clone(t.owners[id]) {
-		if t.tokens[r.token] != r || r.owner.ID() != id {
-			continue // it has ended with one before it
-		}
-		if r.inheritable(how) {
-			if p := parents[r.heirs[0].ID]; p != nil {
-				t.disownLocked(r)
-				r.owner, r.heirs = p, r.heirs[1:]
-				t.ownLocked(r)
-				t.noteLocked(r)
-				t.stats.HandedOver++
-				t.tellLocked(EventHandedOver, r, Ending{By: id.Pid})
-				t.replaceImplicitLocked(r)
-				if !slices.Contains(heirs, p.ID()) {
-					heirs = append(heirs, p.ID())
-				}
-				continue
-			}
-		}
-		dead = append(dead, r.lock())
-	}
-	if len(heirs) > 0 {
-		t.ringLocked() // their descendants may have waited for that
-	}
-	slices.SortFunc(dead, func(a, b Lock) int { return cmp.Compare(a.Token, b.Token) })
-	return dead, heirs
-}
-
-// inheritable reports whether r may pass to its owner's parent (R5). Where the
-// kernel tells nothing of exits, each passes for a success: the parent is there
-// to be seen as the owner, whereas a lock that ended could not be missed. Where
-// it does, one that was not heard of is none: what is the parent's by mistake
-// is all its children's.
-func (r *row) inheritable(how procid.Exit) bool {
-	if how.Missed || how.Known && !how.Success() {
-		return false
-	}
-	return !r.pending && !r.leaving && !r.changed && len(r.heirs) > 0 && !r.heirs[0].Reaper
 }

@@ -1,20 +1,13 @@
 package filestore
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"iter"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
-
-	"github.com/stagefs/stagefs/lockstate/prefetch"
 )
 
 func (s *Store) journalName(gen uint64) string {
@@ -180,147 +173,6 @@ func (s *Store) empty(journals []uint64) bool {
 	})
 }
 
-// What a line may be.
-const (
-	lineGood   = iota
-	lineNewer  // as it was written, by a newer version
-	lineCutOff // the last one, without its end
-	lineDamaged
-)
-
-// A parsedLine is a line of a file, or why there are no more.
-type parsedLine struct {
-	line
-	is  int
-	err error
-}
-
-// parsed returns the lines of a file, which it reads on another processor if there
-// is one: everybody waits for a mount. Of a snapshot's first line only what is wrong
-// with it is told. What it hands out is valid until the next one.
-func parsed(f io.Reader, snapshot bool) iter.Seq[parsedLine] {
-	return func(yield func(parsedLine) bool) {
-		const some = 512
-		p := lineParser{in: lineReader{r: bufio.NewReaderSize(f, 256<<10)}, header: snapshot}
-		for batch := range prefetch.Batches(func(b *parsedLines) (more bool) {
-			b.lines, b.text = b.lines[:0], b.text[:0]
-			for more = true; len(b.lines) < some && more; {
-				more = p.next(b)
-			}
-			return more
-		}) {
-			for _, l := range batch.lines {
-				if !yield(l) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// A lineParser parses the lines of a file.
-type lineParser struct {
-	in     lineReader
-	header bool // of a snapshot comes next
-}
-
-// parsedLines are some lines, and the text that they are of.
-type parsedLines struct {
-	lines []parsedLine
-	text  []byte
-}
-
-func (b *parsedLines) add(l parsedLine) { b.lines = append(b.lines, l) }
-
-// next adds what the next line is. It reports whether more follow.
-func (p *lineParser) next(b *parsedLines) (more bool) {
-	text, whole, err := p.in.next()
-	if err != nil {
-		b.add(parsedLine{err: err})
-		return false
-	}
-	if p.header {
-		p.header = false
-		if newerHeader(text) {
-			b.add(parsedLine{is: lineNewer})
-			return false
-		}
-		if whole && string(text)+"\n" == snapshotHeader {
-			return true
-		}
-		b.add(parsedLine{is: lineDamaged})
-	}
-	if !whole && len(text) == 0 {
-		return false
-	}
-	l := parsedLine{}
-	ok := false
-	l.line, ok = parseLine(text)
-	switch {
-	case !whole && bytes.IndexByte(text, 0) < 0:
-		l.is = lineCutOff
-	case whole && !ok && intact(text):
-		l.is = lineNewer
-	case !whole || !ok:
-		l.is = lineDamaged
-	case l.record != nil:
-		at := len(b.text)
-		b.text = append(b.text, l.record...)
-		l.record = b.text[at:]
-	}
-	b.add(l)
-	return true
-}
-
-// A recordRoom is where the records are that are read, which are many: some share a
-// block of memory, and one that comes again stays where it was if it fits.
-type recordRoom struct{ room []byte }
-
-// keep returns a copy of a record, which takes the place of an earlier one; nil:
-// there was none.
-func (r *recordRoom) keep(earlier, record []byte) []byte {
-	if len(record) <= cap(earlier) {
-		return append(earlier[:0], record...)
-	}
-	const block, slack = 4 << 10, 63 // a record comes again with little more in it
-	if len(record) == 0 || len(record) > block/4 {
-		return bytes.Clone(record)
-	}
-	size := (len(record) + slack) &^ slack
-	if cap(r.room)-len(r.room) < size {
-		r.room = make([]byte, 0, block)
-	}
-	at := len(r.room)
-	r.room = r.room[:at+size]
-	return append(r.room[at:at:at+size], record...)
-}
-
-// A lineReader reads lines of any length.
-type lineReader struct {
-	r    *bufio.Reader
-	long []byte
-}
-
-// next returns a line without its end, until the next call; whole: it has one.
-// Behind the last one is an empty one that has none.
-func (l *lineReader) next() (text []byte, whole bool, err error) {
-	text, err = l.r.ReadSlice('\n')
-	if err == bufio.ErrBufferFull {
-		l.long = l.long[:0]
-		for err == bufio.ErrBufferFull {
-			l.long = append(l.long, text...)
-			text, err = l.r.ReadSlice('\n')
-		}
-		l.long = append(l.long, text...)
-		text = l.long
-	}
-	text, whole = bytes.CutSuffix(text, []byte("\n"))
-	if err == io.EOF {
-		err = nil
-	}
-	return text, whole, err
-}
-
 func (s *Store) warn(format string, args ...any) {
 	s.warnings = append(s.warnings, fmt.Sprintf(format, args...))
 }
@@ -453,39 +305,4 @@ func (s *Store) read(name string, snapshot, last bool) error {
 	return nil
 }
 
-// setAsideOdd moves away what is no file but has the name of one of ours: to open
-// a FIFO could take for ever. It tells whether there was any.
-func (s *Store) setAsideOdd() (odd bool, err error) {
-	entries, err := fs.ReadDir(s.dir.FS(), ".")
-	if err != nil {
-		return false, fmt.Errorf("reading the state: %w", err)
-	}
-	for _, e := range entries {
-		if name := e.Name(); strings.HasPrefix(name, s.key+".") && !strings.Contains(name, damagedMark) && !e.Type().IsRegular() {
-			aside := asideName(name)
-			if err := s.dir.Rename(name, aside); err != nil {
-				return odd, fmt.Errorf("setting aside what is no file: %w", err)
-			}
-			s.warn("%s is no regular file, set aside as %s; locks may be missing", name, aside)
-			odd, s.incomplete = true, true
-		}
-	}
-	return odd, nil
-}
-
 const damagedMark = ".damaged-"
-
-// setAside has a damaged file kept when its generation is replaced, and returns
-// under which name.
-func (s *Store) setAside(name string) string {
-	aside := asideName(name)
-	if s.damaged == nil {
-		s.damaged = make(map[string]string)
-	}
-	s.damaged[name] = aside
-	return aside
-}
-
-func asideName(name string) string {
-	return name + damagedMark + time.Now().UTC().Format("20060102T150405.000000000Z")
-}

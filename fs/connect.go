@@ -1,0 +1,164 @@
+package fs
+
+import (
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/fs/transport"
+)
+
+// mount attaches the file system to the mountpoint.
+func (s *Server) mount(o *Options) error {
+	opts := s.fs.mountOptions()
+	if unix.Geteuid() != 0 {
+		s.warn("not root: only your own processes can use the mount, unless /etc/fuse.conf has user_allow_other")
+	}
+	note, err := s.connect(o, opts, o.Transport)
+	if errors.Is(err, transport.ErrRefused) && o.Transport == transport.Auto {
+		note = err.Error()
+		_, err = s.connect(o, opts, transport.Threads)
+	}
+	switch {
+	case errors.Is(err, transport.ErrGone):
+		return fmt.Errorf("%s: %w", s.mountpoint, ErrUnmounted)
+	case errors.Is(err, ErrUnmounted):
+		return err
+	case err == nil && note != "":
+		o.Log.Info("a faster transport can't be had", "in use", s.transport.Name(), "why", note)
+		return nil
+	case err == nil, errors.Is(err, transport.ErrUnavailable), errors.Is(err, transport.ErrRefused), errors.Is(err, ErrNoFuse):
+		return err
+	}
+	return fmt.Errorf("%s: %w: %w", s.mountpoint, ErrNoFuse, err)
+}
+
+// mountOptions says what is wanted of the kernel.
+func (fs *FS) mountOptions() *fuse.MountOptions {
+	o := &fs.opts
+	opts := &fuse.MountOptions{
+		Name: "stagefs", FsName: o.Dir,
+		Options:                  []string{"default_permissions"},
+		MaxWrite:                 maxWrite,
+		MaxBackground:            64,
+		EnableAcl:                true,
+		EnableLocks:              !o.NoLocking,
+		ExplicitDataCacheControl: true,
+		EnableSymlinkCaching:     true,
+		// The umask is the caller's and comes with the request.
+		ExtraCapabilities: fuse.CAP_DONT_MASK | fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_READDIRPLUS_AUTO | fuse.CAP_HANDLE_KILLPRIV_V2 | fuse.CAP_EXPORT_SUPPORT,
+		Debug:             o.Debug,
+		Logger:            log.New(logWriter{o.Log}, "", 0),
+	}
+	if o.NoPassthrough || o.Compat || !fs.privileged {
+		opts.DisabledCapabilities |= fuse.CAP_PASSTHROUGH
+	}
+	return opts
+}
+
+// transportOptions says what is served.
+func (s *Server) transportOptions(opts *fuse.MountOptions) transport.Options {
+	return transport.Options{
+		FS: s.fs, Mount: opts, Attach: func(k transport.Kernel) { s.fs.kernel = k },
+		Files: s.fs.knownFiles, Lines: s.fs.inLine, Hurry: s.fs.awaitsForget, Apart: firstFresh,
+	}
+}
+
+// connect attaches the file system through a transport. note says why it is not
+// a faster one.
+func (s *Server) connect(o *Options, opts *fuse.MountOptions, want string) (note string, err error) {
+	var fd int
+	if unix.Geteuid() == 0 {
+		fd, err = s.mountDirect(o, s.mountpoint, s.fs.back.root)
+	} else {
+		fd, err = mountAsUser(o, s.mountpoint)
+	}
+	if err != nil {
+		return "", err
+	}
+	o.Mounted(true)
+	s.fs.mountID, s.fs.mountDev = mountAt(s.mountpoint)
+	to := s.transportOptions(opts)
+	to.Want = want
+	s.transport, note, err = transport.Start(fd, to)
+	if err != nil {
+		if !errors.Is(err, transport.ErrGone) {
+			o.Mounted(false)
+		}
+		unix.Close(fd)
+		_ = s.unmount(true) // not what else is there, if somebody has done it
+	}
+	return note, err
+}
+
+// userAllowOther reports whether fusermount3 lets ordinary users open their
+// mounts to others.
+func userAllowOther() bool {
+	b, err := os.ReadFile("/etc/fuse.conf")
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(b)) {
+		if strings.TrimSpace(line) == "user_allow_other" {
+			return true
+		}
+	}
+	return false
+}
+
+// deadThere returns the dead mount that this daemon has found at the mountpoint.
+func (s *Server) deadThere() *deadMount {
+	if s.dead != nil && s.dead.path == s.mountpoint {
+		return s.dead
+	}
+	return s.deadAt
+}
+
+// servedBefore reports whether a static directory was served by a daemon that has left
+// a dead mount.
+func (s *Server) servedBefore(dir string) bool {
+	at, err := AbsoluteOf(dir)
+	return err == nil && slices.ContainsFunc([]*deadMount{s.dead, s.deadAt}, func(d *deadMount) bool {
+		return d != nil && (d.entry.Source == dir || d.entry.Source == at)
+	})
+}
+
+// mountDirect mounts as root, without a helper, and returns the descriptor of
+// the connection. The mount behaves as the backing does: with its flags.
+func (s *Server) mountDirect(o *Options, mountpoint string, root int) (int, error) {
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("/dev/fuse: %w: %w", ErrNoFuse, err)
+	}
+	if dead := s.deadThere(); dead != nil && !dead.cleared {
+		err := dead.mountBeneath(o, fd, root)
+		switch {
+		case err == nil:
+			return fd, nil
+		case errors.Is(err, ErrUnmounted):
+			unix.Close(fd)
+			return -1, err
+		}
+		if err := dead.clear(); err != nil {
+			unix.Close(fd)
+			return -1, err
+		}
+		if dead.gone && o.Successor {
+			unix.Close(fd)
+			return -1, fmt.Errorf("%s: %w", mountpoint, ErrUnmounted)
+		}
+		s.warn(laidOpen, plain(mountpoint), fmt.Errorf("the new mount could not be made beneath the dead one: %w", err))
+	}
+	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read=%d", fd, maxWrite)
+	if err := unix.Mount(o.Dir, mountpoint, "fuse.stagefs", o.mountFlags(root), data); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("mount %s: %w", mountpoint, err)
+	}
+	return fd, nil
+}

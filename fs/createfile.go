@@ -1,0 +1,211 @@
+package fs
+
+import (
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// createTries bounds how often Create begins again.
+const createTries = 1000
+
+// Create is open(2) of a file that is not there.
+func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	fs.awaitRoom()
+	for tries := 1; ; tries++ {
+		status, gone := fs.createOnce(cancel, in, name, out)
+		if !gone || tries == createTries {
+			return status
+		}
+		*out = fuse.CreateOut{}
+	}
+}
+
+// createOnce is Create. gone says that somebody else had made the file, and that it
+// is there no more: it is to be made after all.
+func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) (status fuse.Status, gone bool) {
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "create", name: name}
+	if r.parent = fs.nodes.get(in.NodeId); r.parent == nil {
+		return frozen, false
+	}
+	if fs.reserved(r.parent, name) {
+		return fuse.Status(unix.EEXIST), false
+	}
+	if done, status := fs.createCandidate(r, in, out); done {
+		return status, false
+	}
+	m := &making{r: r, parent: r.parent, name: name, protocol: "create"}
+	if in.Flags&unix.O_EXCL == 0 {
+		m.protocol = "open"                     // A6
+		r.quiet = fs.isLockName(r.parent, name) // a waiter is not refused (A10)
+	}
+	exists := false
+	status = fs.attempt(r, false, func() error {
+		err := fs.create(m, in, out)
+		exists = err == unix.EEXIST && in.Flags&unix.O_EXCL == 0
+		return err
+	})
+	if status == fuse.Status(unix.EEXIST) && !exists && m.protocol == "open" && r.errno == status {
+		return fs.createPrivateLockFile(r, in, out), false
+	}
+	if exists {
+		// It is in the backing and the kernel did not know: an open.
+		return fs.createExisting(r, in, out)
+	}
+	if status == fuse.OK {
+		uncached := fs.isLockName(r.parent, name) || fs.mayBeCandidate(name)
+		fs.fillEntry(&in.InHeader, &out.EntryOut, m.node, &m.st, uncached)
+	}
+	return status, false
+}
+
+func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
+	h := &handle{uid: in.Uid, tid: in.Pid, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
+	r, fd, record := m.r, -1, uint64(0)
+	r.admitted.handle = h
+	lockFile := fs.isLockName(r.parent, r.name)
+	candidate := false
+	if !lockFile && fs.mayBeCandidate(r.name) {
+		p, err := r.must()
+		if err != nil {
+			return err
+		}
+		candidate = fs.isCandidateName(r.name, p)
+	}
+	m.quiet = candidate
+	m.before = func() (err error) {
+		switch {
+		case lockFile:
+			h.opener, err = r.must()
+			h.by = link{r.parent, r.name}
+		case writes(in.Flags):
+			h.lock, err = r.openForWrite(lockstate.Change{
+				Dirs: m.covered(fs), Quiet: candidate,
+			}, r.name)
+		}
+		if candidate && err == nil {
+			record = fs.announceCandidate(r)
+		}
+		return err
+	}
+	m.do = func(dir int) error {
+		return fs.asCaller(r.header, func() (err error) {
+			// Read-only, whatever the caller asked for: a descriptor that
+			// may write comes with the mode of the handle.
+			flags := unix.O_RDONLY | unix.O_NONBLOCK
+			if !fs.privileged && writes(h.flags) {
+				flags = toOpenAgain(h.flags)
+			}
+			flags |= unix.O_CREAT | unix.O_EXCL
+			fd, err = openAt(dir, r.name, flags, fs.modeOf(m.parent, dir, in.Mode, in.Umask))
+			return err
+		})
+	}
+	m.seen = func(dir int) error {
+		if record != 0 {
+			fs.noteCandidate(r, h, fs.identityOf(&m.st), record)
+			record = 0
+		}
+		taken := fd
+		fd = -1
+		return fs.opened(m.node, h, taken, &m.st, &out.OpenOut)
+	}
+	err := fs.make(m)
+	if err != nil {
+		fs.cands.unrecord(record)
+		drop(fd)
+		fs.abandon(h)
+	}
+	return err
+}
+
+// createExisting opens a file that Create met in the backing, unless it is gone.
+func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut) (status fuse.Status, gone bool) {
+	status = fs.Lookup(r.cancel, r.header, r.name, &out.EntryOut)
+	if status == fuse.OK && out.EntryOut.NodeId == 0 {
+		status = fuse.ENOENT
+	}
+	if status != fuse.OK {
+		return status, status == fuse.ENOENT
+	}
+	open := &fuse.OpenIn{InHeader: *r.header, Flags: in.Flags}
+	open.NodeId = out.EntryOut.NodeId
+	if status = fs.Open(r.cancel, open, &out.OpenOut); status != fuse.OK {
+		fs.nodes.forget(open.NodeId, 1)
+	} else if n := fs.nodes.get(open.NodeId); n != nil && n.mayBeMapped() {
+		out.SetAttrTimeout(0) // they were read before the open
+	}
+	return status, false
+}
+
+// Tmpfile is open(2) with O_TMPFILE.
+func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.CreateOut) fuse.Status {
+	parent := fs.nodes.get(in.NodeId)
+	if parent == nil {
+		return frozen
+	}
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "tmpfile", node: parent}
+	var st unix.Statx_t
+	h := &handle{uid: in.Uid, tid: in.Pid, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
+	return fs.attempt(r, false, func() (err error) {
+		d, err := fs.back.dir(parent)
+		if err != nil {
+			return err
+		}
+		defer d.release()
+		r.admitted.handle = h
+		if h.lock, err = r.openForWrite(lockstate.Change{Dirs: []*lockstate.Dir{parent.dir}}, ""); err != nil {
+			return err
+		}
+		// It has no name: it is beneath nothing until it is linked.
+		h.lock.Moved("")
+		fd, keep, err := fs.makeTmpfile(in, parent, d.fd, &st)
+		if err != nil {
+			fs.abandon(h)
+			return err
+		}
+		n := fs.nodes.anonymous(&st, keep, nil)
+		if err := fs.opened(n, h, fd, &st, &out.OpenOut); err != nil {
+			fs.abandon(h)
+			fs.nodes.forget(n.id, 1)
+			return err
+		}
+		fs.fillEntry(&in.InHeader, &out.EntryOut, n, &st, false)
+		return nil
+	})
+}
+
+// makeTmpfile makes a file without a name and returns a descriptor of it, which
+// only reads unless an ordinary user mounted, and one that stands for it.
+func (fs *FS) makeTmpfile(in *fuse.CreateIn, parent *node, dir int, st *unix.Statx_t) (fd, keep int, err error) {
+	made := -1
+	flags := unix.O_RDWR
+	if !fs.privileged {
+		flags = toOpenAgain(in.Flags)
+	}
+	flags |= unix.O_TMPFILE | int(in.Flags)&unix.O_EXCL
+	err = fs.asCaller(&in.InHeader, func() (err error) {
+		made, err = unix.Openat(dir, ".", flags|unix.O_CLOEXEC, fs.modeOf(parent, dir, in.Mode, in.Umask))
+		return err
+	})
+	if err != nil {
+		return -1, -1, err
+	}
+	defer func() { drop(made) }()
+	if err := statAt(made, "", st); err != nil {
+		return -1, -1, err
+	}
+	if keep, err = unix.Openat(fs.back.proc, procName(made), unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
+		return -1, -1, err
+	}
+	if !fs.privileged {
+		fd, made = made, -1
+		return fd, keep, nil
+	}
+	if fd, err = fs.back.open(place{fd: made}, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
+		unix.Close(keep)
+		return -1, -1, err
+	}
+	return fd, keep, nil
+}

@@ -1,0 +1,160 @@
+package fs
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// cleanUp removes the lock files of a lock that is about to end.
+func (fs *FS) cleanUp(l lockstate.Lock) error {
+	var first error
+	for _, name := range l.Files {
+		id, err := fs.discardOf(l.Token, name, nil, func() (string, bool) {
+			now, ok := fs.table.Lock(l.Token)
+			return now.Path, ok && slices.Contains(now.Files, name)
+		})
+		if err != nil {
+			fs.orphans.add(orphanAt{l.Path, name})
+		}
+		if err != nil && !errors.Is(err, errNotLockDir) && !errors.Is(err, errLockDirUsed) {
+			fs.leftovers.add(fs, l.Path, name, id)
+		}
+		if err != nil && first == nil {
+			first = fmt.Errorf("lock file %s: %w", name, err)
+		}
+	}
+	return first
+}
+
+// discard removes an entry of the backing on the daemon's own account, and
+// tells the kernel. place says where it is and whether it is still the one;
+// until the entry is gone, nobody else changes a name.
+func (fs *FS) discard(name string, place func() (dir string, ok bool)) error {
+	_, err := fs.discardOne(name, nil, place)
+	return err
+}
+
+// discardOne is discard of a certain file, if only is not nil, and returns which
+// one could not be removed.
+func (fs *FS) discardOne(name string, only *identity, place func() (dir string, ok bool)) (identity, error) {
+	return fs.discardOf(0, name, only, place)
+}
+
+// discardOf is discardOne of the lock file of a lock, 0 for none.
+func (fs *FS) discardOf(token uint64, name string, only *identity, place func() (dir string, ok bool)) (identity, error) {
+	parent, assumed, id, err := fs.discardEntry(token, name, only, place)
+	if parent != nil {
+		fs.notifyDir(parent)
+	}
+	if assumed && fs.kernel != nil {
+		fs.kernel.ForgetNames() // R4: nobody is to see it any more
+	}
+	return id, err
+}
+
+// discardEntry is discardOf without telling the kernel. assumed: it has to be told of the
+// name, too.
+func (fs *FS) discardEntry(token uint64, name string, only *identity, place func() (dir string, ok bool)) (parent *node, assumed bool, id identity, err error) {
+	fs.lockNames()
+	defer fs.ns.Unlock()
+	dir, ok := place()
+	if !ok {
+		return nil, false, id, nil
+	}
+	fd, parent, err := fs.openKnown(dir)
+	if err != nil {
+		return nil, false, id, err
+	}
+	defer unix.Close(fd)
+	v, err := fs.take(fd, name, true)
+	if err == unix.ENOENT {
+		return parent, false, id, nil
+	}
+	if err != nil {
+		return parent, false, id, err
+	}
+	id = fs.identityOf(&v.st)
+	if only != nil {
+		err = only.mayRemove(fs, dir, &v.st)
+	}
+	isDir := uint32(v.st.Mode)&unix.S_IFMT == unix.S_IFDIR
+	if err == nil && isDir {
+		err = fs.lockDirUsed(fd, dir, name, token)
+	}
+	if err == nil {
+		err = fs.removeLockEntry(fd, name)
+	}
+	if err == nil && isDir {
+		d := fs.table.At(split(join(dir, name))...)
+		fs.table.Remove(d) // R3
+		fs.table.Forget(d)
+	}
+	if err != nil || parent == nil {
+		v.spared()
+		return parent, false, id, err
+	}
+	assumed = v.node != nil && v.node.isAssumed()
+	fs.lostUntold(v, link{parent, name})
+	return parent, assumed, id, nil
+}
+
+// openKnown opens a directory of the backing and returns its node as well, if it
+// has one. The caller holds FS.ns.
+func (fs *FS) openKnown(dir string) (fd int, n *node, err error) {
+	if fd, err = fs.openPath(dir); err != nil {
+		return -1, nil, err
+	}
+	var st unix.Statx_t
+	if err = statAt(fd, "", &st); err != nil {
+		unix.Close(fd)
+		return -1, nil, err
+	}
+	return fd, fs.nodes.find(fs.identityOf(&st)), nil
+}
+
+// What a lock directory holds at the most, as that of a MkdirLockFile does: a
+// few files. More is content, which is never removed.
+const (
+	lockDirEntries = 256
+	lockDirDepth   = 4
+)
+
+// errNotLockDir: what was made under the name of a lock file is no lock file.
+var errNotLockDir = errors.New("holds more than a lock directory does; left alone")
+
+// removeLockEntry removes a lock file, or a lock directory with what is in it. The
+// caller holds FS.ns alone.
+func (fs *FS) removeLockEntry(dir int, name string) error {
+	err := fs.back.unlink(dir, name, 0)
+	if err != unix.EISDIR && err != unix.EPERM {
+		return err
+	}
+	left := lockDirEntries
+	if !smallTree(dir, name, lockDirDepth, &left) {
+		return errNotLockDir
+	}
+	return fs.removeTree(dir, name, nil)
+}
+
+func smallTree(dir int, name string, depth int, left *int) bool {
+	fd, err := openHere(dir, name)
+	if err != nil || depth == 0 {
+		if err == nil {
+			unix.Close(fd)
+		}
+		return false
+	}
+	defer unix.Close(fd)
+	small := true
+	err = eachEntry(fd, func(e dirEntry) bool {
+		*left--
+		small = *left >= 0 && (e.typ != unix.DT_DIR || smallTree(fd, e.name, depth-1, left))
+		return small
+	})
+	return err == nil && small
+}

@@ -1,0 +1,123 @@
+package fs
+
+import (
+	"maps"
+	"sync"
+)
+
+// A file is the state of an inode while it is open, or while a mapping outlives
+// its handle.
+type file struct {
+	mu   sync.Mutex
+	dead bool // it was taken off its node
+
+	fd   int  // O_RDONLY, or -1; valid as long as a handle is open
+	kept bool // fd counts in FS.spare
+
+	backing  int32 // the kernel's number of the backing file while handles pass
+	passing  int   // handles, by mode
+	cached   int
+	direct   int
+	writers  int // handles of which may change it without a request,
+	mappable int // and of which by a mapping
+
+	// writing counts the daemon's own descriptors that may write: as long
+	// as there is one, the kernel cannot tell whether others do.
+	writing int
+
+	unwritten unwritten
+
+	hot       *hotDir   // while there are writers, or handles that linger
+	lingering []*handle // closed, but perhaps still mapped
+	watched   bool      // the node is pinned for them
+}
+
+// fileTable holds the files of a node table.
+type fileTable [tableShards]shard[*node, *file] // by node
+
+func (t *fileTable) shard(n *node) *shard[*node, *file] { return &t[n.id%tableShards] }
+
+// get returns the file of n, or nil.
+func (t *fileTable) get(n *node) *file {
+	s := t.shard(n)
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.of[n]
+}
+
+// need returns the file of n, which there was not perhaps.
+func (t *fileTable) need(n *node) *file {
+	s := t.shard(n)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.of[n]
+	if f == nil {
+		if s.of == nil {
+			s.of = make(map[*node]*file)
+		}
+		f = &file{fd: -1}
+		s.of[n] = f
+	}
+	return f
+}
+
+// all returns all files at one moment.
+func (t *fileTable) all() map[*node]*file {
+	all := make(map[*node]*file)
+	for i := range t {
+		t[i].mu.RLock()
+		defer t[i].mu.RUnlock()
+		maps.Copy(all, t[i].of)
+	}
+	return all
+}
+
+func (t *fileTable) drop(n *node) {
+	s := t.shard(n)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.of, n)
+}
+
+// lockFile returns the file of n with its mutex held. The caller gives it back
+// with unlockFile.
+func (n *node) lockFile() *file {
+	for {
+		f := n.tab.files.need(n)
+		f.mu.Lock()
+		if !f.dead {
+			return f
+		}
+		f.mu.Unlock()
+	}
+}
+
+func (n *node) unlockFile(f *file) {
+	if f.hot != nil && f.writers+len(f.lingering) == 0 {
+		f.hot.leave()
+		f.hot = nil
+	}
+	if f.passing+f.cached+f.direct+f.writing+len(f.lingering) == 0 {
+		f.dead = true
+		n.tab.files.drop(n)
+	}
+	f.mu.Unlock()
+}
+
+// count adds a handle, or takes it away.
+func (f *file) count(h *handle, mode ioMode, n int) {
+	switch {
+	case mode.passes():
+		f.passing += n
+		if h.writesPast(mode) {
+			f.writers += n
+			if h.mapsWritable() {
+				f.mappable += n
+			}
+		}
+	case mode == ioDirect:
+		f.direct += n
+	default:
+		f.cached += n
+	}
+}

@@ -1,0 +1,179 @@
+package fs
+
+import (
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// newEntry serves mknod, mkdir and symlink: it makes an entry and tells the
+// kernel of it.
+func (fs *FS) newEntry(m *making, out *fuse.EntryOut) fuse.Status {
+	r := m.r
+	if r.parent = fs.nodes.get(r.header.NodeId); r.parent == nil {
+		if fs.control.node(r.header.NodeId) != nil {
+			return frozen
+		}
+		return fuse.Status(unix.ESTALE)
+	}
+	m.parent, r.name = r.parent, m.name
+	if fs.reserved(m.parent, m.name) {
+		return fuse.Status(unix.EEXIST)
+	}
+	m.quiet = m.quiet || fs.isAddedName(m.name)
+	status := fs.attempt(r, false, func() error { return fs.make(m) })
+	if status == fuse.OK {
+		fs.fillEntry(r.header, out, m.node, &m.st, fs.isLockName(m.parent, m.name))
+	}
+	return status
+}
+
+// Mknod is mknod(2).
+func (fs *FS) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
+	m := &making{r: &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "mknod"}, name: name, protocol: "mknod"}
+	m.do = func(dir int) error {
+		return fs.asCaller(&in.InHeader, func() error {
+			return unix.Mknodat(dir, name, fs.modeOf(m.parent, dir, in.Mode, in.Umask), int(unix.Mkdev(in.Rdev>>8&0xfff, in.Rdev&0xff|in.Rdev>>12&0xfff00)))
+		})
+	}
+	return fs.newEntry(m, out)
+}
+
+// Symlink is symlink(2).
+func (fs *FS) Symlink(cancel <-chan struct{}, h *fuse.InHeader, target, name string, out *fuse.EntryOut) fuse.Status {
+	m := &making{r: &request{fs: fs, cancel: cancel, header: h, op: "symlink"}, name: name, protocol: "symlink"}
+	m.do = func(dir int) error {
+		return fs.asCaller(h, func() error { return unix.Symlinkat(target, dir, name) })
+	}
+	return fs.newEntry(m, out)
+}
+
+// Mkdir is mkdir(2): an acquisition (A1), unless the name is a lock file's
+// (A3) or the directory is a container (C4).
+func (fs *FS) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse.EntryOut) fuse.Status {
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "mkdir"}
+	m := &making{r: r, name: name, protocol: "mkdir", quiet: true, undo: unix.AT_REMOVEDIR}
+	m.do = func(dir int) error {
+		return fs.asCaller(&in.InHeader, func() error {
+			return unix.Mkdirat(dir, name, fs.modeOf(m.parent, dir, in.Mode, in.Umask))
+		})
+	}
+	parent := fs.nodes.get(in.NodeId)
+	if parent == nil || fs.isLockName(parent, name) || fs.reserved(parent, name) {
+		return fs.newEntry(m, out)
+	}
+	r.parent, r.name, m.parent = parent, name, parent
+	r.waitable = func(held *lockstate.HeldError) bool { return fs.mayNarrow(parent, held) }
+
+	status := fs.attempt(r, false, func() error { return fs.makeDir(m) })
+	if status == fuse.OK {
+		fs.fillEntry(&in.InHeader, out, m.node, &m.st, false)
+	}
+	return status
+}
+
+func (fs *FS) makeDir(m *making) error {
+	d, err := fs.back.dir(m.parent)
+	if err != nil {
+		return err
+	}
+	defer d.release()
+	child := fs.table.Dir(m.parent.dir, m.name)
+	defer fs.table.Forget(child)
+
+	finish := func(bool) bool { return true }
+	q := lockstate.Request{Dir: child, Kind: lockstate.Implicit, Protocol: "mkdir"}
+	switch container := fs.opts.NoLocking || fs.table.Level(child) < fs.opts.Depth; {
+	case container || m.r.forced || m.r.process() == nil: // C4; H4: nobody acquires nothing
+		op, err := m.r.admit(lockstate.Change{Dirs: []*lockstate.Dir{m.parent.dir}, Quiet: true, Free: container})
+		if err != nil {
+			return err
+		}
+		defer op.End()
+	default:
+		g, err := m.r.acquire(q)
+		if err != nil {
+			return err
+		}
+		finish = func(made bool) bool {
+			if !made {
+				g.Abort()
+				return true
+			}
+			g.Saw(fs.inodeOf(&m.st), lockstate.Inode{})
+			_, ok := g.Commit()
+			return ok
+		}
+	}
+	return fs.carryOutMaking(m, d.fd, finish)
+}
+
+// Link is link(2).
+func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
+	src := fs.nodes.get(in.Oldnodeid)
+	if src == nil {
+		if fs.control.node(in.Oldnodeid) != nil {
+			return frozen
+		}
+		return fuse.Status(unix.ESTALE)
+	}
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "link"}
+	m := &making{r: r, name: name, protocol: "link"}
+	if src.candidate().private() {
+		return fs.linkCandidate(m, src, out)
+	}
+	m.do = func(dir int) error {
+		p, err := fs.back.place(src)
+		if err != nil {
+			return err
+		}
+		defer p.done()
+		if p.name == "" {
+			err = unix.Linkat(fs.back.proc, procName(p.fd), dir, name, unix.AT_SYMLINK_FOLLOW)
+		} else {
+			err = unix.Linkat(p.fd, p.name, dir, name, 0)
+		}
+		fs.nodes.linked()
+		return err
+	}
+	if r.parent = fs.nodes.get(in.NodeId); r.parent == nil {
+		if fs.control.node(in.NodeId) != nil {
+			return frozen
+		}
+		return fuse.Status(unix.ESTALE)
+	}
+	m.parent, r.name = r.parent, name
+	if fs.reserved(m.parent, name) {
+		return fuse.Status(unix.EEXIST)
+	}
+	m.linked, _ = src.covering()
+	m.also = func() (lockstate.Change, error) {
+		// A new name outside would be a way around the lock of the
+		// source; and what enters a lock is nobody else's to write.
+		c, err := r.coveringAlone(src)
+		c.Quiet = true
+		c.Into, c.Files = m.parent.dir, src.handles()
+		return c, err
+	}
+	var hot *hotDir
+	m.before = func() error {
+		if fs.table.Tracks() {
+			fs.noteLinking(m, src)
+		}
+		hot.leave()
+		hot = fs.heatLink(src, m.parent)
+		return nil
+	}
+	status := func() fuse.Status {
+		defer func() { hot.leave() }()
+		return fs.attempt(r, false, func() error { return fs.make(m) })
+	}()
+	if status == fuse.OK {
+		if fs.isLockName(m.parent, name) {
+			fs.lookedUpByName(m.node)
+		}
+		fs.fillEntry(&in.InHeader, out, m.node, &m.st, fs.isLockName(m.parent, name))
+	}
+	return status
+}

@@ -1,0 +1,203 @@
+package fs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// A MountEntry is one line of /proc/self/mountinfo.
+type MountEntry struct {
+	ID        int
+	Parent    int    // of the mount that it is mounted on
+	Dev       string // major:minor
+	Root      string // which directory of the file system is mounted
+	Path      string // where
+	Options   string // of the mount
+	FSType    string
+	Source    string
+	FSOptions string // of the file system
+}
+
+// ReadMounts reads the mount table: it knows dead and hanging mounts too, and
+// touches none. Later entries cover earlier ones.
+func ReadMounts() ([]MountEntry, error) {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	return ParseMounts(string(b)), nil
+}
+
+// ParseMounts reads lines as proc_pid_mountinfo(5) describes them. It skips
+// those that are not.
+func ParseMounts(text string) []MountEntry {
+	var all []MountEntry
+	for line := range strings.Lines(text) {
+		left, right, ok := strings.Cut(line, " - ")
+		l, r := strings.Fields(left), strings.Fields(right)
+		if !ok || len(l) < 6 || len(r) < 3 {
+			continue
+		}
+		id, err := strconv.Atoi(l[0])
+		parent, bad := strconv.Atoi(l[1])
+		if err != nil || bad != nil {
+			continue
+		}
+		all = append(all, MountEntry{
+			ID: id, Parent: parent, Dev: l[2], Root: unescape(l[3]), Path: unescape(l[4]), Options: l[5],
+			FSType: r[0], Source: unescape(r[1]), FSOptions: r[2],
+		})
+	}
+	return all
+}
+
+// unescape undoes the octal escapes of the mount table.
+func unescape(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+// mountAt returns what the kernel calls the mount at a path, and its device; 0
+// if there is none.
+func mountAt(path string) (id int, dev uint64) {
+	mounts, err := ReadMounts()
+	if err != nil {
+		return 0, 0
+	}
+	for _, m := range mounts {
+		if m.Path == path {
+			id, dev = m.ID, m.device() // the last one is on top
+		}
+	}
+	return id, dev
+}
+
+// devOf returns the device of a mount.
+func devOf(id int) uint64 {
+	mounts, _ := ReadMounts()
+	for _, m := range mounts {
+		if m.ID == id {
+			return m.device()
+		}
+	}
+	return 0
+}
+
+// device is the number of the mount's device as in an identity.
+func (m *MountEntry) device() uint64 {
+	major, minor, _ := strings.Cut(m.Dev, ":")
+	a, _ := strconv.ParseUint(major, 10, 12)
+	b, _ := strconv.ParseUint(minor, 10, 20)
+	return a<<20 | b
+}
+
+// MountInfo is one stagefs mount.
+type MountInfo struct {
+	Mountpoint string
+	Source     string // the static directory
+}
+
+// Mounts returns the stagefs mounts, dead ones included.
+func Mounts() ([]MountInfo, error) {
+	lines, err := ReadMounts()
+	if err != nil {
+		return nil, err
+	}
+	var all []MountInfo
+	for _, m := range lines {
+		if m.FSType == "fuse.stagefs" {
+			all = append(all, MountInfo{Mountpoint: m.Path, Source: m.Source})
+		}
+	}
+	return all, nil
+}
+
+// FindMount returns the innermost stagefs mount at or above path, and path
+// relative to it. It returns [ErrNoMount] if there is none, or another mount
+// lies between.
+func FindMount(path string) (mountpoint, rel string, err error) {
+	abs, err := AbsoluteOf(path)
+	if err != nil {
+		return "", "", err
+	}
+	lines, err := ReadMounts()
+	if err != nil {
+		return "", "", err
+	}
+	var best MountEntry
+	for _, m := range lines {
+		// Of mounts on the same point the later one is on top.
+		if within(abs, m.Path) && len(m.Path) >= len(best.Path) {
+			best = m
+		}
+	}
+	if best.FSType != "fuse.stagefs" {
+		return "", "", fmt.Errorf("%s: %w", path, ErrNoMount)
+	}
+	if rel, err = filepath.Rel(best.Path, abs); err != nil {
+		return "", "", err
+	}
+	return best.Path, rel, nil
+}
+
+// AbsoluteOf resolves the symlinks of a path that need not exist, or that a dead
+// mount hides. It asks nothing of what is at its end: that may be the root of a mount
+// whose daemon does not answer.
+func AbsoluteOf(path string) (string, error) {
+	if !filepath.IsAbs(path) {
+		wd, err := os.Getwd()
+		if err != nil {
+			return "", err
+		}
+		path = wd + "/" + path
+	}
+	const maxLinks = 40 // as in the kernel
+	at, rest := "/", strings.Split(path, "/")
+	for links := 0; len(rest) > 0; {
+		next := filepath.Join(at, rest[0]) // also if that is "..": no symlink is left in at
+		rest = rest[1:]
+		target, err := os.Readlink(next)
+		if err != nil {
+			at = next
+			continue
+		}
+		if links++; links > maxLinks {
+			return filepath.Clean(path), nil // whoever opens it hears why
+		}
+		if strings.HasPrefix(target, "/") {
+			at = "/"
+		}
+		rest = append(strings.Split(target, "/"), rest...)
+	}
+	return at, nil
+}
+
+// Abs makes a path an absolute one that leads to the same: unlike for [filepath.Abs],
+// a ".." behind a symlink, or in a working directory whose name has one, is the parent
+// of where that leads.
+func Abs(path string) (string, error) {
+	up := strings.LastIndex("/"+path+"/", "/../")
+	if up < 0 {
+		return filepath.Abs(path)
+	}
+	up += len("..")
+	parent, err := AbsoluteOf(path[:up])
+	return filepath.Join(parent, path[up:]), err
+}
+
+func within(path, dir string) bool {
+	return path == dir || dir == "/" || strings.HasPrefix(path, dir+"/")
+}

@@ -1,0 +1,96 @@
+package fs
+
+import (
+	"github.com/stagefs/stagefs/lockstate"
+)
+
+// followHandles tells the write handles of n where it is now.
+func (n *node) followHandles() {
+	if n.more.Load() == nil {
+		return
+	}
+	n.tab.mu.RLock()
+	defer n.tab.mu.RUnlock()
+	n.tellHandlesLocked()
+}
+
+// tellHandlesLocked is followHandles in one step with what changed: who is told
+// last must not be told what was before. It reports whether there are any.
+func (n *node) tellHandlesLocked() bool {
+	m := n.more.Load()
+	if m == nil || len(m.writers) == 0 {
+		return false
+	}
+	dirs, name := n.coveringLocked()
+	for h := range m.writers {
+		h.Moved(name, dirs...)
+	}
+	return true
+}
+
+// covering returns the directories whose locks cover n, and its name in the
+// first: the directory itself, or all that are known to have a name of a file.
+func (n *node) covering() (dirs []*lockstate.Dir, name string) {
+	if n.dir != nil {
+		return []*lockstate.Dir{n.dir}, "."
+	}
+	n.tab.mu.RLock()
+	defer n.tab.mu.RUnlock()
+	return n.coveringLocked()
+}
+
+func (n *node) coveringLocked() (dirs []*lockstate.Dir, name string) {
+	m := n.more.Load()
+	if n.parent == nil {
+		return nil, ""
+	}
+	l := n.firstLocked()
+	if !n.tab.shared(l.parent, l.name) {
+		dirs = []*lockstate.Dir{l.parent.dir}
+	}
+	if m != nil {
+		dirs = m.links.covering(n.tab, dirs)
+	}
+	return dirs, l.name
+}
+
+// handles returns the write handles open on n.
+func (n *node) handles() []*lockstate.Handle {
+	if n.more.Load() == nil {
+		return nil
+	}
+	n.tab.mu.RLock()
+	defer n.tab.mu.RUnlock()
+	return n.writersLocked()
+}
+
+func (n *node) writersLocked() []*lockstate.Handle {
+	m := n.more.Load()
+	if m == nil || len(m.writers) == 0 {
+		return nil
+	}
+	hs := make([]*lockstate.Handle, 0, len(m.writers))
+	for h := range m.writers {
+		hs = append(hs, h)
+	}
+	return hs
+}
+
+func (n *node) addWriter(h *lockstate.Handle) {
+	n.tab.mu.Lock()
+	defer n.tab.mu.Unlock()
+	m := n.needLocked()
+	if m.writers == nil {
+		m.writers = make(map[*lockstate.Handle]struct{})
+	}
+	m.writers[h] = struct{}{}
+}
+
+func (n *node) removeWriter(h *lockstate.Handle) {
+	n.tab.mu.Lock()
+	defer n.tab.mu.Unlock()
+	if m := n.more.Load(); m != nil {
+		delete(m.writers, h)
+		n.tidyLocked()
+	}
+}

@@ -1,0 +1,92 @@
+package fs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os/exec"
+
+	"golang.org/x/sys/unix"
+)
+
+// unmount takes this mount from its path, which is another one than at first if
+// a directory above it was renamed. What is mounted in its place by now stays.
+func (s *Server) unmount(lazy bool) error {
+	mounts, err := ReadMounts()
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if m.ID == s.fs.mountID && m.FSType == "fuse.stagefs" {
+			return detach(m.Path, lazy)
+		}
+	}
+	return fmt.Errorf("%s: %w", s.mountpoint, ErrNoMount)
+}
+
+// Unmount unmounts a stagefs mount, a dead one too. lazy detaches one that is
+// busy. It returns an error that wraps EBUSY, EPERM or [ErrNoMount].
+func Unmount(mountpoint string, lazy bool) error {
+	at, err := AbsoluteOf(mountpoint) // which asks nothing of the mount
+	if err != nil {
+		return err
+	}
+	mounts, err := ReadMounts()
+	if err != nil {
+		return err
+	}
+	found := ""
+	for _, m := range mounts {
+		if m.Path == at {
+			found = m.FSType // of several on the same point the last is on top
+		}
+	}
+	if found != "fuse.stagefs" {
+		return fmt.Errorf("%s: %w", mountpoint, ErrNoMount)
+	}
+	return detach(at, lazy)
+}
+
+// UnmountDead detaches the dead mount at an absolute path where the mount table
+// cannot be read, because it is what covers /proc.
+func UnmountDead(at string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(at, &st); err != unix.ENOTCONN && err != unix.ECONNABORTED {
+		return fmt.Errorf("%s: %w", at, ErrNoMount)
+	}
+	return detach(at, true)
+}
+
+// detach unmounts what is at an absolute path without looking at it.
+func detach(at string, lazy bool) error {
+	if unix.Geteuid() == 0 {
+		flags := unix.UMOUNT_NOFOLLOW
+		if lazy {
+			flags |= unix.MNT_DETACH
+		}
+		if err := unix.Unmount(at, flags); err == unix.EINVAL {
+			return fmt.Errorf("%s: %w", at, ErrNoMount)
+		} else if err != nil {
+			return fmt.Errorf("umount %s: %w", at, err)
+		}
+		return nil
+	}
+	return fusermount(at, lazy)
+}
+
+func fusermount(at string, lazy bool) error {
+	args := []string{"-u"}
+	if lazy {
+		args = append(args, "-z")
+	}
+	out, err := exec.Command("fusermount3", append(args, "--", at)...).CombinedOutput()
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		return fmt.Errorf("umount %s: %w: fusermount3 is missing; install fuse3", at, ErrNoFuse)
+	case err == nil:
+		return nil
+	case bytes.Contains(out, []byte("busy")):
+		return fmt.Errorf("umount %s: %w", at, unix.EBUSY)
+	}
+	return fmt.Errorf("umount %s: %s", at, bytes.TrimSpace(out))
+}

@@ -1,0 +1,125 @@
+package lockstate
+
+import (
+	"maps"
+	"slices"
+)
+
+// admitGrantLocked carries out C3. own is the row that the request has already,
+// if any: that one and those in front of it do not count.
+func (t *Table) admitGrantLocked(q Request, own *row) error {
+	d, p := q.Dir, q.Process
+	// A client that finds another one's lease is refused, whoever asks for it:
+	// a process may work for both (L1).
+	for _, r := range d.rows {
+		if q.Client != "" && r != own && r.lease != nil && r.key() != q.key() && (r.kind != Shared || q.Kind != Shared) {
+			return t.heldLocked(r)
+		}
+	}
+	gov, err := t.heldAboveLocked(&q, own)
+	if err != nil {
+		return err
+	}
+	// (c): each lock beneath belongs to the caller or a descendant.
+	d.walkRows(func(r *row) bool {
+		if r.dir == d || r.key() == q.key() || r.owner.ID() == p.ID() || r.owner.Descends(p.ID()) {
+			return true
+		}
+		err = t.heldLocked(r)
+		return false
+	})
+	if err != nil {
+		return err
+	}
+	// (d): write handles beneath are the caller's, a descendant's, or those
+	// of holders who delegate.
+	blocking := make(map[*Handle]HandleState)
+	d.walkHandles(func(h *Handle) bool {
+		if h.proc.ID() == p.ID() || h.proc.Descends(p.ID()) {
+			return true
+		}
+		if gov != nil && gov.holds(h.proc) || own != nil && own.holds(h.proc) {
+			return true
+		}
+		if _, ok := q.asked.friends[h.proc.ID()]; ok {
+			return true
+		}
+		blocking[h] = h.stateLocked()
+		return len(blocking) < 16
+	})
+	if len(blocking) > 0 {
+		return &HeldError{Err: ErrOpen, Handles: slices.Collect(maps.Values(blocking))}
+	}
+	return nil
+}
+
+// heldAboveLocked checks (a) and (b): the lock on the directory and every one above
+// it is held by the caller. It returns the nearest of them, own aside.
+func (t *Table) heldAboveLocked(q *Request, own *row) (gov *row, err error) {
+	d, p := q.Dir, q.Process
+	for e := d; e != nil; e = e.parent {
+		rows := e.rows
+		if i := slices.Index(rows, own); i >= 0 {
+			rows = rows[:i]
+		}
+		var sharers []*row
+		if e == d {
+			rows, sharers = splitShared(rows)
+		}
+		if len(sharers) > 0 && q.Kind != Shared {
+			if other := t.otherSharer(d, q); other != nil {
+				return nil, t.heldLocked(other)
+			}
+		}
+		if len(rows) == 0 {
+			continue
+		}
+		r := rows[len(rows)-1]
+		if q.Kind == Shared && slices.ContainsFunc(sharers, func(s *row) bool { return s.key() == r.key() }) {
+			continue // its owner lets others share
+		}
+		if !t.holdsLocked(r, p, q.asked) && !r.ownedBy(q) {
+			return nil, t.heldLocked(r)
+		}
+		if e == d && q.Client != "" && r.lease != nil && r.lease.client != q.Client {
+			return nil, t.heldLocked(r) // it is the client who asks, whatever its process holds beside (L1)
+		}
+		if gov == nil {
+			gov = r
+		}
+	}
+	return gov, nil
+}
+
+// splitShared parts the shared rows in front of a directory's others from these. A
+// holder may share what he holds by one of them: it counts still (C3a).
+func splitShared(rows []*row) (behind, sharers []*row) {
+	i := len(rows)
+	for i > 0 && rows[i-1].kind == Shared {
+		i--
+	}
+	return rows[:i], rows[i:]
+}
+
+// retakes reports whether a request is for what r is already: by the same
+// owner, or by a holder of a lease with a lock file or descriptor, which are
+// the lease's then.
+func (r *row) retakes(q *Request) bool {
+	return r.key() == q.key() || r.lease != nil && q.Client == "" && !q.Command && r.kind == Explicit && r.has(q.Process)
+}
+
+// ownedBy reports whether a request comes from the client whose lease r is.
+func (r *row) ownedBy(q *Request) bool {
+	return r.lease != nil && r.lease.client == q.Client && (q.UID == 0 || q.UID == r.lease.uid) && !r.sealed && !r.expired() && r.kind != Shared
+}
+
+// otherSharer returns a shared lock on d that is not the requester's own. If
+// there is none, it may turn its own into an exclusive one.
+func (t *Table) otherSharer(d *Dir, q *Request) *row {
+	for _, r := range d.rows {
+		if r.kind == Shared && r.key() != q.key() {
+			return r
+		}
+	}
+	return nil
+}

@@ -1,0 +1,266 @@
+package lockstate
+
+import (
+	"slices"
+	"time"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// A Grant is an acquisition that was admitted. Its lock is in force against
+// all others already; the caller carries the acquisition out on the backing
+// and then commits or aborts.
+type Grant struct {
+	t        *Table
+	row      *row // nil: covered by a lock that the process holds (A2)
+	made     bool // row is this grant's own, not one that was held before
+	file     string
+	key      any
+	opened   []FileID
+	protocol string
+	command  bool
+	why      string
+	onCrash  string
+	saw      struct{ dir, file Inode } // see Saw
+	ttl      time.Duration
+	process  *procid.Process // who takes it again
+	request  Request         // of one that was made
+	op       *Op
+	pending  map[*Op]struct{}
+	drained  chan struct{}
+}
+
+// awaitDrained waits for the operations in flight. A grant that comes to nothing is
+// given back, also where looking at who is in the way panics.
+func (g *Grant) awaitDrained(cancel <-chan struct{}) (err error) {
+	if g.drained == nil {
+		return nil
+	}
+	stands := false
+	defer func() {
+		if !stands {
+			g.Abort()
+		}
+	}()
+	select {
+	case <-g.drained:
+		err = g.Confirm()
+	case <-cancel:
+		err = ErrCancelled
+	}
+	stands = err == nil
+	return err
+}
+
+// drainLocked has g wait for what is under way in its directory.
+func (g *Grant) drainLocked() {
+	for _, op := range g.t.inflight {
+		if op.touches(g.row.dir) {
+			if g.pending == nil {
+				g.pending = make(map[*Op]struct{})
+			}
+			g.pending[op] = struct{}{}
+		}
+	}
+	if g.pending != nil {
+		g.drained = make(chan struct{})
+		g.t.draining = append(g.t.draining, g)
+	}
+}
+
+// opEndedLocked notes that an operation is over that g may wait for.
+func (g *Grant) opEndedLocked(o *Op) {
+	if _, ok := g.pending[o]; !ok {
+		return
+	}
+	delete(g.pending, o)
+	if len(g.pending) == 0 {
+		close(g.drained)
+	}
+}
+
+func (g *Grant) undrainLocked() {
+	g.t.draining = slices.DeleteFunc(g.t.draining, func(e *Grant) bool { return e == g })
+}
+
+// confirm checks the request again when what was in flight is over: that may
+// have brought in handles and locks by rename or link, or have taken the
+// directory elsewhere (W3). From then on the lock itself keeps them out.
+func (g *Grant) confirm() error {
+	t, q := g.t, g.request
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if q.Dir.gone {
+		return ErrGone
+	}
+	if t.tokens[g.row.token] != g.row {
+		return nil // Commit tells
+	}
+	err := t.admitGrantLocked(q, g.row)
+	if err != nil {
+		t.stats.Refused++
+	}
+	return err
+}
+
+// Confirm checks the request again before Commit, for a caller who may have
+// learnt meanwhile of names that open files have beneath the directory (W3).
+func (g *Grant) Confirm() error {
+	if !g.made {
+		return nil
+	}
+	for {
+		err := g.confirm()
+		if err == nil || !g.t.resolveRequest(&g.request, err) {
+			return g.request.asked.mark(err)
+		}
+	}
+}
+
+// SetKey names another descriptor lock than the request did: the caller has learnt
+// meanwhile which file the descriptor is of. It is called before Commit.
+func (g *Grant) SetKey(key any) {
+	g.t.mu.Lock()
+	defer g.t.mu.Unlock()
+	if g.made {
+		g.row.keys = map[any]struct{}{key: {}}
+	}
+	g.key = key
+}
+
+// Covered reports that the process held the directory already by a lock
+// further up (A2).
+func (g *Grant) Covered() bool { return g.row == nil }
+
+// Saw tells, before Commit, what the backing calls the directory and the lock
+// file that were made; either may be unknown.
+func (g *Grant) Saw(dir, file Inode) { g.saw.dir, g.saw.file = dir, file }
+
+// sawLocked takes note of that. It reports whether there was another file before.
+func (g *Grant) sawLocked() (anew bool) {
+	if r := g.row; g.saw.dir != (Inode{}) && r.inode != g.saw.dir {
+		r.inode = g.saw.dir
+		g.t.noteLocked(r)
+	}
+	return g.saw.file != (Inode{}) && g.t.fileIsLocked(g.row.dir, g.file, g.saw.file)
+}
+
+// Commit makes the acquisition final and returns the lock. An implicit lock of
+// the same owner on the same directory is replaced (A13). The lock's Token is
+// 0 when the grant was covered. It reports false if the lock has ended already,
+// by an admin for instance: then the caller undoes what it did.
+func (g *Grant) Commit() (Lock, bool) {
+	g.op.End()
+	if g.row == nil {
+		return Lock{}, true
+	}
+	t := g.t
+	durable := g.row.lease != nil && g.made
+	defer func() {
+		if durable {
+			t.sync() // a power cut ends all processes, but no lease
+		}
+	}()
+	t.mu.Lock()
+	flush := true
+	defer func() {
+		t.mu.Unlock()
+		if flush {
+			t.flush()
+		}
+	}()
+	g.undrainLocked()
+	r := g.row
+	if t.tokens[r.token] != r || r.doomed && !g.made {
+		return r.lock(), false
+	}
+	if !g.made {
+		t.keepLocked(r, g)
+		g.sawLocked()
+		if r.lease != nil {
+			r.join(g.process.ID())
+			durable = t.renewLocked(r, g.ttl)
+		}
+		t.noteLocked(r)
+		return r.lock(), true
+	}
+	// That is all that is new, mostly. It matters only after the mount was gone:
+	// it can wait for the next flush.
+	flush = g.sawLocked()
+	r.pending = false
+	r.decideLocked()
+	if r.lease != nil {
+		t.renewLocked(r, 0) // its time begins now
+		close(r.lease.settled)
+	}
+	t.stats.Acquired[r.protocol]++
+	t.tellLocked(EventAcquired, r, Ending{Why: r.why})
+	for k := range r.keys {
+		t.rekeyLocked(r, k)
+	}
+	for _, old := range slices.Clone(r.dir.rows) {
+		// The lock file that its owner made by opening it only waited for
+		// the lock on the descriptor, a shared one too (A6).
+		if i := old.fileAt(r.file); r.kind == Shared && i >= 0 && old.protocol == "open" && r.replaces(old) {
+			flush = true
+			if old.files = slices.Delete(old.files, i, i+1); !old.kept() {
+				t.endLocked(old, Ending{Reason: Replaced})
+				continue
+			}
+		}
+		// An explicit lock replaces the owner's implicit one (A13), and its
+		// shared one, which it was converted from. A shared lock replaces the
+		// one that came with making the directory for it.
+		if old == r || !r.replaces(old) {
+			continue
+		}
+		if r.kind == Explicit && old.kind != Explicit || r.kind == Shared && r.isNew && old.kind == Implicit {
+			flush = true
+			t.supersedeLocked(r, old)
+		}
+	}
+	return r.lock(), true
+}
+
+// replaceImplicitLocked carries out A13 for an explicit lock that a process has
+// been handed, where it had the directory implicitly.
+func (t *Table) replaceImplicitLocked(r *row) {
+	for _, old := range slices.Clone(r.dir.rows) {
+		if old != r && r.kind == Explicit && old.kind == Implicit && old.key() == r.key() {
+			t.supersedeLocked(r, old)
+		}
+	}
+}
+
+// supersedeLocked ends a lock that r takes the place of (A13).
+func (t *Table) supersedeLocked(r, old *row) {
+	if old.changed {
+		r.touch()
+	}
+	t.inheritLocked(r, old)
+	t.noteLocked(r)
+	t.endLocked(old, Ending{Reason: Replaced})
+}
+
+// decideLocked tells those who wait for it that r is acquired, or will not be.
+func (r *row) decideLocked() {
+	if r.decided != nil {
+		close(r.decided)
+		r.decided = nil
+	}
+}
+
+// Abort undoes the acquisition. After Commit it does nothing.
+func (g *Grant) Abort() {
+	g.op.End()
+	if !g.made {
+		return
+	}
+	t := g.t
+	t.mu.Lock()
+	defer t.unlockFlush()
+	g.undrainLocked()
+	if t.tokens[g.row.token] == g.row && g.row.pending {
+		t.endLocked(g.row, Ending{Reason: Abandoned})
+	}
+}

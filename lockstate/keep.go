@@ -1,0 +1,86 @@
+package lockstate
+
+import (
+	"slices"
+)
+
+// keepLocked notes one more reason for which r is kept. The lock file that its
+// owner made by opening it only waited for the lock on the descriptor (A6).
+func (t *Table) keepLocked(r *row, g *Grant) {
+	switch {
+	case g.command:
+		r.command = true
+		if g.why != "" {
+			r.why = g.why
+		}
+		if g.onCrash != "" {
+			t.setOnCrashLocked(r, g.onCrash)
+		}
+	case g.key != nil:
+		if r.lostKey {
+			r.lostKey, r.opened = false, nil
+		}
+		t.rekeyLocked(r, g.key)
+		for _, id := range g.opened {
+			if !slices.Contains(r.opened, id) {
+				r.opened = append(slices.Clip(r.opened), id)
+			}
+		}
+		if i := r.fileAt(g.file); i >= 0 && r.protocol == "open" {
+			r.files = slices.Delete(r.files, i, i+1)
+			r.protocol = g.protocol
+		}
+	case g.file != "" && r.fileAt(g.file) < 0:
+		r.files = append(r.files, lockFile{name: g.file})
+	}
+}
+
+// rekeyLocked makes k keep r, and no other row: a lock that was converted.
+func (t *Table) rekeyLocked(r *row, k any) {
+	if old := t.keys[k]; old != nil && old != r {
+		t.dropKeyLocked(old, k)
+	}
+	if r.keys == nil {
+		r.keys = make(map[any]struct{})
+	}
+	r.keys[k] = struct{}{}
+	t.keys[k] = r
+}
+
+// dropKeyLocked ends r if nothing else keeps it.
+func (t *Table) dropKeyLocked(r *row, k any) bool {
+	delete(r.keys, k)
+	delete(t.keys, k)
+	if r.kept() {
+		t.noteLocked(r)
+		return false
+	}
+	t.endLocked(r, Ending{Reason: Unlocked})
+	return true
+}
+
+// FileIs tells what the backing calls the lock file with a name in d, which was
+// another one before, perhaps. The zero Inode: it is not known.
+func (t *Table) FileIs(d *Dir, name string, is Inode) {
+	t.mu.Lock()
+	anew := t.fileIsLocked(d, name, is)
+	t.mu.Unlock()
+	if anew {
+		t.flush()
+	}
+}
+
+// fileIsLocked takes note of that. A file that is made anew keeps all the locks
+// that the one of its name kept.
+func (t *Table) fileIsLocked(d *Dir, name string, is Inode) (anew bool) {
+	for _, r := range d.rows {
+		i := r.fileAt(name)
+		if i < 0 || r.files[i].inode == is {
+			continue
+		}
+		anew = anew || r.files[i].inode != Inode{}
+		r.files[i].inode = is
+		t.noteLocked(r)
+	}
+	return anew
+}

@@ -1,0 +1,109 @@
+package lockstate
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// Owns reports whether the process owns a lock.
+func (t *Table) Owns(id procid.ID) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.owners[id]) > 0
+}
+
+// Owned returns the locks of a process.
+func (t *Table) Owned(id procid.ID) []Lock {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []Lock
+	for _, r := range t.owners[id] {
+		if !r.pending {
+			all = append(all, r.lock())
+		}
+	}
+	return all
+}
+
+// Before returns the owners whose locks the given process is next in line for.
+// If one of them is dead, its death is to be carried out before that of the
+// process: it came first, in whatever order the two became known (R5).
+func (t *Table) Before(id procid.ID) []procid.ID {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []procid.ID
+	for _, r := range t.heirs[id] {
+		if o := r.owner.ID(); !slices.Contains(all, o) {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// Exit carries out what becomes of the locks of a process that has died (R4,
+// R5). A lock under which nothing was changed passes to the parent if the
+// owner succeeded and resolve finds that the parent lived then; heirs are those
+// parents.
+// The other locks are returned as dead: they stay in force until the caller
+// has cleaned up after them and calls [Table.End].
+func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *procid.Process) (dead []Lock, heirs []procid.ID) {
+	t.mu.Lock()
+	var passing []*row
+	for _, r := range t.owners[id] {
+		if r.inheritable(how) {
+			passing = append(passing, r)
+		}
+	}
+	t.mu.Unlock()
+
+	parents := make(map[procid.ID]*procid.Process)
+	for _, r := range passing {
+		h := r.heirs[0].ID
+		if _, ok := parents[h]; !ok {
+			parents[h] = resolve(h) // system calls: without t.mu
+		}
+	}
+
+	t.mu.Lock()
+	defer t.unlockFlush()
+	for _, r := range slices.Clone(t.owners[id]) {
+		if t.tokens[r.token] != r || r.owner.ID() != id {
+			continue // it has ended with one before it
+		}
+		if r.inheritable(how) {
+			if p := parents[r.heirs[0].ID]; p != nil {
+				t.disownLocked(r)
+				r.owner, r.heirs = p, r.heirs[1:]
+				t.ownLocked(r)
+				t.noteLocked(r)
+				t.stats.HandedOver++
+				t.tellLocked(EventHandedOver, r, Ending{By: id.Pid})
+				t.replaceImplicitLocked(r)
+				if !slices.Contains(heirs, p.ID()) {
+					heirs = append(heirs, p.ID())
+				}
+				continue
+			}
+		}
+		dead = append(dead, r.lock())
+	}
+	if len(heirs) > 0 {
+		t.ringLocked() // their descendants may have waited for that
+	}
+	slices.SortFunc(dead, func(a, b Lock) int { return cmp.Compare(a.Token, b.Token) })
+	return dead, heirs
+}
+
+// inheritable reports whether r may pass to its owner's parent (R5). Where the
+// kernel tells nothing of exits, each passes for a success: the parent is there
+// to be seen as the owner, whereas a lock that ended could not be missed. Where
+// it does, one that was not heard of is none: what is the parent's by mistake
+// is all its children's.
+func (r *row) inheritable(how procid.Exit) bool {
+	if how.Missed || how.Known && !how.Success() {
+		return false
+	}
+	return !r.pending && !r.leaving && !r.changed && len(r.heirs) > 0 && !r.heirs[0].Reaper
+}
