@@ -113,15 +113,18 @@ func (fs *FS) reapOn(d *lockstate.Dir) {
 	}
 }
 
-// reapDead reaps the dead among the owners of some locks and reports whether
-// there were any.
+// reapDead ends those of some locks whose owner is dead, or has closed what kept them,
+// as far as nobody has told the daemon so far. It reports whether there were any.
 func (fs *FS) reapDead(locks []lockstate.LockState) bool {
 	found := false
 	for _, l := range locks {
-		if !fs.lives(l.Lock) {
+		switch {
+		case !fs.lives(l.Lock):
 			fs.reapLock(l.Lock)
-			found = true
+		case !fs.endIfClosed(l.Lock):
+			continue
 		}
+		found = true
 	}
 	return found
 }

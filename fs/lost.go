@@ -42,6 +42,17 @@ func (fs *FS) seenAs(h *handle) []lockstate.FileID {
 	return []lockstate.FileID{{Dev: fs.mountDev, Ino: h.node.key().ino}}
 }
 
+// endIfClosed ends a lock that was kept by a descriptor of a mount that has died, if
+// that is closed by now (R2).
+func (fs *FS) endIfClosed(l lockstate.Lock) bool {
+	if !l.LostKey || fs.stillOpen(l) {
+		return false
+	}
+	fs.table.EndLost(l.Token)
+	fs.lostKeys.forget(l.Token)
+	return true
+}
+
 // stillOpen reports whether the owner of a lock, or another holder, has a file
 // open by whose descriptor the lock was taken before the daemon's death. Of
 // waiters that have it open, too, none counts.

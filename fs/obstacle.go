@@ -79,9 +79,7 @@ func (o *obstacles) clearHeld(r *request, held *lockstate.HeldError) outcome {
 		fs.reapLock(held.Lock)
 		o.reaps++
 		return tryAgain
-	case held.Err == lockstate.ErrHeld && held.Lock.LostKey && o.reaps < maxReaps && !fs.stillOpen(held.Lock):
-		fs.table.EndLost(held.Lock.Token) // R2
-		fs.lostKeys.forget(held.Lock.Token)
+	case held.Err == lockstate.ErrHeld && o.reaps < maxReaps && fs.endIfClosed(held.Lock):
 		o.reaps++
 		return tryAgain
 	case held.Err == lockstate.ErrOpen && fs.settleLingering(held):

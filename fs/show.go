@@ -39,7 +39,7 @@ func text(s string) (string, []byte) {
 }
 
 // reapListed bounds for how many locks a listing makes sure that their owners
-// live. Beyond it, a death may show a moment later.
+// live, and have open what keeps them. Beyond it, an end may show a moment later.
 const reapListed = 4096
 
 // listing returns what the locks files show.

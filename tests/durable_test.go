@@ -98,6 +98,57 @@ func TestS1(t *testing.T) {
 	}
 }
 
+// TestS1Shared: neither does it end shared ones (A5), by whatever they were taken:
+// nobody writes and nobody gets the directory alone until the last sharer is done.
+func TestS1Shared(t *testing.T) {
+	m := mount(t)
+	file := m.lockFile("D")
+	sharers := []*Agent{locker(t), locker(t), locker(t), agent(t)}
+	for i, call := range lockCalls() {
+		sharers[i].must("open", "x", file, "rdwr")
+		sharers[i].must(call.tryShared("x")...)
+	}
+	if got := runCmdAs(t, sharers[3], m, "acquire", "-s", m.At("D")); !strings.HasPrefix(got, "0 ") {
+		t.Fatal(got)
+	}
+	before := m.Listing().Locks
+	m.restart(nil)
+
+	after := m.Listing().Locks
+	if len(before) != len(sharers) || len(after) != len(before) {
+		t.Fatalf("%d locks, and %d after the restart, want %d: %+v", len(before), len(after), len(sharers), after)
+	}
+	for i, row := range after {
+		if row.Kind != "shared" || row.Token != before[i].Token || row.Pid != before[i].Pid {
+			t.Errorf("after the restart: %+v, before: %+v", row, before[i])
+		}
+	}
+	late, other := locker(t), locker(t)
+	for _, a := range []*Agent{late, other} {
+		a.must("open", "x", file, "rdwr")
+	}
+	late.must("flock", "x", "sh", "nb")
+	for i, a := range append(sharers, late) {
+		other.want("EAGAIN", "flock", "x", "ex", "nb")
+		other.want("EAGAIN", "setlk", "x", "wr")
+		other.want("EBUSY", "put", m.At("D/f"), "other", "creat")
+		a.want("EBUSY", "put", m.At("D/f"), "a sharer", "creat")
+		switch i {
+		case 0: // its descriptor is dead, and closed all the same
+			a.want("ENOTCONN", "close", "x")
+		case 3:
+			if got := runCmdAs(t, a, m, "release", m.At("D")); !strings.HasPrefix(got, "0 ") {
+				t.Fatal(got)
+			}
+		default:
+			a.Kill()
+		}
+		eventually(t, "it shares no more", func() bool { return len(m.Listing().Locks) == len(sharers)-i })
+	}
+	other.must("flock", "x", "ex", "nb")
+	other.must("put", m.At("D/f"), "other", "creat")
+}
+
 // TestS1Unmounted: a clean end of the daemon ends no lock either (M4).
 func TestS1Unmounted(t *testing.T) {
 	m := mountOver(t)
