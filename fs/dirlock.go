@@ -187,12 +187,32 @@ func lockProtocol(flock bool) string {
 // way on the directory, conflict what was on the file.
 func (d *dirLock) take(r *request) (status fuse.Status, held *lockstate.HeldError, conflict error) {
 	for {
+		d.reown(r)
 		lost := false
 		status, held, conflict = d.takeOnce(r, &lost)
-		if !lost {
-			return status, held, conflict
+		if lost {
+			continue
 		}
+		if status == fuse.OK && d.reown(r) {
+			d.fs.unlock(d.h.node.id, d.want) // the dead one's end would take it from who waited
+			continue
+		}
+		return status, held, conflict
 	}
+}
+
+// reown names another owner if the process that opened the file has died since: who has
+// the description still locks for itself then (A4).
+func (d *dirLock) reown(r *request) (another bool) {
+	if !d.want.Flock || d.fs.procs.Alive(r.proc.ID()) {
+		return false
+	}
+	p, ok := d.fs.lockOwner(d.in, d.h, d.want)
+	if !ok || p == nil || p.ID() == r.proc.ID() {
+		return false
+	}
+	r.proc = p
+	return true
 }
 
 // keepsOther reports whether the lock of a descriptor keeps another directory where

@@ -3,10 +3,12 @@
 package tests
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,9 +18,9 @@ import (
 // same directory, and a daemon that finds it there has it.
 func TestFaultStateDir(t *testing.T) {
 	for _, test := range []struct {
-		name       string
-		do, undo   func(t *testing.T, m *Mount)
-		lost, tell bool
+		name      string
+		do, undo  func(t *testing.T, m *Mount)
+		tell, may bool // a warning
 	}{
 		{
 			name: "writable",
@@ -42,7 +44,8 @@ func TestFaultStateDir(t *testing.T) {
 		{
 			name: "removed",
 			do:   func(t *testing.T, m *Mount) { mustDo(t, os.RemoveAll(m.State)) },
-			lost: true, tell: true,
+			undo: func(*testing.T, *Mount) {},
+			may:  true,
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -68,14 +71,14 @@ func TestFaultStateDir(t *testing.T) {
 				t.Errorf("token %d after %d", token, last)
 			}
 			told := func() bool { return strings.Contains(m.Log(), "warning: ") }
-			if test.tell {
+			if test.may {
+				// it is made anew in a moment
+			} else if test.tell {
 				eventually(t, "a warning", told)
 			} else if told() {
 				t.Errorf("a warning:\n%s", shorten(m.Log()))
 			}
-			if test.lost {
-				return
-			}
+			eventually(t, "it is kept", m.stateWritable)
 			m.restart(func() { test.undo(t, m) })
 			if got := m.Locks(); len(got) != 2 || got["D"].Token != before["D"].Token || got["F"].Token != token {
 				t.Errorf("locks after a restart %v, want D and F", got)
@@ -84,39 +87,74 @@ func TestFaultStateDir(t *testing.T) {
 	}
 }
 
-// TestFaultStateRemoved: files of the state that somebody removes are made anew, and
-// all locks outlive the daemon; if the whole directory is gone, the log and the control
-// directory say so, and so does the next daemon, whose tokens are higher all the same.
+// TestFaultStateRemoved: files of the state that somebody removes, changes or moves away,
+// and the state directory itself, are made anew, and all locks outlive the daemon.
 func TestFaultStateRemoved(t *testing.T) {
-	for _, pattern := range []string{"*", "*.lock", "*.tokens", "*.locks.*", "*.journal.*"} {
-		t.Run(pattern, func(t *testing.T) {
-			m := mountOver(t)
-			a := agent(t)
-			a.must("mkdir", m.At("D"))
+	each := func(pattern string, do func(name string) error) func(t *testing.T, m *Mount) {
+		return func(t *testing.T, m *Mount) {
+			t.Helper()
 			names, err := filepath.Glob(filepath.Join(m.State, pattern))
 			if err != nil || len(names) == 0 {
 				t.Fatalf("no files %s: %v", pattern, err)
 			}
 			for _, name := range names {
-				mustDo(t, os.Remove(name))
+				mustDo(t, do(name))
 			}
-			if pattern == "*" {
+		}
+	}
+	move := func(name string) error { return os.Rename(name, filepath.Join(t.TempDir(), "file")) }
+	for name, damage := range map[string]func(t *testing.T, m *Mount){
+		"all":              each("*", os.Remove),
+		"lock":             each("*.lock", os.Remove),
+		"tokens":           each("*.tokens", os.Remove),
+		"snapshot":         each("*.locks.*", os.Remove),
+		"snapshot cut off": each("*.locks.*", func(name string) error { return os.Truncate(name, 3) }),
+		"journal":          each("*.journal.*", os.Remove),
+		"journal cut off":  each("*.journal.*", func(name string) error { return os.Truncate(name, 0) }),
+		"journal moved":    each("*.journal.*", move),
+		"journal appended": each("*.journal.*", func(name string) error { return appendTo(name, "x\n") }),
+		"directory":        func(t *testing.T, m *Mount) { mustDo(t, os.RemoveAll(m.State)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mountOver(t)
+			a := agent(t)
+			a.must("mkdir", m.At("D"))
+			damage(t, m)
+			if name == "all" || name == "directory" {
 				eventually(t, "a word of it", func() bool { return strings.Contains(m.Log(), "files of the state were removed") })
 			}
 			eventually(t, "new files", func() bool {
-				for _, pattern := range []string{"*.lock", "*.tokens", "*.locks.*[0-9]", "*.journal.*"} {
+				for _, pattern := range []string{"*.lock", "*.place", "*.tokens", "*.locks.*[0-9]", "*.journal.*"} {
 					if names, _ := filepath.Glob(filepath.Join(m.State, pattern)); len(names) == 0 {
 						return false
 					}
 				}
 				return m.stateWritable()
 			})
+			if strings.Contains(name, " ") { // the files were there all the time
+				time.Sleep(2 * time.Second)
+			}
 			a.must("mkdir", m.At("E"))
 			before := m.Locks()
 			m.restart(nil)
-			if got := m.Locks(); len(got) != 2 || got["D"].Token != before["D"].Token || got["E"].Token != before["E"].Token {
-				t.Errorf("locks after a restart %v, want %v", got, before)
+			m.wantStateOf(before)
+			a.must("mkdir", m.At("F"))
+			if token, last := m.Locks()["F"].Token, before["E"].Token; token <= last {
+				t.Errorf("token %d after %d", token, last)
 			}
+		})
+		t.Run(name+" just before its end", func(t *testing.T) {
+			m := mountOver(t)
+			a := agent(t)
+			a.must("mkdir", m.At("D"))
+			a.must("mkdir", m.At("E"))
+			before := m.Locks()
+			damage(t, m)
+			mustDo(t, m.cmd.Process.Signal(unix.SIGTERM))
+			<-m.gone
+			m.start(nil)
+			m.awaitReady()
+			m.wantStateOf(before)
 			a.must("mkdir", m.At("F"))
 			if token, last := m.Locks()["F"].Token, before["E"].Token; token <= last {
 				t.Errorf("token %d after %d", token, last)
@@ -135,20 +173,71 @@ func TestFaultStateRemoved(t *testing.T) {
 			t.Errorf("token %d after %d", token, last)
 		}
 	})
-	t.Run("directory", func(t *testing.T) {
+	t.Run("another in its place", func(t *testing.T) {
 		m := mountOver(t)
 		a := agent(t)
 		a.must("mkdir", m.At("D"))
 		mustDo(t, os.RemoveAll(m.State))
+		mustDo(t, os.Mkdir(m.State, 0o700))
+		mustDo(t, os.Chmod(m.State, 0o777))
 		eventually(t, "the metric", func() bool { return !m.stateWritable() })
 		m.wantLog("the state directory was removed")
 		a.must("mkdir", m.At("E"))
-		last := m.Locks()["E"].Token
+		before := m.Locks()
+		mustDo(t, os.Chmod(m.State, 0o700))
+		eventually(t, "the metric", m.stateWritable)
 		m.restart(nil)
-		m.wantLog("the locks that it gave out are lost")
-		a.must("mkdir", m.At("F"))
-		if token := m.Locks()["F"].Token; token <= last {
-			t.Errorf("token %d after %d", token, last)
-		}
+		m.wantStateOf(before)
 	})
+}
+
+func appendTo(name, text string) error {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
+}
+
+// wantStateOf checks that D and E are locked as before.
+func (m *Mount) wantStateOf(before map[string]lockRow) {
+	m.t.Helper()
+	if got := m.Locks(); len(got) != 2 || got["D"].Token != before["D"].Token || got["E"].Token != before["E"].Token {
+		m.t.Errorf("locks after a restart %v, want %v", got, before)
+	}
+}
+
+// TestFaultStateMissing: files that are missing when the daemon starts are told of.
+func TestFaultStateMissing(t *testing.T) {
+	for _, pattern := range []string{"*.locks.*", "*.journal.*", "*.*.*[0-9]"} {
+		t.Run(pattern, func(t *testing.T) {
+			m := mountOver(t)
+			a := agent(t)
+			a.must("mkdir", m.At("D"))
+			m.restart(func() { // has a generation begun that has D in its snapshot
+				names, _ := filepath.Glob(filepath.Join(m.State, "*.journal.*"))
+				mustDo(t, appendTo(names[0], "x"))
+			})
+			eventually(t, "a snapshot", func() bool {
+				names, _ := filepath.Glob(filepath.Join(m.State, "*.locks.2"))
+				return len(names) == 1
+			})
+			last := m.Locks()["D"].Token
+			m.restart(func() {
+				names, _ := filepath.Glob(filepath.Join(m.State, pattern))
+				if len(names) == 0 {
+					t.Fatal("no file")
+				}
+				for _, name := range names {
+					mustDo(t, os.Remove(name))
+				}
+			})
+			m.wantLog("is missing; so may be locks")
+			a.must("mkdir", m.At("E"))
+			if token := m.Locks()["E"].Token; token <= last {
+				t.Errorf("token %d after %d", token, last)
+			}
+		})
+	}
 }

@@ -392,3 +392,30 @@ func TestA8WaitSignal(t *testing.T) {
 		}
 	}
 }
+
+// TestA4OpenerDies: who waits with a description whose opener has died meanwhile gets
+// the lock for itself, and keeps it.
+func TestA4OpenerDies(t *testing.T) {
+	m := mount(t)
+	file := m.lockFile("D")
+	for range 5 {
+		holder, opener, other := locker(t), locker(t), locker(t)
+		holder.must("open", "x", file, "rdwr")
+		holder.must("flock", "x", "ex")
+		opener.must("open", "x", file, "rdwr")
+		waiter := forked(opener)
+		done := waiter.Start("flock", "x", "ex")
+		m.awaitWaiters("D", 1)
+		opener.Kill()
+		holder.must("flock", "x", "un")
+		if got := done(); got != "ok" {
+			t.Fatalf("the wait ended with %s", got)
+		}
+		m.wantOwner("D", waiter.Pid)
+		other.must("open", "x", file, "rdwr")
+		other.want("EAGAIN", "flock", "x", "ex", "nb")
+		waiter.must("put", m.At("D/f"), "waiter", "creat")
+		waiter.must("flock", "x", "un")
+		m.wantFree("D")
+	}
+}

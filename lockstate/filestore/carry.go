@@ -3,6 +3,7 @@ package filestore
 import (
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -30,6 +31,7 @@ func (s *Store) Carry() (Carried, error) {
 	if s.dir == nil {
 		return Carried{}, ErrClosed
 	}
+	s.carried = time.Now()
 	return Carried{Key: s.key, Dir: int(s.self.Fd()), Guard: int(s.guard.Fd()), Mark: s.mark, Gen: gen}, nil
 }
 
@@ -49,7 +51,7 @@ func Continue(c Carried) (*Store, error) {
 		guard.Close()
 		return nil, err
 	}
-	s.guard, s.mark = guard, c.Mark
+	s.guard, s.mark, s.placed = guard, c.Mark, s.place()
 	if info, err := self.Stat(); err != nil {
 		s.warn("state directory: %v", err)
 	} else if err := checkDir("the state directory", info); err != nil {

@@ -239,6 +239,7 @@ func (j *journal) commit(part string, gen uint64) error {
 		f.Close()
 	}
 	j.behind, j.base, j.stale, j.notBefore = nil, gen, false, time.Time{}
+	j.snapshot, _ = s.dir.Lstat(s.snapshotName(gen))
 	j.synced = max(j.synced, seq)
 	if j.broken {
 		return j.failed // since then

@@ -28,6 +28,8 @@
 //     inspection; the rest is used.
 //   - What a newer version has written, and this one would lose, is refused with
 //     [ErrNewer] and left as it is.
+//   - Files of an open store that somebody removes, moves away or changes are made
+//     anew within two seconds, and so is the state directory.
 //   - A full disk stops neither tokens nor locks; the records of new locks are
 //     written when there is room again.
 //   - A mark that is torn, damaged or missing (S2) is replaced by one that is
@@ -37,6 +39,6 @@
 //
 // Two daemons with different state directories do not see each other here: the
 // caller must guard the backing itself. Whoever may write to the state directory
-// can undo all of the above; it is therefore refused if others than its owner
+// can undo most of the above; it is therefore refused if others than its owner
 // may.
 package filestore

@@ -48,22 +48,24 @@ type journal struct {
 	behind    []*os.File // journals since then, but for file, that may not be on disk
 	size      int64      // of file
 	allocated int64
-	synced    uint64    // number of the last change that is on disk
-	failed    error     // why a restart would not find all; a new snapshot ends it
-	broken    bool      // file takes no lines any more
-	removed   bool      // the state directory, with all that is in it
-	stale     bool      // the file is an earlier daemon's, for want of room for another
-	notBefore time.Time // when a snapshot may be tried again that is not urgent
+	synced    uint64      // number of the last change that is on disk
+	failed    error       // why a restart would not find all; a new snapshot ends it
+	broken    bool        // file takes no lines any more
+	removed   bool        // the state directory, with all that is in it
+	snapshot  os.FileInfo // of base, if it is known
+	stale     bool        // the file is an earlier daemon's, for want of room for another
+	notBefore time.Time   // when a snapshot may be tried again that is not urgent
 	notify    func(error)
 
 	// syncMu is held while somebody waits for the disk to have the journal. It is
 	// taken before writeMu: who only writes does not wait for it.
 	syncMu sync.Mutex
 
-	loaded map[uint64][]byte // protected by mu
-	shared bool              // likewise: loaded is live, and must stay as it is
-	stop   chan struct{}
-	done   chan struct{}
+	loaded  map[uint64][]byte // protected by mu
+	highest uint64            // token of what was read
+	shared  bool              // likewise: loaded is live, and must stay as it is
+	stop    chan struct{}
+	done    chan struct{}
 }
 
 // Load returns the records that the store held when it was opened, by token;
@@ -371,12 +373,13 @@ func (j *journal) extendLocked() error {
 	return nil
 }
 
-// close writes what is left.
+// close writes what is left. The caller holds Store.mu.
 func (j *journal) close() error {
 	close(j.stop)
 	<-j.done
+	j.store.lookForFilesLocked()
 	err := j.syncAll()
-	if err != nil {
+	if err != nil || j.store.Err() != nil {
 		err = j.renew(nil) // perhaps there is room again
 	}
 	j.syncMu.Lock()

@@ -20,11 +20,11 @@ func (s *Store) snapshotName(gen uint64) string {
 
 // loadJournal reads what an earlier daemon left, and goes on with it: a snapshot
 // takes long where there are many locks, and everybody waits. Where anything is
-// not as it ought to be, a generation is begun.
-func (s *Store) loadJournal() error {
+// not as it ought to be, a generation is begun. fresh: there was none.
+func (s *Store) loadJournal(fresh bool) error {
 	j := &s.journal
 	j.begin(s)
-	whole, err := s.readJournal()
+	whole, err := s.readJournal(fresh)
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (s *Store) loadJournal() error {
 func (s *Store) resumeJournal(gen uint64) error {
 	j := &s.journal
 	j.begin(s)
-	_, err := s.readJournal()
+	_, err := s.readJournal(true) // what is in force is known
 	if errors.Is(err, ErrNewer) {
 		return err
 	}
@@ -115,8 +115,8 @@ func (j *journal) begin(s *Store) {
 
 // readJournal reads the records of the last generation, or of those that a
 // daemon has left that died while it began one. whole: there is a snapshot and
-// each journal since.
-func (s *Store) readJournal() (whole bool, err error) {
+// each journal since. fresh: it is no surprise if there is nothing.
+func (s *Store) readJournal(fresh bool) (whole bool, err error) {
 	j := &s.journal
 	if _, err := s.setAsideOdd(); err != nil {
 		return false, err
@@ -137,6 +137,13 @@ func (s *Store) readJournal() (whole bool, err error) {
 	}
 	j.gen, j.base = from, from
 	whole = len(snapshots) > 0 && slices.Contains(journals, from)
+	if missing := s.missingOf(snapshots, journals); missing != "" && !fresh {
+		s.incomplete = true
+		s.warn("%s is missing; so may be locks", missing)
+	}
+	if whole {
+		j.snapshot, _ = s.dir.Lstat(s.snapshotName(from))
+	}
 	for i, gen := range journals {
 		if gen >= from {
 			if err := s.read(s.journalName(gen), false, s.empty(journals[i+1:])); err != nil {
@@ -151,6 +158,25 @@ func (s *Store) readJournal() (whole bool, err error) {
 		j.bytes += len(r)
 	}
 	return whole, nil
+}
+
+// missingOf returns a file that was there by the names of the others, or "".
+func (s *Store) missingOf(snapshots, journals []uint64) string {
+	if len(journals) == 0 {
+		return s.journalName(max(1, slices.Max(append(snapshots, 1))))
+	}
+	from := journals[0]
+	if n := len(snapshots); n > 0 {
+		from = snapshots[n-1] // which gets its name when its journal is there
+	} else if from > 1 { // the first one's is made later
+		return s.snapshotName(from)
+	}
+	for gen := from; gen <= max(from, journals[len(journals)-1]); gen++ {
+		if !slices.Contains(journals, gen) {
+			return s.journalName(gen)
+		}
+	}
+	return ""
 }
 
 // expect makes room for the records of some files.
@@ -281,9 +307,11 @@ func (s *Store) read(name string, snapshot, last bool) error {
 		case l.is != lineGood:
 			damaged++
 		case l.op == opPut:
+			s.journal.highest = max(s.journal.highest, l.token)
 			s.journal.live[l.token] = room.keep(s.journal.live[l.token], l.record)
 			records++
 		case l.op == opDelete:
+			s.journal.highest = max(s.journal.highest, l.token)
 			delete(s.journal.live, l.token)
 		case l.op == opEnd && snapshot:
 			ended = uint64(records) == l.token

@@ -60,6 +60,10 @@ type Store struct {
 	// path meanwhile: the daemon must never walk into its own mount (M4).
 	dir  *os.Root // nil once closed
 	mark uint64   // all of KEY.tokens
+	// carried is when the descriptors were handed on, see Carry.
+	carried time.Time
+
+	placed string // the line of KEY.place, as far as it is known
 
 	journal journal
 }
@@ -178,18 +182,26 @@ func (s *Store) open(o Options) error {
 			return err
 		}
 	}
+	s.placed = o.Place
 	if err := s.setPlace(o.Place); err != nil {
 		s.warn("%v; a copy of the backing may be taken for it", err)
 	}
 	old, _ := s.dir.ReadFile(name)
 	s.crashed = odd || len(bytes.TrimSpace(old)) > 0
 	if err := s.writeGuard(strconv.Itoa(os.Getpid()) + "\n"); err != nil {
-		return fmt.Errorf("writing the pid: %w", err)
+		s.warn("writing the pid: %v; who is refused hears of no pid", err)
 	}
+	nothing := fresh || s.incomplete // more is missing than need be told
 	if err := s.loadMark(fresh); err != nil {
 		return err
 	}
-	return s.loadJournal()
+	if err := s.loadJournal(nothing); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mark = max(s.mark, s.journal.highest) // it may be an earlier one that somebody has put back
+	return nil
 }
 
 // writeGuard writes into the room that the file has: the disk may be full.
