@@ -77,6 +77,7 @@ type FS struct {
 	labels    labels
 	listers   listers
 	lockLooks lockLooks
+	stale     staleFinds
 
 	hiddenMu  sync.Mutex      // protects which hidden directories there are
 	filling   map[string]bool // hidden directories that content is moved to at the moment, as DIR/N; likewise

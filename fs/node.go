@@ -54,6 +54,8 @@ type nodeMore struct {
 
 	assumed atomic.Bool // the kernel has given it a lock file's name, and does not ask for that each time
 
+	unlinked atomic.Bool // the kernel has had its last name removed; it may have got another since
+
 	cand *candidate // a private file (A9); set before the node is shared
 }
 
@@ -146,6 +148,7 @@ func (n *node) keep(fd int, big, told bool) (kept bool) {
 	if told {
 		m.round = n.tab.round
 		m.assumed.Store(false)
+		m.unlinked.Store(true)
 		n.tab.awaited.Add(1)
 	}
 	return true

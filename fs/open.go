@@ -80,7 +80,7 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 		}
 		n = fs.nodes.get(in.NodeId)
 	}
-	if n.vanished() {
+	if n.vanished() || fs.stale.found(n, in.Pid) {
 		return fuse.Status(unix.ESTALE)
 	}
 	if in.Flags&unix.O_ACCMODE != unix.O_RDONLY {
