@@ -49,7 +49,7 @@ func (c *command) mountCommand() *cli.Command {
 	}
 }
 
-func (c *command) mountAction(ctx *cli.Context) error {
+func (c *command) mountAction(ctx *cli.Context) (err error) {
 	if ctx.Bool("replace") {
 		if n := ctx.NumFlags(); n > 1 {
 			return usagef("option --replace: the daemon keeps its options; leave the others out")
@@ -67,6 +67,7 @@ func (c *command) mountAction(ctx *cli.Context) error {
 	}
 	starter := readyPipe()
 	watched := supervised()
+	defer func() { err = watched.failed(err) }()
 	closeInherited(c.args) // some file system would stay busy, some reader of a pipe wait, while it serves
 	if starter == nil && !watched.on {
 		for _, dir := range ctx.Args().Slice() { // served already, perhaps
