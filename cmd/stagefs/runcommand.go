@@ -91,7 +91,7 @@ func (c *command) runAction(ctx *cli.Context) error {
 		}
 	}
 	lock, err := client.Acquire(until, dir, opts)
-	if errors.Is(err, unix.ENOENT) && !errors.Is(err, client.ErrNoLock) && !reserved(dir) {
+	if errors.Is(err, unix.ENOENT) && !errors.Is(err, client.ErrNoLock) && !reserved(dir) && !noDirectory(err) {
 		return exitf(exitNoInput, "%s", oneLine(err)) // it was to be made: why it could not
 	}
 	if err != nil {
