@@ -53,10 +53,10 @@ func (f *ctl) write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) fuse.
 	if in.Uid != f.uid {
 		// A program with another user's rights, whose output somebody has
 		// sent here, lends them to nobody.
-		return fuse.EPERM
+		return f.fail(unix.EPERM)
 	}
 	if len(data) > maxCommands {
-		return fuse.Status(unix.E2BIG)
+		return f.fail(unix.E2BIG)
 	}
 	f.mu.Lock()
 	if f.unique == in.Unique {
@@ -67,7 +67,7 @@ func (f *ctl) write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) fuse.
 	f.mu.Unlock()
 	for line := range bytes.Lines(data) {
 		if len(line) > maxCommand {
-			return fuse.Status(unix.E2BIG)
+			return f.fail(unix.E2BIG)
 		}
 		s := strings.TrimSuffix(string(line), "\n")
 		if strings.TrimSpace(s) == "" {
@@ -96,6 +96,15 @@ func (f *ctl) write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) fuse.
 		}
 	}
 	return fuse.OK
+}
+
+// fail is the end of a write of which no command is carried out (any more). A read tells
+// of that, and not of the command before.
+func (f *ctl) fail(errno syscall.Errno) fuse.Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.answer, f.watch = encode(lockstate.Answer{Error: unix.ErrnoName(errno), Message: errno.Error()}), nil
+	return fuse.Status(errno)
 }
 
 func (f *ctl) read(cancel <-chan struct{}, in *fuse.ReadIn) ([]byte, fuse.Status) {

@@ -179,6 +179,11 @@ func printable(r rune) rune {
 
 func (fs *FS) showVersion() []byte {
 	b := fmt.Appendf(nil, "stagefs %s\npid %d\nmounter %d\ntransport %s\n", fs.opts.Version, os.Getpid(), fs.uid, fs.kernel.Name())
+	if !fs.opts.NoLocking {
+		for _, name := range fs.opts.LockNames {
+			b = fmt.Appendf(b, "lock-name %q\n", name)
+		}
+	}
 	dir, err := fs.opts.StateDir, error(nil)
 	if dir == "" {
 		dir, err = filestore.DefaultDir()

@@ -94,11 +94,56 @@ func TestBadDirectory(t *testing.T) {
 	for _, bad := range []string{at("file"), "/proc/none", "/dev/null"} {
 		wantRefusal(t, "66|73|77", []string{"state directory", bad, "name another with --state-dir"}, "mount", "--state-dir="+bad, at("dir"))
 	}
+	mustDo(t, os.Symlink("loop", at("loop")))
+	for _, link := range []string{at("dangling"), at("loop"), at("dangling/sub")} {
+		wantRefusal(t, "66", []string{link[:len(base)+5], "is a dangling symbolic link", "name another with --state-dir"}, "mount", "--state-dir="+link, at("dir"))
+	}
 	mustDo(t, os.Mkdir(at("open"), 0o755))
 	mustDo(t, os.Chmod(at("open"), 0o777))
 	wantRefusal(t, "77", []string{at("open"), "can be written by others"}, "mount", "--state-dir="+at("open"), at("dir"))
 	if after := digest(t, at("dir")); after != before {
 		t.Errorf("changed by what was refused:\n%s", diff(before, after))
+	}
+}
+
+// TestBadCwd: what is relative to a working directory that was removed is refused so.
+func TestBadCwd(t *testing.T) {
+	m := mount(t)
+	for _, args := range []string{"mount x", "mount -d x", "locks x", "run x true", "acquire x", "release x"} {
+		gone := tempDir(t) + "/gone"
+		r := sh(t, "/", "mkdir "+gone+" && cd "+gone+" && rmdir "+gone+" && exec "+stagefsBin()+" "+args)
+		if r.Status != 66 || !strings.Contains(r.Err, "the working directory was removed; cd to another one") || strings.Count(r.Err, "\n") != 1 {
+			t.Errorf("stagefs %s in a directory that was removed: %v", args, r)
+		}
+	}
+	m.wantStatus(0, "", "run", m.At("D"), "true")
+}
+
+// TestBadLog: a FIFO for the log that nobody reads keeps no mount waiting.
+func TestBadLog(t *testing.T) {
+	need(t, "root", "fuse")
+	dir, base := staticDir(t), tempDir(t)
+	fifo, state := base+"/fifo", "--state-dir="+base+"/state"
+	mustDo(t, unix.Mkfifo(fifo, 0o600))
+	for _, args := range [][]string{{"mount", "-d"}, {"mount"}, {"mount", "--supervise"}} {
+		wantRefusal(t, "73", []string{"nobody reads the FIFO " + fifo, "start its reader first"}, append(args, state, "--log", fifo, dir)...)
+	}
+	reader := startCmd(t, exec.Command("cat", fifo))
+	eventually(t, "a reader", func() bool {
+		fd, err := unix.Open(fifo, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err == nil {
+			defer unix.Close(fd) // once the daemon has it
+			if r := run(t, stagefsBin(), "mount", "-d", state, "--log", fifo, dir); r.Status != 0 {
+				t.Fatal(r)
+			}
+		}
+		return err == nil
+	})
+	if r := run(t, stagefsBin(), "umount", dir); r.Status != 0 {
+		t.Fatal(r)
+	}
+	if r := reader.Wait(); !strings.Contains(r.Out, "serving") {
+		t.Errorf("the reader heard %q", r.Out)
 	}
 }
 
@@ -133,6 +178,21 @@ func TestStaleMount(t *testing.T) {
 		return errnoName(err) == "ENOTCONN"
 	})
 	wantRefusal(t, "69", []string{"umount"}, "locks", m.Path)
+	elsewhere := mount(t)
+	mustDo(t, os.Symlink(elsewhere.At("a"), elsewhere.State+".link"))
+	elsewhere.kill()
+	for _, dead := range []struct{ dir, at, mount string }{
+		{m.At("a/b"), m.Path, m.Path},
+		{elsewhere.At("a/b"), elsewhere.Path, elsewhere.Dir + " " + elsewhere.Path},
+		{elsewhere.State + ".link/b", elsewhere.Path, elsewhere.Dir + " " + elsewhere.Path},
+	} {
+		for _, args := range [][]string{{"run", dead.dir, "true"}, {"acquire", dead.dir}, {"release", dead.dir}, {"check", dead.dir}} {
+			wantRefusal(t, "69", []string{"the daemon of " + dead.at + " is dead", "stagefs mount " + dead.mount, "stagefs umount " + dead.at}, args...)
+		}
+	}
+	if r := run(t, stagefsBin(), "umount", elsewhere.Path); r.Status != 0 {
+		t.Errorf("stagefs umount of a dead mount: %v", r)
+	}
 	if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
 		t.Errorf("stagefs umount of a dead mount: %v", r)
 	}
@@ -147,6 +207,9 @@ func TestBadOptions(t *testing.T) {
 		says string
 		args []string
 	}{
+		{"--owner is empty", []string{"mount", "--owner", "", dir}},
+		{"--on-crash is empty", []string{"mount", "--on-crash", "", dir}},
+		{"--transport is empty", []string{"mount", "--transport=", dir}},
 		{"lock-name", []string{"mount", "--lock-name", "a/b", dir}},
 		{"lock-name", []string{"mount", "--lock-name", "", dir}},
 		{"lock-name", []string{"mount", "--lock-name", "..", dir}},

@@ -122,6 +122,96 @@ func TestFaultSuperviseExits(t *testing.T) {
 	}
 }
 
+// TestFaultSuperviseObstacle: whatever keeps another daemon from taking a dead one's
+// place for a while, the supervisor tries on, says why once and what it does, and the
+// mount is back when the obstacle is gone. Who unmounts meanwhile ends it, as does
+// SIGTERM.
+func TestFaultSuperviseObstacle(t *testing.T) {
+	type obstacle struct {
+		name, says string
+		put        func(t *testing.T, m *Mount) (lift func())
+	}
+	for _, o := range []obstacle{
+		{"read-only", "read-only", func(t *testing.T, m *Mount) func() {
+			remount := func(flags uintptr) { mustDo(t, unix.Mount("", m.Dir, "", unix.MS_REMOUNT|flags, "")) }
+			remount(unix.MS_RDONLY)
+			return func() { remount(0) }
+		}},
+		{"locked", "is served already", func(t *testing.T, m *Mount) func() {
+			dir, err := os.Open(m.Dir)
+			mustDo(t, err)
+			mustDo(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
+			return func() { dir.Close() }
+		}},
+		{"mode", "can be written by others", func(t *testing.T, m *Mount) func() {
+			mustDo(t, os.Chmod(m.State, 0o777))
+			return func() { mustDo(t, os.Chmod(m.State, 0o700)) }
+		}},
+	} {
+		t.Run(o.name, func(t *testing.T) {
+			t.Parallel() // they wait
+			need(t, "root", "fuse")
+			dir := volume(t)
+			obstruct := func() (m *Mount, a *Agent, lift func()) {
+				m = mountDir(t, dir, dir+".mnt", "--supervise")
+				a = agent(t)
+				a.must("mkdir", m.At("D"))
+				time.Sleep(600 * time.Millisecond) // it has served well
+				halt(t, m.cmd.Process.Pid)
+				pid := m.daemon()
+				mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
+				eventually(t, "the mount is dead", func() bool { return unix.Statfs(m.Path, &unix.Statfs_t{}) == unix.ENOTCONN })
+				eventually(t, "nobody has the directory", func() bool {
+					d, err := os.Open(m.Dir)
+					mustDo(t, err)
+					defer d.Close()
+					return unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
+				})
+				lift = o.put(t, m)
+				mustDo(t, m.cmd.Process.Signal(syscall.SIGCONT))
+				m.wantLog(o.says, "tries again every 2s", "end it with: stagefs umount "+m.Path)
+				return m, a, lift
+			}
+
+			m, a, lift := obstruct()
+			for end := time.Now().Add(7 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) { // ten tries
+				if m.dead() {
+					t.Fatalf("the supervisor ended: %v\n%s", m.cmd.ProcessState, m.Log())
+				}
+			}
+			lift()
+			eventually(t, "the mount is back", func() bool { return m.daemon() != 0 })
+			if row := m.Locks()["D"]; row.Pid != a.Pid {
+				t.Errorf("D: %+v, want a lock of pid %d", row, a.Pid)
+			}
+			if n := strings.Count(m.Log(), o.says); n != 1 {
+				t.Errorf("%q was said %d times, want once:\n%s", o.says, n, m.Log())
+			}
+			if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
+				t.Fatal(r)
+			}
+			m.wantEnded(0)
+			a.must("rmdir", filepath.Join(dir, "D"))
+
+			m, a, lift = obstruct()
+			if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
+				t.Fatal(r)
+			}
+			m.wantEnded(0)
+			lift()
+			a.must("rmdir", filepath.Join(dir, "D"))
+
+			m, _, lift = obstruct()
+			mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
+			eventually(t, "the supervisor ends", m.dead)
+			if mountedAt(m.Path) {
+				t.Error("a mount is left")
+			}
+			lift()
+		})
+	}
+}
+
 // TestFaultSuperviseNoProcess: where another daemon cannot be started at once, it
 // is a little later.
 func TestFaultSuperviseNoProcess(t *testing.T) {

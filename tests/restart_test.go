@@ -221,14 +221,29 @@ func TestS1SupervisorKilled(t *testing.T) {
 	awaitEnd(t, "the daemon ends", pid)
 }
 
-// TestS1SuperviseGivesUp: what cannot start is not tried for ever, and says why.
+// TestS1SuperviseGivesUp: what cannot start the first time is not tried again, and says
+// why once. Nobody waits for that mount yet but who starts it, who can mend it.
 func TestS1SuperviseGivesUp(t *testing.T) {
 	need(t, "root", "fuse")
-	wantRefusal(t, "66", []string{"missing"}, "mount", "--supervise", "--state-dir", tempDir(t), tempDir(t)+"/missing")
 	m := mountOver(t, "--supervise")
-	r := run(t, stagefsBin(), "mount", "-d", "--supervise", "--state-dir", m.State, m.Dir)
-	if r.Status == 0 {
-		t.Errorf("a second daemon on one directory: %v", r)
+	missing := tempDir(t) + "/missing"
+	for _, tt := range []struct {
+		dir, says string
+		status    int
+	}{
+		{missing, missing, 66},
+		{m.Dir, "is served already", 75},
+	} {
+		for _, d := range []string{"", "-d"} {
+			args := []string{"mount", "--supervise", "--state-dir", m.State, tt.dir}
+			if d != "" {
+				args = append(args, d)
+			}
+			r := run(t, stagefsBin(), args...)
+			if r.Status != tt.status || !strings.Contains(r.Err, tt.says) || strings.Count(r.Err, "\n") != 1 {
+				t.Errorf("stagefs %q: %v, want status %d, and %q said in one line", args, r, tt.status, tt.says)
+			}
+		}
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stagefs/stagefs/lockstate"
 )
 
@@ -34,6 +36,54 @@ func readAnswer(t *testing.T, out string) (answer lockstate.Answer) {
 		t.Fatalf("the answer is no JSON: %v in %q", err, out)
 	}
 	return answer
+}
+
+// TestCtlFailed: what is read after a write that failed before its command was looked at
+// is that failure, and not the success of the command before.
+func TestCtlFailed(t *testing.T) {
+	m := mount(t)
+	ctl, err := os.OpenFile(m.control("ctl"), os.O_RDWR, 0)
+	mustDo(t, err)
+	defer ctl.Close()
+	read := func() lockstate.Answer {
+		t.Helper()
+		buf := make([]byte, 4096)
+		n, err := unix.Pread(int(ctl.Fd()), buf, 0)
+		mustDo(t, err)
+		return readAnswer(t, string(buf[:n]))
+	}
+	for _, tt := range []struct {
+		errno string
+		write func() error
+	}{
+		{"E2BIG", func() error {
+			_, err := ctl.WriteString("acquire D why=" + strings.Repeat("x", 33<<10))
+			return err
+		}},
+		{"E2BIG", func() error { _, err := ctl.WriteString(strings.Repeat("check D\n", 9000)); return err }},
+		{"EPERM", func() error {
+			cmd := exec.Command("sh", "-c", "echo check >&3")
+			cmd.ExtraFiles = []*os.File{ctl}
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+			if r := runCmd(t, cmd); r.Status == 0 {
+				return nil
+			}
+			return unix.EPERM
+		}},
+	} {
+		if _, err := ctl.WriteString("check\n"); err != nil {
+			t.Fatal(err)
+		}
+		if got := read(); got.Error != "" {
+			t.Fatalf("check: %+v", got)
+		}
+		if err := tt.write(); errnoName(err) != tt.errno {
+			t.Errorf("the write: %v, want %s", err, tt.errno)
+		}
+		if got := read(); got.Error != tt.errno || got.Message == "" {
+			t.Errorf("after %s, a read tells of %+v", tt.errno, got)
+		}
+	}
 }
 
 // mustCommand is command for one that has to succeed.

@@ -170,6 +170,8 @@ func TestA7RunUsage(t *testing.T) {
 		{"-E 256 D true", 64, "0 to 255"},
 		{"-E x D true", 64, "want 0 to 255"},
 		{"--owner=nobody D true", 64, "want process"},
+		{"--owner= D true", 64, "--owner is empty"},
+		{"--on-crash= D true", 64, "--on-crash is empty"},
 		{"--on-crash=burn D true", 64, "want keep"},
 		{"--on-crash=keep --destroy-on-failure D true", 64, "exclude"},
 		{"--ttl 5s D true", 64, "--client"},

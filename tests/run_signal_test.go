@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -313,4 +314,52 @@ func TestA7RunTerminal(t *testing.T) {
 		tty.proc.Wait()
 		m.on(t).wantFree("D")
 	})
+}
+
+// TestRunStopped: run says which daemon is stopped if that keeps it from releasing the
+// lock of a command that has ended. The lock is released when that goes on; or, after a
+// signal, ends with run, whose status is the command's all the same.
+func TestRunStopped(t *testing.T) {
+	for _, tt := range []struct {
+		sig    syscall.Signal
+		status int
+	}{{0, 0}, {0, 3}, {syscall.SIGTERM, 0}, {syscall.SIGINT, 3}} {
+		t.Run(fmt.Sprint(tt), func(t *testing.T) {
+			t.Parallel()
+			m := mount(t)
+			fifo := tempDir(t) + "/go"
+			mustDo(t, unix.Mkfifo(fifo, 0o600))
+			out := tempDir(t) + "/out"
+			cmd := exec.Command(stagefsBin(), "run", "--on-crash=destroy", m.At("D"), "sh", "-c",
+				`touch "$STAGEFS_LOCK/made"; cat "$0"; exit "$1"`, fifo, itoa(tt.status))
+			file, err := os.Create(out)
+			mustDo(t, err)
+			defer file.Close()
+			cmd.Stderr = file
+			p := startCmd(t, cmd)
+			eventually(t, "the command runs", func() bool { _, err := os.Stat(m.Back("D/made")); return err == nil })
+			time.Sleep(50 * time.Millisecond) // it watches
+			daemon := m.cmd.Process.Pid
+			halt(t, daemon)
+			mustDo(t, os.WriteFile(fifo, nil, 0))
+			says := func(text string) {
+				t.Helper()
+				eventually(t, "run says: "+text, func() bool { b, _ := os.ReadFile(out); return strings.Contains(string(b), text) })
+			}
+			says("process " + itoa(daemon) + ", does not answer: it is stopped; continue it with: kill -CONT " + itoa(daemon))
+			if tt.sig != 0 {
+				mustDo(t, p.cmd.Process.Signal(tt.sig))
+				says("was not released: it ends with this process")
+			}
+			mustDo(t, syscall.Kill(daemon, syscall.SIGCONT))
+			if r := p.Wait(); r.Status != tt.status {
+				t.Errorf("run: %v, want status %d", r, tt.status)
+			}
+			m.wantFree("D")
+			eventually(t, "the lock ends", func() bool { return len(m.Listing().Locks) == 0 })
+			if _, err := os.Stat(m.Back("D/made")); (err == nil) != (tt.status == 0) {
+				t.Errorf("after status %d: %v", tt.status, err)
+			}
+		})
+	}
 }

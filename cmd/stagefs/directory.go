@@ -35,7 +35,10 @@ func (m machine) checkStateDir(dir, backing string) finding {
 	}
 	for at := dir; ; at = filepath.Dir(at) {
 		info, err := os.Stat(at)
+		link, _ := os.Lstat(at)
 		switch {
+		case err != nil && link != nil && link.Mode()&os.ModeSymlink != 0:
+			return finding{name, statusFail, quote(at) + " is a dangling symbolic link", fix}
 		case errors.Is(err, os.ErrNotExist) && at != "/":
 			continue
 		case err != nil:

@@ -55,6 +55,9 @@ func explain(err error) (status int, text string) {
 	if errors.As(err, &exit) {
 		return exit.status, exit.text
 	}
+	if noDirectory(err) {
+		return exitNoInput, "the working directory was removed; cd to another one"
+	}
 	var option *stagefs.OptionError
 	if errors.As(err, &option) {
 		name := option.Option
@@ -122,6 +125,13 @@ func explain(err error) (status int, text string) {
 		return errnoStatus(err), oneLine(err) + "; mount again when that is mended: nothing was changed"
 	}
 	return errnoStatus(err), oneLine(err)
+}
+
+// noDirectory reports whether an error is that the working directory is gone, which
+// what is relative to it needs.
+func noDirectory(err error) bool {
+	var call *os.SyscallError
+	return errors.As(err, &call) && call.Syscall == "getwd" && errors.Is(err, unix.ENOENT)
 }
 
 // explainOverlap tells who serves a directory that is inside of another, or around

@@ -62,6 +62,11 @@ func takeOptions(ctx *cli.Context, id string) (client.Options, context.Context, 
 		Client: id, Shared: ctx.Bool("shared"), Why: ctx.String("why"), Wait: !ctx.Bool("nonblock"),
 		Owner: client.Owner(ctx.String("owner")), OnCrash: client.Crash(ctx.String("on-crash")),
 	}
+	for _, option := range []string{"owner", "on-crash"} {
+		if ctx.IsSet(option) && ctx.String(option) == "" {
+			return none(usagef("%s: --%s is empty; name one, or leave it out", name, option))
+		}
+	}
 	switch {
 	case !oneOf(ctx.String("owner"), "", "process", "group", "session", "cgroup"):
 		return none(usagef("%s: --owner %s: want process, group, session or cgroup", name, quote(ctx.String("owner"))))
@@ -241,11 +246,13 @@ func lockError(dir string, held int, err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case noDirectory(err):
+		return err // explain says so
 	case errors.Is(err, client.ErrFailedToLock), errors.Is(err, context.DeadlineExceeded):
 		return exitf(held, "%s (see: stagefs why %s)", oneLine(err), shellWord(dir))
 	case errors.Is(err, client.ErrNotStagefs), errors.Is(err, unix.ENOTCONN):
 		return exitf(exitUnavailable, "%s", oneLine(err))
-	case errors.Is(err, client.ErrRoot):
+	case errors.Is(err, client.ErrRoot), errors.Is(err, client.ErrLockName):
 		return usagef("%s", oneLine(err))
 	case errors.Is(err, client.ErrEmptyClientID), errors.Is(err, unix.EINVAL):
 		return usagef("%s", strings.TrimSuffix(oneLine(err), ": "+unix.EINVAL.Error())) // which the rest says better

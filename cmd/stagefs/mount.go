@@ -49,7 +49,7 @@ func (c *command) mountCommand() *cli.Command {
 	}
 }
 
-func (c *command) mountAction(ctx *cli.Context) error {
+func (c *command) mountAction(ctx *cli.Context) (err error) {
 	if ctx.Bool("replace") {
 		if n := ctx.NumFlags(); n > 1 {
 			return usagef("option --replace: the daemon keeps its options; leave the others out")
@@ -67,6 +67,7 @@ func (c *command) mountAction(ctx *cli.Context) error {
 	}
 	starter := readyPipe()
 	watched := supervised()
+	defer func() { err = watched.failed(err) }()
 	closeInherited(c.args) // some file system would stay busy, some reader of a pipe wait, while it serves
 	if starter == nil && !watched.on {
 		for _, dir := range ctx.Args().Slice() { // served already, perhaps
@@ -164,13 +165,31 @@ func (c *command) openLog(ctx *cli.Context, o *fs.Options, starter *os.File) (*o
 		o.Log = newLog(c.err, level)
 		return nil, nil
 	}
-	file, err := os.OpenFile(name, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+	file, err := openAppend(name)
 	if err != nil {
 		return nil, exitf(exitCantCreate, "log file: %v", err)
 	}
 	o.Log = newLog(file, level)
 	c.log, c.logFile = o.Log, file
 	return file, nil
+}
+
+// openAppend opens a file to append to it, and makes it if it is missing. It does not
+// wait for a FIFO's reader: nobody would know what for.
+func openAppend(name string) (*os.File, error) {
+	for {
+		fd, err := unix.Open(name, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NONBLOCK, 0o644)
+		switch info, _ := os.Stat(name); {
+		case err == unix.EINTR:
+			continue
+		case err == unix.ENXIO && info != nil && info.Mode()&os.ModeNamedPipe != 0:
+			return nil, fmt.Errorf("nobody reads the FIFO %s; start its reader first", quote(name))
+		case err != nil:
+			return nil, &os.PathError{Op: "open", Path: name, Err: err}
+		}
+		unix.SetNonblock(fd, false) // what is logged is not to be lost
+		return os.NewFile(uintptr(fd), name), nil
+	}
 }
 
 // mountOptions turns the command line into options, with absolute paths: the
@@ -205,7 +224,7 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 	if o.Grace, err = durationOf(ctx, "grace"); err != nil {
 		return o, err
 	}
-	for _, name := range []string{"state-dir", "log"} {
+	for _, name := range []string{"state-dir", "log", "owner", "on-crash", "transport"} {
 		if ctx.IsSet(name) && ctx.String(name) == "" {
 			return o, usagef("mount: --%s is empty; name one, or leave it out", name)
 		}

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -91,7 +93,7 @@ func (c *command) runAction(ctx *cli.Context) error {
 		}
 	}
 	lock, err := client.Acquire(until, dir, opts)
-	if errors.Is(err, unix.ENOENT) && !errors.Is(err, client.ErrNoLock) && !reserved(dir) {
+	if errors.Is(err, unix.ENOENT) && !errors.Is(err, client.ErrNoLock) && !reserved(dir) && !noDirectory(err) {
 		return exitf(exitNoInput, "%s", oneLine(err)) // it was to be made: why it could not
 	}
 	if err != nil {
@@ -127,7 +129,9 @@ func (c *command) runChild(lock *client.Lock, ch *child, within bool) error {
 		release(lock, within, false)
 		return commandError(ch.argv[0], err)
 	}
-	err = release(lock, within, status.ExitStatus() == 0)
+	if c.awaitAwake(lock, within) {
+		err = release(lock, within, status.ExitStatus() == 0)
+	}
 	if isLoss(err) || isLoss(lock.Err()) {
 		if err == nil {
 			err = lock.Err()
@@ -148,6 +152,45 @@ func (c *command) runChild(lock *client.Lock, ch *child, within bool) error {
 	}
 	return nil
 }
+
+// awaitAwake waits while the daemon is stopped, and says so. A signal ends the wait: then
+// it reports false, and the lock is left to end with this process, which exits as the
+// command did, so that the content is treated as its success or failure wants it.
+//
+// It does not ask the daemon: the child that would do so closes its copies of what is
+// open there, and waits for the daemon in that.
+func (c *command) awaitAwake(lock *client.Lock, within bool) bool {
+	mount := leadsTo(lock.Dir())
+	if within || mount == nil {
+		return true
+	}
+	pid := suspect(mount)
+	if pid == 0 || !stopped(pid) {
+		return true
+	}
+	signals := make(chan os.Signal, 4)
+	for _, sig := range append(stopSignals(), syscall.SIGQUIT) {
+		if !signal.Ignored(sig) {
+			signal.Notify(signals, sig)
+		}
+	}
+	defer signal.Stop(signals)
+	c.complain("the command has ended, and its lock can't be released: %s", silence(mount))
+	for stopped(pid) {
+		if told(signals, heedTime) {
+			end := "ends with this process"
+			if lock.TTL() != 0 {
+				end = "ends when its time is over"
+			}
+			c.complain("the lock on %s was not released: it %s", quote(lock.Dir()), end)
+			return false
+		}
+	}
+	return true
+}
+
+// heedTime is how soon it is seen that a daemon goes on.
+const heedTime = 100 * time.Millisecond
 
 // release ends the lock as the command's success or failure wants it.
 func release(lock *client.Lock, within, succeeded bool) error {

@@ -35,7 +35,12 @@ const (
 	toldMounted = 'm' // its mount is there
 	toldBack    = 'b' // it is about to take it back
 	toldServes  = 's' // it answers
+	toldFailed  = "f" // why it can't start: the text follows, to the end
 )
+
+// maxReason bounds that text: a pipe may have room for a page alone, and nobody reads
+// before the daemon has ended.
+const maxReason = 3000
 
 // supervised returns that, to nobody but its first caller.
 func supervised() (s supervision) {
@@ -56,6 +61,22 @@ func (s *supervision) tell(news byte) {
 	if s.told != nil {
 		_, _ = s.told.Write([]byte{news}) // a supervisor that is gone needs none
 	}
+}
+
+// failed leaves it to the supervisor to say why the daemon can't start: it knows what
+// it has said already. It returns what is left to be said.
+func (s *supervision) failed(err error) error {
+	if err == nil || s.told == nil {
+		return err
+	}
+	status, text := explain(err)
+	if text != "" {
+		_, failed := s.told.WriteString(toldFailed + text[:min(len(text), maxReason)])
+		if failed != nil {
+			return err
+		}
+	}
+	return &exitError{status, ""}
 }
 
 // mounted tells the supervisor that the mount is there, as soon as it is: who
@@ -80,8 +101,10 @@ func (s *supervision) serves() {
 const (
 	// A daemon that serves this long has not failed to start.
 	startTime = 500 * time.Millisecond
-	// maxFailures is how many starts may fail in a row. One that is killed is
-	// started again without end: everybody waits for the mount.
+	// maxFailures is how many starts may fail in a row where there is no dead mount to
+	// mend: none has served, or an ordinary user's directory lies open by now, and
+	// nobody could tell any more whether somebody has unmounted it. One that is killed
+	// is started again without end: everybody waits for the mount.
 	maxFailures = 8
 	// A failed start is tried again after failurePause, then after twice
 	// that, and so on, but at the latest after longestPause.
@@ -91,8 +114,10 @@ const (
 
 // supervise runs this same command line as a daemon, and again whenever that
 // one is killed, crashes, or leaves a dead mount in another way (S1). The next
-// one takes the dead mount's place. It returns how the last one ended: by a
-// signal to this process, by an unmount, or because it could not start.
+// one takes the dead mount's place. If it can't, others try for as long as that is
+// there: what stands in the way may pass, and everybody waits for the mount. It returns
+// how the last one ended: by a signal to this process, by an unmount, or because it
+// could not start and none had served.
 //
 // If this process is killed, the daemon serves on. starter, if any, is told when
 // the first mount answers, whichever daemon's that is, and hears that none will by
@@ -103,23 +128,32 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 	keepServing()
 
 	stopped, failures := false, 0
-	first := true      // none has served or crashed
-	successor := false // of one that has mounted, so that it must find a dead mount
+	first := true                 // none has served or crashed
+	served := false               // one has
+	successor := false            // of one that has mounted, so that it must find a dead mount
+	said := make(map[string]bool) // why daemons have ended since one served well
 	for {
 		started := time.Now()
 		cmd, heard, err := c.startSupervised(starter, log, successor)
 		if err != nil && first {
 			return err
 		}
-		last := byte(toldNothing)
+		last, reason := byte(toldNothing), ""
 		if err == nil {
 			err = c.awaitDaemon(o, cmd, signals, &stopped)
 			var answered bool
-			if last, answered = heard(); answered {
+			if last, reason, answered = heard(); answered {
 				starter = nil
 			}
 		}
+		end := func(err error) error {
+			if reason != "" && !said[reason] {
+				c.complain("%s", reason)
+			}
+			return err
+		}
 		hasServed := last == toldServes
+		served = served || hasServed
 		switch {
 		case last == toldMounted, hasServed:
 			successor = true
@@ -130,36 +164,52 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 		}
 		if unmountedEarly(err) {
 			if first {
-				return &exitError{exitHeld, ""}
+				return end(&exitError{exitHeld, ""})
 			}
-			return nil
+			return end(nil)
 		}
 		// What cannot start the first time is for whoever started it; later,
 		// everybody waits for the mount.
 		first = first && !hasServed
 		switch {
 		case stopped, byStop(err):
-			return c.stoppedEnd(o, err, !first)
+			return end(c.stoppedEnd(o, err, !first))
 		case crashed(err):
 			first = false
 		case first, (err == nil || hasServed) && !leftDead(o):
-			return supervisedEnd(err)
+			return end(supervisedEnd(err))
+		case served && successor && !leftDead(o):
+			return end(nil) // somebody has unmounted it since
 		}
-		if time.Since(started) > startTime {
+		if hasServed && time.Since(started) > startTime {
 			failures = 0
+			clear(said)
 		}
 		how := "exit status 0, and left a dead mount"
-		if err != nil {
+		switch {
+		case reason != "":
+			how = reason
+		case err != nil:
 			how = err.Error()
 		}
-		if failures++; failures > maxFailures && !crashed(err) {
-			c.complain("the daemon of %s ended %d times in a row; the last time: %s", quote(c.args[len(c.args)-1]), failures, how)
+		failures++
+		lasting := served && leftDead(o)
+		if failures > maxFailures && !crashed(err) && !lasting {
+			c.complain("the daemon of %s ended %d times in a row; the last time: %s", quote(target(o)), failures, how)
 			if err == nil {
 				return &exitError{exitSoftware, ""}
 			}
 			return supervisedEnd(err)
 		}
-		c.complain("the daemon ended: %s; starting another one", how)
+		switch {
+		case said[how]:
+		case crashed(err), hasServed, !lasting:
+			c.complain("the daemon ended: %s; starting another one", how)
+		default:
+			c.complain("no daemon can take the place of the dead one of %s: %s; the supervisor tries again every %v; end it with: stagefs umount %s",
+				quote(target(o)), how, longestPause, shellWord(target(o)))
+		}
+		said[how] = true
 		if told(signals, pauseAfter(failures)) {
 			return c.stoppedEnd(o, err, true)
 		}
@@ -255,8 +305,9 @@ func (c *command) stoppedEnd(o fs.Options, err error, ours bool) error {
 
 // startSupervised starts the daemon in a process group of its own, deaf to the
 // terminal: this process passes signals on. heard returns, once it has ended, what
-// it has told last, and whether the starter was told that it answers.
-func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *exec.Cmd, heard func() (last byte, answered bool), err error) {
+// it has told last, why it could not start, and whether the starter was told that it
+// answers.
+func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *exec.Cmd, heard func() (last byte, reason string, answered bool), err error) {
 	cmd = exec.Command("/proc/self/exe", c.args...)
 	cmd.Args[0] = "stagefs"
 	cmd.Env = os.Environ()
@@ -292,13 +343,15 @@ func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *e
 	}
 	passed := make(chan bool, 1)
 	go func() { passed <- starter != nil && passOn(cmd, ready, starter, log) }()
-	return cmd, func() (last byte, answered bool) {
+	return cmd, func() (last byte, reason string, answered bool) {
 		defer r.Close()
-		news := make([]byte, 64)
-		if n, _ := r.Read(news); n > 0 {
-			last = news[n-1]
+		all := make([]byte, 64+maxReason)
+		n, _ := r.Read(all)
+		news, reason, _ := strings.Cut(string(all[:n]), toldFailed)
+		if news != "" {
+			last = news[len(news)-1]
 		}
-		return last, <-passed
+		return last, reason, <-passed
 	}, nil
 }
 
@@ -355,7 +408,7 @@ func unmountedEarly(err error) bool {
 	return errors.As(err, &exit) && exit.ExitCode() == statusUnmounted
 }
 
-// supervisedEnd passes on how the daemon ended. It has said why.
+// supervisedEnd passes on how the daemon ended. Why was said.
 func supervisedEnd(err error) error {
 	var exit *exec.ExitError
 	var own *exitError

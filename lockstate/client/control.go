@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 
@@ -34,11 +35,13 @@ type system struct {
 	find func(dir string) (place, error)
 	dial func(root string) (conn, error)
 	rows func(root string) ([]Holder, error) // the mount's listing
-	now  func() time.Duration                // on a clock that counts sleep and that no one sets
+	// names are those of lock files there, as patterns; none if the daemon does not tell.
+	names func(root string) []string
+	now   func() time.Duration // on a clock that counts sleep and that no one sets
 }
 
 func linux() *system {
-	return &system{find: find, dial: openControl, rows: readRows, now: sinceBoot}
+	return &system{find: find, dial: openControl, rows: readRows, names: readNames, now: sinceBoot}
 }
 
 // sinceBoot is the clock of leases (L4).
@@ -59,6 +62,19 @@ func readRows(root string) ([]Holder, error) {
 	return listing.Locks, json.Unmarshal(data, &listing)
 }
 
+// readNames returns the patterns that the mount's version file has.
+func readNames(root string) (names []string) {
+	data, _ := os.ReadFile(filepath.Join(root, controlDir, "version"))
+	for line := range strings.Lines(string(data)) {
+		if text, ok := strings.CutPrefix(strings.TrimSpace(line), "lock-name "); ok {
+			if name, err := strconv.Unquote(text); err == nil {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
 // ctlFile is a conn on a real mount.
 type ctlFile struct{ fd int }
 
@@ -72,7 +88,7 @@ func openControl(root string) (conn, error) {
 			return nil, notStagefs(root, root)
 		}
 		if err != nil {
-			return nil, notAnswering(root, root, &os.PathError{Op: "open", Path: filepath.Join(root, controlDir, "ctl"), Err: err})
+			return nil, notAnswering(root, &os.PathError{Op: "open", Path: filepath.Join(root, controlDir, "ctl"), Err: err})
 		}
 		return &ctlFile{fd}, nil
 	}

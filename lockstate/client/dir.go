@@ -3,6 +3,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,6 +59,10 @@ func (d *Dir) Acquire(ctx context.Context, opts Options) (Status, error) {
 	}
 	defer c.close()
 	r, err := take(ctx, d.place, c, opts, false)
+	if errors.Is(err, ErrNoLock) {
+		// Who was told to make it would lock the one above it.
+		err = cmp.Or(d.sys.noLockName(d.place), err)
+	}
 	if err != nil {
 		return Status{}, err
 	}

@@ -20,6 +20,9 @@ var (
 	ErrEmptyClientID = errors.New("the client ID is empty")
 	// ErrRoot: the root of a mount is never locked, only directories in it.
 	ErrRoot = errors.New("the root of a mount can't be locked; name a directory in it")
+	// ErrLockName: to make the directory would be to make a lock file, which locks
+	// the one above it (A3).
+	ErrLockName = errors.New("a lock file's name")
 	// ErrNotStagefs: the path is not on a stagefs mount, or the root of its
 	// mount can't be seen from here.
 	ErrNotStagefs = errors.New("not on a stagefs mount")

@@ -65,7 +65,8 @@ func newFake() (*fakeDaemon, *system) {
 			}
 			return all, nil
 		},
-		now: d.now,
+		names: func(string) []string { return []string{"devserver", "*.lock"} },
+		now:   d.now,
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,6 +18,9 @@ import (
 func (s *system) make(ctx context.Context, p place, c conn, opts Options) (made []string, err error) {
 	if !opts.MakeParents && !opts.MustBeNew || !opts.MustBeNew && !missing(p.path) {
 		return nil, nil
+	}
+	if err := s.noLockName(p); err != nil {
+		return nil, err
 	}
 	for vain := 0; ; vain++ {
 		// From the top down; another one may make or remove some meanwhile.
@@ -42,6 +46,29 @@ func (s *system) make(ctx context.Context, p place, c conn, opts Options) (made 
 			return made, nil
 		}
 	}
+}
+
+// noLockName refuses a directory of which something that is missing has a lock file's
+// name: to make that would lock the directory above it, and nobody would release it.
+func (s *system) noLockName(p place) error {
+	var names []string
+	for at, rel := p.path, p.rel; missing(at); at, rel = filepath.Dir(at), filepath.Dir(rel) {
+		if !strings.Contains(rel, "/") {
+			return nil // in the root, which is never locked
+		}
+		if names == nil {
+			if names = s.names(p.root); len(names) == 0 {
+				return nil
+			}
+		}
+		for _, name := range names {
+			if ok, _ := filepath.Match(name, filepath.Base(at)); ok || name == filepath.Base(at) {
+				return fmt.Errorf("%s: %q is %w here, to make it would lock %s; name that directory itself",
+					p.path, filepath.Base(at), ErrLockName, filepath.Dir(at))
+			}
+		}
+	}
+	return nil
 }
 
 // errRemoved: a directory is still seen, by name, that was removed.

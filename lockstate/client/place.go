@@ -31,14 +31,14 @@ func find(dir string) (place, error) {
 	}
 	root, err := mountRoot(existing)
 	if err != nil {
-		return place{}, notAnswering(dir, root, err)
+		return place{}, notAnswering(dir, err)
 	}
 	// Only stagefs and other FUSE mounts have this type, so that a plain
 	// directory with such names in it is not taken for one.
 	var st unix.Statfs_t
 	switch err := unix.Statfs(root, &st); {
 	case err != nil:
-		return place{}, notAnswering(dir, root, err)
+		return place{}, notAnswering(dir, err)
 	case st.Type != unix.FUSE_SUPER_MAGIC:
 		return place{}, notStagefs(dir, root)
 	}
@@ -130,17 +130,84 @@ func notStagefs(dir, root string) error {
 }
 
 // notAnswering is a failure to reach the control directory.
-func notAnswering(dir, root string, err error) error {
+func notAnswering(dir string, err error) error {
 	if daemonGone(err) {
-		return fmt.Errorf("%s: the daemon of %s is dead; start it again with: stagefs mount (only to give it up: stagefs umount): %w", dir, root, unix.ENOTCONN)
+		return dead(dir, err)
 	}
 	return fmt.Errorf("%s: %w", dir, err)
 }
 
-// dead makes sure that the error of a path whose daemon is dead says so.
+// dead makes sure that the error of a path whose daemon is dead says so, and names the
+// mount.
 func dead(dir string, err error) error {
-	if daemonGone(err) {
-		return fmt.Errorf("%s: the daemon of its mount is dead; start it again with: stagefs mount (only to give it up: stagefs umount): %w", dir, unix.ENOTCONN)
+	if !daemonGone(err) {
+		return err
 	}
-	return err
+	at, source := deadMount(dir)
+	if at == "" {
+		return fmt.Errorf("%s: the daemon of its mount is dead: %w", dir, unix.ENOTCONN)
+	}
+	mount := shellWord(at)
+	if source != at {
+		mount = shellWord(source) + " " + mount
+	}
+	return fmt.Errorf("%s: the daemon of %s is dead; start it again, with its options: stagefs mount %s (only to give it up: stagefs umount %s): %w",
+		dir, word(at), mount, shellWord(at), unix.ENOTCONN)
+}
+
+// deadMount returns the mountpoint that a path leads into, and what is mounted there:
+// the first one on the way. It enters none, as nothing in a dead one can be looked at.
+func deadMount(dir string) (at, source string) {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", ""
+	}
+	sources := make(map[string]string) // by mountpoint
+	for line := range strings.Lines(string(table)) {
+		before, after, _ := strings.Cut(line, " - ")
+		f, g := strings.Fields(before), strings.Fields(after)
+		if len(f) > 4 && len(g) > 1 && g[0] == "fuse.stagefs" {
+			sources[octal.Replace(f[4])] = octal.Replace(g[1])
+		}
+	}
+	if !filepath.IsAbs(dir) {
+		wd, err := syscall.Getwd() // os.Getwd looks at the directory
+		if err != nil {
+			return "", ""
+		}
+		dir = wd + "/" + dir
+	}
+	const maxLinks = 40 // as in the kernel
+	at = "/"
+	for rest, links := strings.Split(dir, "/"), 0; len(rest) > 0; {
+		next := filepath.Join(at, rest[0])
+		rest = rest[1:]
+		if source, ok := sources[next]; ok {
+			return next, source
+		}
+		target, err := os.Readlink(next)
+		if err != nil {
+			at = next
+			continue
+		}
+		if links++; links > maxLinks {
+			return "", ""
+		}
+		if filepath.IsAbs(target) {
+			at = "/"
+		}
+		rest = append(strings.Split(target, "/"), rest...)
+	}
+	return "", ""
+}
+
+// octal undoes the escapes of mountinfo, proc_pid_mountinfo(5).
+var octal = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`, `\043`, "#")
+
+// shellWord is a path as one word of a command that is to be typed.
+func shellWord(path string) string {
+	if word(path) == path {
+		return path
+	}
+	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
 }

@@ -70,7 +70,7 @@ func (r *reply) refusal(dir string, err error) error {
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("%s: %w (%w)", dir, ErrNotHolder, err)
 	case daemonGone(err):
-		return notAnswering(dir, dir, err)
+		return notAnswering(dir, err)
 	}
 	if errors.Is(err, unix.EACCES) {
 		return fmt.Errorf("%s: only who may make entries in it may lock it: %w", dir, err)

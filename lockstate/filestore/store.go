@@ -254,13 +254,27 @@ func (s *Store) close(crashed bool) error {
 // change under the daemon's feet.
 func makeDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
+		return dangling(err)
 	}
 	info, err := os.Stat(dir)
 	if err != nil {
 		return err
 	}
 	return checkDir(dir, info)
+}
+
+// dangling says what is in the way of a directory if that is a symbolic link to nothing:
+// mkdir(2) only says that it is there.
+func dangling(err error) error {
+	var at *os.PathError
+	var errno syscall.Errno
+	if !errors.Is(err, syscall.EEXIST) || !errors.As(err, &at) {
+		return err
+	}
+	if _, nothing := os.Stat(at.Path); errors.As(nothing, &errno) && (errno == syscall.ENOENT || errno == syscall.ELOOP) {
+		return fmt.Errorf("%s is a dangling symbolic link: %w", at.Path, errno)
+	}
+	return err
 }
 
 func checkDir(dir string, info os.FileInfo) error {
