@@ -79,7 +79,11 @@ func Mount(o Options) (_ *Server, err error) {
 		return nil, err
 	}
 	var overlap *OverlapError
-	if err := claimAlone(root, o.Dir); errors.As(err, &overlap) {
+	doubts, err := claimAlone(root, o.Dir)
+	for _, why := range doubts {
+		s.warn("%s", why)
+	}
+	if errors.As(err, &overlap) {
 		return nil, err
 	} else if err != nil {
 		s.warn("it cannot be told whether another daemon serves what is in here, or around it: %v", err)
