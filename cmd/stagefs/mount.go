@@ -121,6 +121,13 @@ func (c *command) mountAction(ctx *cli.Context) error {
 		}
 		return daemonReady(starter, logFile, null)
 	}))
+	var another *fs.AnotherError
+	if watched.on && errors.As(err, &another) {
+		watched.tell(toldAnother)
+		if watched.waits {
+			return &exitError{exitNoInput, ""}
+		}
+	}
 	if watched.on && errors.Is(err, fs.ErrUnmounted) {
 		_, text := explain(err)
 		return exitf(statusUnmounted, "%s", text)

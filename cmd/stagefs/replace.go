@@ -244,7 +244,7 @@ func (c *command) startAnew(h handover, log *slog.Logger, why error) error {
 		if err := os.Chdir(h.Cwd); err != nil {
 			log.Error("cannot go back to where the command line was typed", "err", err)
 		}
-		return fmt.Errorf("exec: %w", syscall.Exec("/proc/self/exe", os.Args, append(os.Environ(), envSupervised+"=0"+again)))
+		return fmt.Errorf("exec: %w", syscall.Exec("/proc/self/exe", os.Args, append(os.Environ(), envSupervised+"=0 "+again)))
 	})
 	if errors.Is(err, fs.ErrReplacing) {
 		err = fs.Unmount(h.Mountpoint, true)

@@ -22,10 +22,11 @@ import (
 const envSupervised = "STAGEFS_SUPERVISED"
 
 // A supervision is what a daemon knows of its supervisor: the value of
-// envSupervised is a descriptor, and "again" if that is so.
+// envSupervised is a descriptor, and "again" and "waits" if that is so.
 type supervision struct {
 	on    bool
 	again bool     // it takes the place of one that has mounted
+	waits bool     // the one before has said why it cannot serve, and nothing else is new
 	told  *os.File // takes news, a byte each; nil: nobody asks
 }
 
@@ -35,22 +36,26 @@ const (
 	toldMounted = 'm' // its mount is there
 	toldBack    = 'b' // it is about to take it back
 	toldServes  = 's' // it answers
+	toldAnother = 'a' // its directory is not the one that the dead mount showed
 )
 
 // supervised returns that, to nobody but its first caller.
 func supervised() (s supervision) {
 	value := os.Getenv(envSupervised)
 	os.Unsetenv(envSupervised)
-	fd, again := strings.CutSuffix(value, again)
+	fd, how, _ := strings.Cut(value, " ")
 	if n, err := strconv.Atoi(fd); err == nil && n > 2 {
 		unix.CloseOnExec(n)
 		s.told = os.NewFile(uintptr(n), "supervisor's pipe")
 	}
-	s.on, s.again = value != "", again
+	s.on, s.again, s.waits = value != "", strings.Contains(how, again), strings.Contains(how, waits)
 	return s
 }
 
-const again = " again"
+const (
+	again = "again"
+	waits = "waits"
+)
 
 func (s *supervision) tell(news byte) {
 	if s.told != nil {
@@ -105,9 +110,10 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 	stopped, failures := false, 0
 	first := true      // none has served or crashed
 	successor := false // of one that has mounted, so that it must find a dead mount
+	waiting := false   // for the directory that the dead mount showed
 	for {
 		started := time.Now()
-		cmd, heard, err := c.startSupervised(starter, log, successor)
+		cmd, heard, err := c.startSupervised(starter, log, successor, waiting)
 		if err != nil && first {
 			return err
 		}
@@ -152,14 +158,21 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 		if err != nil {
 			how = err.Error()
 		}
-		if failures++; failures > maxFailures && !crashed(err) {
+		waited := waiting
+		waiting = last == toldAnother // however long: everybody waits for the mount
+		if failures++; failures > maxFailures && !crashed(err) && !waiting {
 			c.complain("the daemon of %s ended %d times in a row; the last time: %s", quote(c.args[len(c.args)-1]), failures, how)
 			if err == nil {
 				return &exitError{exitSoftware, ""}
 			}
 			return supervisedEnd(err)
 		}
-		c.complain("the daemon ended: %s; starting another one", how)
+		switch {
+		case waiting && !waited:
+			c.complain("waiting for the directory of the dead mount at %s", quote(target(o)))
+		case !waiting:
+			c.complain("the daemon ended: %s; starting another one", how)
+		}
 		if told(signals, pauseAfter(failures)) {
 			return c.stoppedEnd(o, err, true)
 		}
@@ -256,7 +269,7 @@ func (c *command) stoppedEnd(o fs.Options, err error, ours bool) error {
 // startSupervised starts the daemon in a process group of its own, deaf to the
 // terminal: this process passes signals on. heard returns, once it has ended, what
 // it has told last, and whether the starter was told that it answers.
-func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *exec.Cmd, heard func() (last byte, answered bool), err error) {
+func (c *command) startSupervised(starter, log *os.File, successor, waiting bool) (cmd *exec.Cmd, heard func() (last byte, answered bool), err error) {
 	cmd = exec.Command("/proc/self/exe", c.args...)
 	cmd.Args[0] = "stagefs"
 	cmd.Env = os.Environ()
@@ -282,7 +295,10 @@ func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *e
 	cmd.ExtraFiles = append(cmd.ExtraFiles, w)
 	value := strconv.Itoa(2 + len(cmd.ExtraFiles))
 	if successor {
-		value += again
+		value += " " + again
+	}
+	if waiting {
+		value += " " + waits
 	}
 	cmd.Env = append(cmd.Env, envSupervised+"="+value)
 	if err := cmd.Start(); err != nil {
