@@ -123,10 +123,7 @@ func (s *Server) deadThere() *deadMount {
 // servedBefore reports whether a static directory was served by a daemon that has left
 // a dead mount.
 func (s *Server) servedBefore(dir string) bool {
-	at, err := AbsoluteOf(dir)
-	return err == nil && slices.ContainsFunc([]*deadMount{s.dead, s.deadAt}, func(d *deadMount) bool {
-		return d != nil && (d.entry.Source == dir || d.entry.Source == at)
-	})
+	return slices.ContainsFunc([]*deadMount{s.dead, s.deadAt}, func(d *deadMount) bool { return d != nil && d.showed(dir) })
 }
 
 // mountDirect mounts as root, without a helper, and returns the descriptor of

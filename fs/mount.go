@@ -59,6 +59,9 @@ func Mount(o Options) (_ *Server, err error) {
 	}
 	s.dead = dead
 	undo = append(undo, func() { unix.Close(root) })
+	if err := dead.confirmSame(&o, root); err != nil {
+		return nil, err
+	}
 	seen := root
 	if root, err = o.withAtimes(seen); err != nil {
 		return nil, err
@@ -66,7 +69,7 @@ func Mount(o Options) (_ *Server, err error) {
 	if root != seen {
 		defer unix.Close(seen)
 	}
-	if s.mountpoint, s.deadAt, err = checkMountpoint(&o); err != nil {
+	if s.mountpoint, s.deadAt, err = checkMountpoint(&o, seen); err != nil {
 		return nil, err
 	}
 	if dead := s.deadThere(); o.Successor && (dead == nil || dead.gone) {
@@ -79,7 +82,11 @@ func Mount(o Options) (_ *Server, err error) {
 		return nil, err
 	}
 	var overlap *OverlapError
-	if err := claimAlone(root, o.Dir); errors.As(err, &overlap) {
+	doubts, err := claimAlone(root, o.Dir)
+	for _, why := range doubts {
+		s.warn("%s", why)
+	}
+	if errors.As(err, &overlap) {
 		return nil, err
 	} else if err != nil {
 		s.warn("it cannot be told whether another daemon serves what is in here, or around it: %v", err)
@@ -279,12 +286,9 @@ func (s *Server) warn(format string, args ...any) {
 
 // openStore takes the directory for this daemon (M1) and reads the state.
 func (s *Server) openStore(o *Options, root int) error {
-	dir := o.StateDir
-	if dir == "" {
-		var err error
-		if dir, err = filestore.DefaultDir(); err != nil {
-			return err
-		}
+	dir, err := o.stateDir()
+	if err != nil {
+		return err
 	}
 	store, err := openState(dir, o.Dir, root, s.servedBefore(o.Dir))
 	if err != nil {
@@ -293,6 +297,14 @@ func (s *Server) openStore(o *Options, root int) error {
 	s.store = store
 	s.warnings = append(s.warnings, store.Warnings()...)
 	return nil
+}
+
+// stateDir is where the state is.
+func (o *Options) stateDir() (string, error) {
+	if o.StateDir != "" {
+		return o.StateDir, nil
+	}
+	return filestore.DefaultDir()
 }
 
 // endTime is how long a daemon may take to end after its mount is gone.

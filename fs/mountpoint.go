@@ -70,8 +70,8 @@ func onFuse(dir string) error {
 
 // checkMountpoint returns where to mount, as an absolute path without
 // symlinks, and a dead mount that is there, or was, and not over the static
-// directory.
-func checkMountpoint(o *Options) (at string, dead *deadMount, err error) {
+// directory, which root is.
+func checkMountpoint(o *Options, root int) (at string, dead *deadMount, err error) {
 	if o.Mountpoint == "" {
 		if at, err = AbsoluteOf(o.Dir); err == nil {
 			err = checkPlace(at)
@@ -80,6 +80,9 @@ func checkMountpoint(o *Options) (at string, dead *deadMount, err error) {
 	}
 	at = o.Mountpoint
 	if dead, err = findDead(at); err != nil {
+		return "", nil, err
+	}
+	if err := dead.confirmSame(o, root); err != nil {
 		return "", nil, err
 	}
 	dir, err := AbsoluteOf(o.Dir)

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,7 +22,7 @@ import (
 // (F_OFD_SETLK) on its descriptor of the backing. proc_locks(5) shows them to every
 // process, whatever its user, mount namespace and state directory, and the kernel
 // drops them with the daemon. The byte that is locked stands for a directory. Such
-// locks on a directory are in nobody's way.
+// locks on a directory are in nobody's way. Whose count is told in marker.go.
 
 // A mark is a byte that a daemon locks.
 type mark int64
@@ -47,6 +48,9 @@ type standing struct {
 	path string // absolute, without symlinks
 	own  []string
 	in   map[string]string // the directories that it is in: their paths; "": none here
+
+	dev, inside string   // where in its file system
+	doubts      []string // why marks of others do not count
 }
 
 // inodeName names a directory by what it is.
@@ -72,6 +76,7 @@ func standingOf(root int, path string) (*standing, error) {
 	}
 	s := &standing{path: path, own: []string{inodeName(&st)}, in: make(map[string]string)}
 	on, inside := mountOf(mounts, path, true)
+	s.dev, s.inside = on.Dev, inside
 	s.own = append(s.own, treeName(on.Dev, inside))
 	for dir := path; ; {
 		if dir == on.Path {
@@ -175,13 +180,17 @@ func (s *standing) overlap() (*OverlapError, error) {
 		return e
 	}
 	for name, path := range s.in {
-		if file, ok := locks.marks[served(name)]; ok {
-			return found(file, true, path), nil
+		for _, file := range locks.marks[served(name)] {
+			if s.counts(locks, served(name), file, func(d *marked) bool { return d.is(name) }) {
+				return found(file, true, path), nil
+			}
 		}
 	}
 	for _, name := range s.own {
-		if file, ok := locks.marks[around(name)]; ok {
-			return found(file, false, ""), nil
+		for _, file := range locks.marks[around(name)] {
+			if s.counts(locks, around(name), file, func(d *marked) bool { return d.isIn(s) }) {
+				return found(file, false, ""), nil
+			}
 		}
 	}
 	return nil, nil
@@ -210,12 +219,16 @@ func (e *OverlapError) locate() {
 
 // kernelLocks are what proc_locks(5) shows of daemons. Files are named as there.
 type kernelLocks struct {
-	marks   map[mark]string // the file that it is on
-	holders map[string]int  // who has it by flock(2)
+	marks   map[mark][]string // the files that it is on
+	holders map[string]int    // who has it to itself by flock(2)
+}
+
+func newKernelLocks() *kernelLocks {
+	return &kernelLocks{make(map[mark][]string), make(map[string]int)}
 }
 
 func readKernelLocks() (*kernelLocks, error) {
-	l := &kernelLocks{make(map[mark]string), make(map[string]int)}
+	l := newKernelLocks()
 	// It comes in parts of a page. What is between two of them can be missed when
 	// other locks end meanwhile.
 	for range 3 {
@@ -239,12 +252,12 @@ func (l *kernelLocks) read(text string) {
 		}
 		switch f[1] {
 		case "FLOCK":
-			if pid, err := strconv.Atoi(f[4]); err == nil {
+			if pid, err := strconv.Atoi(f[4]); err == nil && f[3] == "WRITE" {
 				l.holders[f[5]] = pid
 			}
 		case "OFDLCK":
-			if at, err := strconv.ParseInt(f[6], 10, 64); err == nil && mark(at) >= markServed {
-				l.marks[mark(at)] = f[5]
+			if at, err := strconv.ParseInt(f[6], 10, 64); err == nil && mark(at) >= markServed && !slices.Contains(l.marks[mark(at)], f[5]) {
+				l.marks[mark(at)] = append(l.marks[mark(at)], f[5])
 			}
 		}
 	}
@@ -255,15 +268,16 @@ func (l *kernelLocks) read(text string) {
 // itself.
 //
 // As there, a daemon that is ending is waited for. One that is about to start
-// too may give way, or this one does: never do both go on.
-func claimAlone(root int, dir string) error {
+// too may give way, or this one does: never do both go on. doubts are why what others
+// say is not believed.
+func claimAlone(root int, dir string) (doubts []string, err error) {
 	path, err := AbsoluteOf(dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s, err := standingOf(root, path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for end := time.Now().Add(endTime); ; {
 		other, err := s.overlap()
@@ -272,15 +286,15 @@ func claimAlone(root int, dir string) error {
 				other, err = s.overlap()
 			}
 			if err == nil && other == nil {
-				return nil
+				return s.doubts, nil
 			}
 			takeBack(root)
 		}
 		switch {
 		case err != nil:
-			return err
+			return s.doubts, err
 		case other.Mountpoint != "", time.Now().After(end):
-			return other
+			return s.doubts, other
 		}
 		time.Sleep(5*time.Millisecond + rand.N(10*time.Millisecond))
 	}

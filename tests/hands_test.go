@@ -192,6 +192,12 @@ func (h *hands) do(w []string) (out string, err error) {
 		return "", unix.Flock(fd(w[1]), how)
 	case "flockw": // and wait
 		return "", unix.Flock(fd(w[1]), unix.LOCK_EX)
+	case "mark": // mark NAME START: an OFD read lock on one byte
+		at, err := strconv.ParseInt(w[2], 10, 64)
+		if err != nil {
+			return "", err
+		}
+		return "", unix.FcntlFlock(uintptr(fd(w[1])), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: at, Len: 1})
 	case "setlk", "getlk": // setlk NAME wr|un: a POSIX lock on the whole file
 		lk := unix.Flock_t{Type: map[string]int16{"wr": unix.F_WRLCK, "rd": unix.F_RDLCK, "un": unix.F_UNLCK}[w[2]]}
 		if w[0] == "setlk" {

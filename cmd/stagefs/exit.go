@@ -85,6 +85,11 @@ func explain(err error) (status int, text string) {
 		text, fix := explainOverlap(overlap)
 		return exitHeld, text + "; " + fix
 	}
+	var another *stagefs.AnotherError
+	if errors.As(err, &another) {
+		return exitNoInput, fmt.Sprintf("%s is not the directory that the dead mount at %s showed: mount its file system again, or put it back; or, to serve what is there now, first give up the dead mount: stagefs umount %s",
+			quote(another.Dir), quote(another.Mountpoint), shellWord(another.Mountpoint))
+	}
 	var twin *stagefs.CopyError
 	if errors.As(err, &twin) {
 		return exitHeld, oneLine(err) + "; name a state directory of its own with --state-dir, give it another UUID (such as with tune2fs -U random), or unmount that one"

@@ -1,11 +1,14 @@
 package filestore
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
+	"time"
 )
 
 // A backing is known by its key. That may change, and a copy of the backing may
@@ -69,6 +72,36 @@ func (s *Store) place() string {
 		return ""
 	}
 	return line
+}
+
+// LastOpened returns the key of a state below stateDir whose place is such a one: of
+// those that were not closed, the one that was opened last. It is "" if there is none.
+func LastOpened(stateDir string, is func(place string) bool) (key string) {
+	entries, err := os.ReadDir(stateDir)
+	if err != nil {
+		return ""
+	}
+	var last time.Time
+	for _, e := range entries {
+		of, ok := strings.CutSuffix(e.Name(), ".place")
+		if !ok || !e.Type().IsRegular() {
+			continue
+		}
+		text, _ := os.ReadFile(filepath.Join(stateDir, e.Name()))
+		line, _, whole := strings.Cut(string(text), "\n")
+		if !whole || !is(line) {
+			continue
+		}
+		guard := filepath.Join(stateDir, of+".lock")
+		info, err := os.Lstat(guard)
+		if err != nil || !info.Mode().IsRegular() || !info.ModTime().After(last) {
+			continue
+		}
+		if pid, _ := os.ReadFile(guard); len(bytes.TrimSpace(pid)) > 0 {
+			key, last = of, info.ModTime()
+		}
+	}
+	return key
 }
 
 // setPlace keeps a line of text beside the state.
