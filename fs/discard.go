@@ -117,11 +117,13 @@ func (fs *FS) openKnown(dir string) (fd int, n *node, err error) {
 	return fd, fs.nodes.find(fs.identityOf(&st)), nil
 }
 
-// What a lock directory holds at the most, as that of a MkdirLockFile does: a
-// few files. More is content, which is never removed.
+// What a lock directory holds at the most: a few files that say whose it is, as those
+// of a MkdirLockFile, or of a script that notes its pid. More is content, which is never
+// removed.
 const (
-	lockDirEntries = 256
-	lockDirDepth   = 4
+	lockDirEntries = 16
+	lockDirDepth   = 2
+	lockDirBytes   = 256 // of a file that has no other name
 )
 
 // errNotLockDir: what was made under the name of a lock file is no lock file.
@@ -153,7 +155,12 @@ func smallTree(dir int, name string, depth int, left *int) bool {
 	small := true
 	err = eachEntry(fd, func(e dirEntry) bool {
 		*left--
-		small = *left >= 0 && (e.typ != unix.DT_DIR || smallTree(fd, e.name, depth-1, left))
+		if e.typ == unix.DT_DIR {
+			small = *left >= 0 && smallTree(fd, e.name, depth-1, left)
+			return small
+		}
+		var st unix.Statx_t
+		small = *left >= 0 && statAt(fd, e.name, &st) == nil && (st.Size <= lockDirBytes || st.Nlink > 1)
 		return small
 	})
 	return err == nil && small

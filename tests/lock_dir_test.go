@@ -171,3 +171,32 @@ func TestR4LockDirUnused(t *testing.T) {
 		}
 	})
 }
+
+// TestR4LockDirContent: what is larger than a note of whose a lock is, or is more than a
+// few of them, is content, though it is in a directory that is called like a lock file.
+func TestR4LockDirContent(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("src"))
+	mustDo(t, os.Mkdir(m.Back("src/devserver"), 0o777))
+	mustDo(t, os.WriteFile(m.Back("src/devserver/artifact"), make([]byte, 1000), 0o666))
+	mustDo(t, os.WriteFile(m.Back("src/devserver/note"), []byte("4711\n"), 0o666))
+	for name, how := range map[string]string{
+		"copied":  "mkdir D && cp -r " + m.Back("src/devserver") + " D/",
+		"renamed": "mkdir D && cp -r " + m.Back("src/devserver") + " D/x && mv D/x D/devserver",
+		"killed":  "mkdir D && cp -r " + m.Back("src/devserver") + " D/ && kill -9 $$",
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := m.on(t)
+			cmd := command("setsid", "-w", "sh", "-c", "cd '"+m.Path+"' && "+how)
+			_ = cmd.Run()
+			m.awaitFree("D")
+			for _, file := range []string{"artifact", "note"} {
+				if _, err := os.Stat(m.Back("D/devserver", file)); err != nil {
+					t.Error(err)
+				}
+			}
+			m.wantOrphan("D/devserver", true)
+			mustDo(t, os.RemoveAll(m.Back("D")))
+		})
+	}
+}
