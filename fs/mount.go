@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,6 +32,8 @@ type Server struct {
 	ready      chan struct{} // closed when all of it is set up: the mount answers before
 	done       chan struct{} // closed when the kernel has let go
 	err        error         // of cleaning up; valid after done
+
+	noTokens atomic.Int64 // when it was last said that there are none, in s
 }
 
 // maxWrite is the size of the largest read and write requests, in bytes.
@@ -226,7 +229,7 @@ func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) 
 		}
 	}
 	table := lockstate.Options{
-		LastToken: last, Reserve: s.store.Reserve, DenyUnlocked: o.DenyUnlocked, World: s.world, OnCrash: o.OnCrash,
+		LastToken: last, Reserve: s.reserve, DenyUnlocked: o.DenyUnlocked, World: s.world, OnCrash: o.OnCrash,
 		Claims: func(p *procid.Process, c lockstate.Claim) (holds, known bool) { return claims(procs, p, c) },
 		Gone:   func(id procid.ID) bool { return unix.Kill(id.Pid, 0) == unix.ESRCH },
 		Notify: events.add,
@@ -255,6 +258,19 @@ func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) 
 	s.fs.events = events
 	s.fs.replacing.begin = s.replace
 	return nil
+}
+
+// reserve has tokens reserved. Without any nobody gets a lock (ENOLCK): the reason is
+// not the directory's.
+func (s *Server) reserve(upTo uint64) error {
+	err := s.store.Reserve(upTo)
+	if err == nil {
+		return nil
+	}
+	if now := time.Now().Unix(); s.noTokens.Swap(now) < now { // at most once a second
+		s.fs.log.Error("no lock can be had until the state can be written again", "err", err)
+	}
+	return fmt.Errorf("%w: %v", unix.ENOLCK, err)
 }
 
 // lookUnder warns of ways under the mount (M5). A dead mount has kept new ones

@@ -5,6 +5,7 @@ package tests
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -240,4 +241,24 @@ func TestFaultStateMissing(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFaultStateTokens: where no more tokens can be reserved, nobody gets a lock, and the
+// log says why.
+func TestFaultStateTokens(t *testing.T) {
+	m := mountOver(t)
+	names, err := filepath.Glob(filepath.Join(m.State, "*.tokens*"))
+	mustDo(t, err)
+	mustDo(t, exec.Command("chattr", "+i", m.State).Run())
+	mend := func() { _ = exec.Command("chattr", "-i", m.State).Run() }
+	t.Cleanup(mend)
+	a := agent(t)
+	if got := a.Try("mkdir", m.At("D")); got != "ENOLCK" {
+		t.Errorf("mkdir = %s, want ENOLCK; %q", got, names)
+	}
+	m.wantLog("no lock can be had until the state can be written again", "operation not permitted")
+	a.want("ok", "stat", m.Path)
+	mend()
+	a.must("mkdir", m.At("D"))
+	m.wantOwner("D", a.Pid)
 }

@@ -61,11 +61,10 @@ type journal struct {
 	// taken before writeMu: who only writes does not wait for it.
 	syncMu sync.Mutex
 
-	loaded  map[uint64][]byte // protected by mu
-	highest uint64            // token of what was read
-	shared  bool              // likewise: loaded is live, and must stay as it is
-	stop    chan struct{}
-	done    chan struct{}
+	loaded map[uint64][]byte // protected by mu
+	shared bool              // likewise: loaded is live, and must stay as it is
+	stop   chan struct{}
+	done   chan struct{}
 }
 
 // Load returns the records that the store held when it was opened, by token;

@@ -307,11 +307,9 @@ func (s *Store) read(name string, snapshot, last bool) error {
 		case l.is != lineGood:
 			damaged++
 		case l.op == opPut:
-			s.journal.highest = max(s.journal.highest, l.token)
 			s.journal.live[l.token] = room.keep(s.journal.live[l.token], l.record)
 			records++
 		case l.op == opDelete:
-			s.journal.highest = max(s.journal.highest, l.token)
 			delete(s.journal.live, l.token)
 		case l.op == opEnd && snapshot:
 			ended = uint64(records) == l.token

@@ -195,13 +195,7 @@ func (s *Store) open(o Options) error {
 	if err := s.loadMark(fresh); err != nil {
 		return err
 	}
-	if err := s.loadJournal(nothing); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.mark = max(s.mark, s.journal.highest) // it may be an earlier one that somebody has put back
-	return nil
+	return s.loadJournal(nothing)
 }
 
 // writeGuard writes into the room that the file has: the disk may be full.
