@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 )
 
 // When unlink(2) is answered, the kernel goes by the name still until the thread that
@@ -47,10 +48,11 @@ func (fs *FS) foundStale(n *node, h *fuse.InHeader) bool {
 	return fs.nodes.files.get(n) == nil && fs.stale.found(n, h.Pid)
 }
 
-// isUnlinked reports whether the kernel has had the last name of n removed.
+// isUnlinked reports whether n is a regular file whose last name the kernel has had
+// removed: who has anything else open, the daemon does not know.
 func (n *node) isUnlinked() bool {
 	m := n.more.Load()
-	if m == nil || !m.unlinked.Load() {
+	if m == nil || !m.unlinked.Load() || n.kind != unix.S_IFREG>>12 {
 		return false
 	}
 	_, _, fd := n.location()

@@ -128,6 +128,18 @@ for path in (False, True):
         os.fchmod(fd, 0o640)
         assert os.fstat(fd).st_mode & 0o777 == 0o640
     os.close(fd)
+os.mkdir(p)
+d = os.open(p, os.O_RDONLY)
+os.rmdir(p)
+os.mkfifo(p)
+fifo = os.open(p, os.O_RDWR)
+os.unlink(p)
+for fd in (d, fifo):
+    os.fchmod(fd, 0o700)
+    os.fchown(fd, 1, 1)
+    os.utime(fd, (1, 1))
+    s = os.fstat(fd)
+    assert s.st_mode & 0o777 == 0o700 and s.st_uid == 1 and s.st_mtime == 1
 print("ok")
 `), 0o644))
 	out, err := command("python3", prog, m.At("D")).CombinedOutput()
