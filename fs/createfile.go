@@ -54,6 +54,7 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 		return fs.createExisting(r, in, out)
 	}
 	if status == fuse.OK {
+		fs.stale.arrived(in.Pid)
 		uncached := fs.isLockName(r.parent, name) || fs.mayBeCandidate(name)
 		fs.fillEntry(&in.InHeader, &out.EntryOut, m.node, &m.st, uncached)
 	}

@@ -1,7 +1,10 @@
 package fs
 
 import (
+	"maps"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -10,42 +13,69 @@ import (
 // When unlink(2) is answered, the kernel goes by the name still until the thread that
 // called it has run again. In a directory that somebody has acquired meanwhile, who
 // opens the file by that name would write to what is gone already, and hear of no error
-// (W3). So whoever finds a file without a name hears ESTALE, once: the kernel asks for
-// the name again then, and waits for that thread before it makes the file anew. Who has
-// got there without a name, as by /proc/self/fd, comes back and is served.
+// (W3). So whoever finds a file without a name hears ESTALE: the kernel asks for the name
+// again then, once, and waits for that thread before it makes the file anew. Who has got
+// there without a name, as by /proc/self/fd, comes back and is served, and so is who is
+// overtaken by another removal: it is not asked a third time.
 
-// maxStale bounds how many threads are remembered.
-const maxStale = 1 << 12
+const (
+	// maxStale bounds how many threads are remembered.
+	maxStale = 1 << 12
+	// againTime is within which a thread that was told so comes back.
+	againTime = time.Second
+)
 
-// staleFinds are the files without a name that threads have found, by thread.
+// staleFinds are the threads that are to look again.
 type staleFinds struct {
+	some  atomic.Bool // there are any
 	mu    sync.Mutex
-	byTid map[uint32]identity // not by node id, which the next file may have
+	byTid map[uint32]time.Time // since when
+	swept time.Time            // when those were forgotten that did not come
 }
 
 // found reports whether a thread is to look again how it got to n.
 func (t *staleFinds) found(n *node, tid uint32) bool {
-	if tid == 0 || !n.isUnlinked() {
+	unlinked := n.isUnlinked()
+	if !unlinked || tid == 0 {
+		t.arrived(tid)
 		return false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	is := n.key()
-	if t.byTid[tid] == is {
+	if at, ok := t.byTid[tid]; ok && time.Since(at) < againTime {
 		delete(t.byTid, tid)
 		return false
 	}
 	if t.byTid == nil || len(t.byTid) >= maxStale {
-		t.byTid = make(map[uint32]identity)
+		t.byTid = make(map[uint32]time.Time)
 	}
-	t.byTid[tid] = is
+	t.byTid[tid] = time.Now()
+	t.some.Store(true)
 	return true
+}
+
+// arrived takes note that a thread has looked again, and found what has a name.
+func (t *staleFinds) arrived(tid uint32) {
+	if !t.some.Load() {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.byTid, tid)
+	if now := time.Now(); now.Sub(t.swept) > againTime {
+		t.swept = now
+		maps.DeleteFunc(t.byTid, func(_ uint32, at time.Time) bool { return now.Sub(at) > againTime })
+	}
+	t.some.Store(len(t.byTid) > 0)
 }
 
 // foundStale is found for what changes a file that nobody has open: who has it open may
 // change it by the descriptor, where the kernel looks no name up again.
 func (fs *FS) foundStale(n *node, h *fuse.InHeader) bool {
-	return fs.nodes.files.get(n) == nil && fs.stale.found(n, h.Pid)
+	if n.isUnlinked() && fs.nodes.files.get(n) != nil {
+		return false
+	}
+	return fs.stale.found(n, h.Pid)
 }
 
 // isUnlinked reports whether n is a regular file whose last name the kernel has had
