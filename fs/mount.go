@@ -144,6 +144,9 @@ func Mount(o Options) (_ *Server, err error) {
 	}
 	s.takeOver(left)
 	s.fs.nodes.locksThere()
+	if s.fs.privileged {
+		raisePriority()
+	}
 	go s.serve()
 	close(s.ready)
 	return s, nil

@@ -26,8 +26,8 @@ const niceness = -10
 
 // raisePriority raises the priority of all threads. Those that are made later
 // inherit it; one that is being made by a thread whose turn has not come yet does
-// not, so it is tried until all have it. A sandbox may forbid it; then the daemon
-// is as good as any other process.
+// not, so it is tried until all have it. (And again later, for one that nobody could see
+// then.) A sandbox may forbid it; then the daemon is as good as any other process.
 func raisePriority() {
 	const passes = 100 // threads come and go, and no more than a few at a time
 	for range passes {
