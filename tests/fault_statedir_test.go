@@ -249,7 +249,9 @@ func TestFaultStateTokens(t *testing.T) {
 	m := mountOver(t)
 	names, err := filepath.Glob(filepath.Join(m.State, "*.tokens*"))
 	mustDo(t, err)
-	mustDo(t, exec.Command("chattr", "+i", m.State).Run())
+	if out, err := exec.Command("chattr", "+i", m.State).CombinedOutput(); err != nil {
+		t.Skipf("no directory can be made immutable here: %s", out)
+	}
 	mend := func() { _ = exec.Command("chattr", "-i", m.State).Run() }
 	t.Cleanup(mend)
 	a := agent(t)
