@@ -89,3 +89,25 @@ func TestContinueRemoved(t *testing.T) {
 		t.Error("Flush() = nil in a directory that is gone")
 	}
 }
+
+// TestRemovedAbove: a state directory that was removed with the one that it was in is
+// made anew with that, when the store is closed at the latest.
+func TestRemovedAbove(t *testing.T) {
+	above := filepath.Join(t.TempDir(), "above")
+	dir := filepath.Join(above, "state")
+	s := open(t, dir)
+	if err := s.Reserve(100); err != nil {
+		t.Fatal(err)
+	}
+	s.Put(1, []byte(`{"token":1}`))
+	if err := os.RemoveAll(above); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next := open(t, dir)
+	if got := next.Load(); len(got) != 1 || string(got[1]) != `{"token":1}` || next.Tokens() < 100 || len(next.Warnings()) > 0 {
+		t.Errorf("Load() = %v, Tokens() = %d, Warnings() = %q", got, next.Tokens(), next.Warnings())
+	}
+}
