@@ -83,34 +83,27 @@ func (s *standing) doubt(format string, args ...any) {
 // firstPIDNamespace reports whether this process sees all others, and the flocks of
 // all.
 func firstPIDNamespace() bool {
-	const first = "pid:[4026531836]" // PROC_PID_INIT_INO
 	ns, err := os.Readlink("/proc/self/ns/pid")
-	return err == nil && ns == first
+	return err == nil && ns == procid.InitNamespace
 }
 
 // userOf returns whose process it is: root's only if nobody else has started it. A
 // set-user-ID program has its starter's descriptors, and locks.
 func userOf(pid int) (uid int, known bool) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	status, err := procid.ReadStatus(pid)
 	if err != nil {
 		return 0, false
 	}
-	for line := range strings.Lines(string(b)) {
-		ids, ok := strings.CutPrefix(line, "Uid:")
-		if !ok {
-			continue
+	for _, id := range strings.Fields(status.Field("Uid")) {
+		if uid, err = strconv.Atoi(id); err != nil {
+			return 0, false
 		}
-		for _, id := range strings.Fields(ids) {
-			if uid, err = strconv.Atoi(id); err != nil {
-				return 0, false
-			}
-			if uid != 0 {
-				break
-			}
+		known = true
+		if uid != 0 {
+			break
 		}
-		return uid, true
 	}
-	return 0, false
+	return uid, known
 }
 
 // A markLook is a look at what a process has open.

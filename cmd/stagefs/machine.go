@@ -117,12 +117,9 @@ func (m machine) checkAllowOther() finding {
 	return finding{"allow_other", statusWarn, "other users, root included, can't see an ordinary user's mount", "put the line user_allow_other into /etc/fuse.conf"}
 }
 
-// initPidNamespace is the fixed inode number of the first PID namespace.
-const initPidNamespace = "pid:[4026531836]"
-
 func (m machine) checkPidNamespace() finding {
 	ns, err := os.Readlink(m.root + "/proc/self/ns/pid")
-	if err == nil && ns != initPidNamespace {
+	if err == nil && ns != procid.InitNamespace {
 		return finding{"pid namespace", statusWarn, "not the machine's first one: processes outside of it hold and change nothing", "run the daemon outside of the container"}
 	}
 	return finding{"pid namespace", statusOK, "the machine's first one: every process can be told", ""}

@@ -7,6 +7,10 @@ import (
 	"strings"
 )
 
+// InitNamespace is what the link /proc/PID/ns/pid reads in the first PID namespace, whose
+// inode number is fixed (PROC_PID_INIT_INO), see pid_namespaces(7).
+const InitNamespace = "pid:[4026531836]"
+
 // A Status is the text of /proc/TID/status, see proc_pid_status(5), for those who
 // want more of it than this package does.
 type Status string
