@@ -21,9 +21,10 @@ _paused = {}  # step -> the queue that its thread waits on
 
 
 def say(*words):
-    """Reports what happened."""
+    """Reports what happened, in one write: other processes may write there too."""
     with _said:
-        print(*words, flush=True)
+        sys.stdout.write(" ".join(map(str, words)) + "\n")
+        sys.stdout.flush()
 
 
 def at(step):
