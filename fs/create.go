@@ -16,6 +16,7 @@ type making struct {
 	name     string
 	protocol string
 	quiet    bool
+	socket   bool // bind(2) does not look names up again
 
 	// before runs once the entry is admitted, if set; do makes it below the
 	// open parent; see takes note of it, or of its node if not set.

@@ -35,6 +35,9 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 	if done, status := fs.createCandidate(r, in, out); done {
 		return status, false
 	}
+	if fs.namedStale(r.header, r.parent) {
+		return fuse.Status(unix.ESTALE), false
+	}
 	m := &making{r: r, parent: r.parent, name: name, protocol: "create"}
 	if in.Flags&unix.O_EXCL == 0 {
 		m.protocol = "open"                     // A6
@@ -132,7 +135,7 @@ func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut)
 	}
 	open := &fuse.OpenIn{InHeader: *r.header, Flags: in.Flags}
 	open.NodeId = out.EntryOut.NodeId
-	if status = fs.Open(r.cancel, open, &out.OpenOut); status != fuse.OK {
+	if status = fs.open(r.cancel, open, &out.OpenOut, true); status != fuse.OK {
 		fs.nodes.forget(open.NodeId, 1)
 	} else if n := fs.nodes.get(open.NodeId); n != nil && n.mayBeMapped() {
 		out.SetAttrTimeout(0) // they were read before the open
@@ -145,6 +148,9 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	parent := fs.nodes.get(in.NodeId)
 	if parent == nil {
 		return frozen
+	}
+	if fs.namedStale(&in.InHeader, parent) {
+		return fuse.Status(unix.ESTALE)
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "tmpfile", node: parent}
 	var st unix.Statx_t

@@ -70,6 +70,7 @@
 //	            advisory.Table
 //	          file.mu      how an open file is reached
 //	            handleTable.mu, shard.mu
+//	          renamesUnderWay.mu
 //	          nodeTable.mu
 //	            dirCache.mu, dirStreams.mu
 //	            lockstate.Table

@@ -92,6 +92,17 @@ func (n *node) lockFile() *file {
 	}
 }
 
+// isOpen reports whether there are handles of n.
+func (n *node) isOpen() bool {
+	f := n.tab.files.get(n)
+	if f == nil {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.passing+f.cached+f.direct > 0
+}
+
 func (n *node) unlockFile(f *file) {
 	if f.hot != nil && f.writers+len(f.lingering) == 0 {
 		f.hot.leave()

@@ -21,6 +21,9 @@ func (fs *FS) newEntry(m *making, out *fuse.EntryOut) fuse.Status {
 	if fs.reserved(m.parent, m.name) {
 		return fuse.Status(unix.EEXIST)
 	}
+	if !m.socket && fs.namedStale(r.header, r.parent) {
+		return fuse.Status(unix.ESTALE)
+	}
 	m.quiet = m.quiet || fs.isAddedName(m.name)
 	status := fs.attempt(r, false, func() error { return fs.make(m) })
 	if status == fuse.OK {
@@ -32,6 +35,7 @@ func (fs *FS) newEntry(m *making, out *fuse.EntryOut) fuse.Status {
 // Mknod is mknod(2).
 func (fs *FS) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
 	m := &making{r: &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "mknod"}, name: name, protocol: "mknod"}
+	m.socket = in.Mode&unix.S_IFMT == unix.S_IFSOCK
 	m.do = func(dir int) error {
 		return fs.asCaller(&in.InHeader, func() error {
 			return unix.Mknodat(dir, name, fs.modeOf(m.parent, dir, in.Mode, in.Umask), int(unix.Mkdev(in.Rdev>>8&0xfff, in.Rdev&0xff|in.Rdev>>12&0xfff00)))
@@ -62,6 +66,9 @@ func (fs *FS) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *
 	parent := fs.nodes.get(in.NodeId)
 	if parent == nil || fs.isLockName(parent, name) || fs.reserved(parent, name) {
 		return fs.newEntry(m, out)
+	}
+	if fs.namedStale(r.header, parent) {
+		return fuse.Status(unix.ESTALE)
 	}
 	r.parent, r.name, m.parent = parent, name, parent
 	r.waitable = func(held *lockstate.HeldError) bool { return fs.mayNarrow(parent, held) }
@@ -146,6 +153,9 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	m.parent, r.name = r.parent, name
 	if fs.reserved(m.parent, name) {
 		return fuse.Status(unix.EEXIST)
+	}
+	if fs.namedStale(r.header, r.parent, src) {
+		return fuse.Status(unix.ESTALE)
 	}
 	m.linked, _ = src.covering()
 	m.also = func() (lockstate.Change, error) {

@@ -101,6 +101,9 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 		fs.cands.drop(c)
 		return fuse.OK
 	}
+	if fs.namedStale(h, parent) {
+		return fuse.Status(unix.ESTALE)
+	}
 	r := &request{fs: fs, cancel: cancel, header: h, op: op, parent: parent, name: name}
 	lockFile := fs.isLockName(parent, name)
 	return fs.attempt(r, false, func() error {

@@ -34,6 +34,9 @@ func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 	if c := fs.cands.get(fs, &in.InHeader, from, oldName); c != nil {
 		return fs.renameCandidate(m, c)
 	}
+	if fs.namedStale(&in.InHeader, from, to) {
+		return fuse.Status(unix.ESTALE)
+	}
 	// Everything beneath a directory changes its path, so that nothing else
 	// may be under way: an acquisition beneath, for instance (W3).
 	status := fs.attempt(m.r, true, func() error { return fs.rename(m) })
@@ -95,6 +98,9 @@ func (fs *FS) rename(m *renaming) error {
 		err = fs.asCaller(m.r.header, move) // the whiteout is new, and the caller's
 	} else {
 		err = move()
+	}
+	if err == nil && !fs.opts.NoLocking {
+		fs.underWay.began(fs, m)
 	}
 	ok := finish(err == nil)
 	if err == nil && !ok && m.dst == nil && !m.fills() &&

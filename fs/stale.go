@@ -33,10 +33,10 @@ type staleFinds struct {
 	swept time.Time            // when those were forgotten that did not come
 }
 
-// found reports whether a thread is to look again how it got to n.
-func (t *staleFinds) found(n *node, tid uint32) bool {
-	unlinked := n.isUnlinked()
-	if !unlinked || tid == 0 {
+// found reports whether a thread is to look again, since it may have got somewhere by a
+// name that is gone.
+func (t *staleFinds) found(stale bool, tid uint32) bool {
+	if !stale || tid == 0 {
 		t.arrived(tid)
 		return false
 	}
@@ -69,13 +69,38 @@ func (t *staleFinds) arrived(tid uint32) {
 	t.some.Store(len(t.byTid) > 0)
 }
 
-// foundStale is found for what changes a file that nobody has open: who has it open may
-// change it by the descriptor, where the kernel looks no name up again.
-func (fs *FS) foundStale(n *node, h *fuse.InHeader) bool {
-	if n.isUnlinked() && fs.nodes.files.get(n) != nil {
+// openedStale is found for an open of a file.
+func (fs *FS) openedStale(n *node, h *fuse.InHeader) bool {
+	stale := n.isUnlinked()
+	if !stale && fs.underWay.some.Load() {
+		_, lockFile := fs.lockFileOf(n)
+		stale = fs.underWay.mislead(fs, n, h.Pid, lockFile)
+	}
+	return fs.stale.found(stale, h.Pid)
+}
+
+// changedStale is found for what changes a file that nobody has open: who has it open may
+// change it by the descriptor, where the kernel looks no name up again. Whether anybody
+// has something else open is not known.
+func (fs *FS) changedStale(n *node, h *fuse.InHeader) bool {
+	stale := n.isUnlinked() || n.kind == unix.S_IFREG>>12 && fs.underWay.mislead(fs, n, h.Pid, false)
+	if stale && n.isOpen() {
 		return false
 	}
-	return fs.stale.found(n, h.Pid)
+	return fs.stale.found(stale, h.Pid)
+}
+
+// namedStale is found for what makes, removes or renames something in a directory, which
+// may be an acquisition, and for what else it names.
+func (fs *FS) namedStale(h *fuse.InHeader, dir *node, others ...*node) bool {
+	if !fs.underWay.some.Load() {
+		return false
+	}
+	stale := fs.underWay.mislead(fs, dir, h.Pid, true)
+	for _, n := range others {
+		stale = stale || fs.underWay.mislead(fs, n, h.Pid, true)
+	}
+	return stale && fs.stale.found(true, h.Pid)
 }
 
 // isUnlinked reports whether n is a regular file whose last name the kernel has had

@@ -4,9 +4,11 @@ package procid_test
 
 import (
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
@@ -26,6 +28,25 @@ func TestParseStat(t *testing.T) {
 		if _, _, _, _, err := procid.ParseStat([]byte(line)); err == nil {
 			t.Errorf("ParseStat(%q) did not fail", line)
 		}
+	}
+}
+
+func TestWaitsAt(t *testing.T) {
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := cmd.Process.Pid
+	for end := time.Now().Add(10 * time.Second); !strings.Contains(procid.WaitsAt(pid), "sleep"); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/wchan")
+			t.Fatalf("WaitsAt = %q, the file has %q, %v; want the function of nanosleep(2)", procid.WaitsAt(pid), b, err)
+		}
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	if at := procid.WaitsAt(pid); at != "" {
+		t.Errorf("WaitsAt of what is gone = %q", at)
 	}
 }
 

@@ -33,6 +33,17 @@ func (s Status) Field(name string) string {
 	return ""
 }
 
+// WaitsAt returns the function of the kernel in which a thread waits, see wchan in
+// proc_pid_wchan(5); "" where that is not known, or it does not wait. It waits for nobody.
+func WaitsAt(tid int) string {
+	var buf [128]byte
+	b, err := readProc(tid, "wchan", buf[:])
+	if err != nil || string(b) == "0" {
+		return ""
+	}
+	return string(b)
+}
+
 // HasMemory reports whether a process or thread has memory: one that ends gives it
 // up before its descriptors. It waits for nobody, and takes a quarter of the time of
 // [ReadStatus]. known is false if there is no such thread any more.

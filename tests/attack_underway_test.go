@@ -1,0 +1,208 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// underWayRace has one process change names just before another acquires the directory
+// above and writes a file anew. The first does not get the processor while it is in the
+// system call that has been answered.
+const underWayRace = `
+import ctypes, os, signal, sys, time
+d, back, daemon, what, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
+libc = ctypes.CDLL(None, use_errno=True)
+lock = d + "/devserver"
+def at(top, name):
+    return top + "/sub/in/" + name
+f, g, inner, moved = at(d, "f"), at(d, "g"), d + "/sub/in", d + "/sub/moved"
+def exchange():
+    assert libc.renameat2(-100, f.encode(), -100, g.encode(), 2) == 0
+def content(path):
+    try:
+        with open(path, "rb") as h:
+            return h.read()
+    except FileNotFoundError:
+        return None
+# What is done, when that shows in the backing, and what is there then beside f.
+change = {
+    "unlink": (lambda: os.unlink(f), lambda: content(at(back, "f")) is None, {g: b"other"}),
+    "rename": (lambda: os.rename(f, f + "2"), lambda: content(at(back, "f2")) == b"old", {g: b"other", f + "2": b"old", f + "3": None}),
+    "replace": (lambda: os.rename(g, f), lambda: content(at(back, "f")) == b"other", {g: None}),
+    "exchange": (exchange, lambda: content(at(back, "g")) == b"old", {g: b"old"}),
+    "directory": (lambda: os.rename(inner, moved), lambda: os.path.isdir(back + "/sub/moved"), {moved + "/f": b"old", moved + "/g": b"other", moved + "/devserver": None}),
+}
+change["attributes"], change["beneath"] = change["rename"], change["directory"]
+change, done, after = change[what]
+cpus = sorted(os.sched_getaffinity(0))
+def child(run, *pipes):
+    pid = os.fork()
+    if pid == 0:
+        for p in pipes:
+            os.close(p)
+        try:
+            run()
+        except BaseException as e:
+            print(repr(e), flush=True)
+        os._exit(0)
+    return pid
+go, told = os.pipe()
+spin, turn = os.pipe()
+answer, tell = os.pipe()
+def changer():
+    os.sched_setaffinity(0, {cpus[-1]})
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    while os.read(go, 1):
+        change()
+        os.write(tell, b"c")
+def spinner():
+    os.sched_setaffinity(0, {cpus[-1]})
+    while os.read(spin, 1):
+        until = time.monotonic() + 0.1
+        while time.monotonic() < until:
+            pass
+def put(path, text):
+    h = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o666)
+    os.write(h, text)
+    os.close(h)
+def state(pid):
+    with open("/proc/%d/stat" % pid) as s:
+        return s.read().rpartition(")")[2].split()[0]
+def wait(until):
+    end = time.monotonic() + 20
+    while not until():
+        assert time.monotonic() < end, what + " does not come to pass"
+def acquire(lock):
+    os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+def attributes():
+    for call, *args in (os.chmod, 0o640), (os.truncate, 1), (os.utime, (1, 1)), (os.setxattr, "user.x", b"1"), (os.link, f + "3"):
+        try:
+            call(f, *args)
+        except FileNotFoundError:
+            pass
+def stage():
+    try:
+        if what == "beneath":
+            acquire(inner + "/devserver")
+        elif what == "attributes":
+            attributes()
+        put(f, b"new")
+    except FileNotFoundError: # the directory has gone
+        os.mkdir(inner)
+        put(f, b"new")
+os.umask(0o022)
+os.makedirs(inner, exist_ok=True)
+children = [child(changer, told, turn), child(spinner, told, turn)]
+os.sched_setaffinity(0, {cpus[0]})
+lost = 0
+try:
+    for _ in range(rounds):
+        if os.path.isdir(moved):
+            os.rename(moved, inner)
+        put(f, b"old")
+        put(g, b"other")
+        os.kill(daemon, signal.SIGSTOP)
+        os.write(told, b"x")
+        time.sleep(0.001)
+        wait(lambda: state(children[0]) in "SD")
+        os.write(turn, b"x")
+        os.kill(daemon, signal.SIGCONT)
+        wait(done)
+        if what != "beneath":
+            acquire(lock)
+        stage()
+        os.read(answer, 1)
+        if what == "attributes" and os.stat(f + "2").st_mode & 0o777 != 0o644:
+            lost += 1
+        elif content(f) != b"new" or any(content(p) != c for p, c in after.items()):
+            lost += 1
+        for p in [f, g, f + "2"]:
+            if os.path.exists(p):
+                os.unlink(p)
+        if os.path.isdir(moved):
+            os.rmdir(inner)
+        if what != "beneath":
+            os.unlink(lock)
+finally:
+    os.kill(daemon, signal.SIGCONT)
+    os.close(told)
+    os.close(turn)
+    for c in children:
+        os.waitpid(c, 0)
+print("lost", lost, "of", rounds)
+`
+
+// TestW3AttackUnderWay: a removal or rename that was admitted before an acquisition takes
+// nothing from the new holder, though who called it has not returned from it yet.
+func TestW3AttackUnderWay(t *testing.T) {
+	need(t, "python3")
+	m := mount(t)
+	prog := filepath.Join(tempDir(t), "race.py")
+	mustDo(t, os.WriteFile(prog, []byte(underWayRace), 0o644))
+	const rounds = 20
+	for _, what := range []string{"unlink", "rename", "replace", "exchange", "directory", "attributes", "beneath"} {
+		t.Run(what, func(t *testing.T) {
+			cmd := command("python3", prog, m.At(what), m.Back(what), fmt.Sprint(m.cmd.Process.Pid), what, fmt.Sprint(rounds))
+			cmd.Stderr = os.Stderr
+			out, err := cmd.Output()
+			if got := strings.TrimSpace(string(out)); err != nil || got != fmt.Sprintf("lost 0 of %d", rounds) {
+				t.Errorf("%s, %v", got, err)
+			}
+		})
+	}
+}
+
+// TestW3Nameless: what has no name any more is reached by a descriptor as ever.
+func TestW3Nameless(t *testing.T) {
+	need(t, "python3")
+	m := mount(t)
+	mustDo(t, os.MkdirAll(m.Back("D"), 0o777))
+	prog := filepath.Join(tempDir(t), "nameless.py")
+	mustDo(t, os.WriteFile(prog, []byte(`
+import os, sys
+p = sys.argv[1] + "/f"
+for path in (False, True):
+    fd = os.open(p, os.O_CREAT | os.O_RDWR)
+    os.write(fd, b"content")
+    if path:
+        os.close(fd)
+        fd = os.open(p, os.O_PATH)
+    os.unlink(p)
+    again = "/proc/self/fd/%d" % fd
+    for _ in range(3):
+        h = os.open(again, os.O_RDWR)
+        assert os.read(h, 100) == b"content"
+        os.close(h)
+        os.chmod(again, 0o600)
+        os.utime(again, (1, 1))
+        os.setxattr(again, "user.x", b"1")
+        assert os.stat(again).st_mtime == 1
+        os.truncate(again, 7)
+    if not path:
+        os.fchmod(fd, 0o640)
+        assert os.fstat(fd).st_mode & 0o777 == 0o640
+    os.close(fd)
+os.mkdir(p)
+d = os.open(p, os.O_RDONLY)
+os.rmdir(p)
+os.mkfifo(p)
+fifo = os.open(p, os.O_RDWR)
+os.unlink(p)
+for fd in (d, fifo):
+    os.fchmod(fd, 0o700)
+    os.fchown(fd, 1, 1)
+    os.utime(fd, (1, 1))
+    s = os.fstat(fd)
+    assert s.st_mode & 0o777 == 0o700 and s.st_uid == 1 and s.st_mtime == 1
+print("ok")
+`), 0o644))
+	out, err := command("python3", prog, m.At("D")).CombinedOutput()
+	if strings.TrimSpace(string(out)) != "ok" || err != nil {
+		t.Errorf("%s%v", out, err)
+	}
+}
