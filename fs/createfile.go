@@ -12,6 +12,9 @@ const createTries = 1000
 
 // Create is open(2) of a file that is not there.
 func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	if parent := fs.nodes.get(in.NodeId); parent != nil && fs.namedStale(&in.InHeader, fs.isLockName(parent, name), parent) {
+		return fuse.Status(unix.ESTALE)
+	}
 	fs.awaitRoom()
 	for tries := 1; ; tries++ {
 		status, gone := fs.createOnce(cancel, in, name, out)
@@ -35,9 +38,6 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 	if done, status := fs.createCandidate(r, in, out); done {
 		return status, false
 	}
-	if fs.namedStale(r.header, r.parent) {
-		return fuse.Status(unix.ESTALE), false
-	}
 	m := &making{r: r, parent: r.parent, name: name, protocol: "create"}
 	if in.Flags&unix.O_EXCL == 0 {
 		m.protocol = "open"                     // A6
@@ -57,7 +57,6 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 		return fs.createExisting(r, in, out)
 	}
 	if status == fuse.OK {
-		fs.stale.arrived(in.Pid)
 		uncached := fs.isLockName(r.parent, name) || fs.mayBeCandidate(name)
 		fs.fillEntry(&in.InHeader, &out.EntryOut, m.node, &m.st, uncached)
 	}
@@ -149,7 +148,7 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	if parent == nil {
 		return frozen
 	}
-	if fs.namedStale(&in.InHeader, parent) {
+	if fs.namedStale(&in.InHeader, false, parent) {
 		return fuse.Status(unix.ESTALE)
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "tmpfile", node: parent}

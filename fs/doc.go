@@ -70,7 +70,7 @@
 //	            advisory.Table
 //	          file.mu      how an open file is reached
 //	            handleTable.mu, shard.mu
-//	          renamesUnderWay.mu
+//	          changesUnderWay.mu
 //	          nodeTable.mu
 //	            dirCache.mu, dirStreams.mu
 //	            lockstate.Table

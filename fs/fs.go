@@ -78,7 +78,7 @@ type FS struct {
 	listers   listers
 	lockLooks lockLooks
 	stale     staleFinds
-	underWay  renamesUnderWay
+	underWay  changesUnderWay
 
 	hiddenMu  sync.Mutex      // protects which hidden directories there are
 	filling   map[string]bool // hidden directories that content is moved to at the moment, as DIR/N; likewise

@@ -21,7 +21,7 @@ func (fs *FS) newEntry(m *making, out *fuse.EntryOut) fuse.Status {
 	if fs.reserved(m.parent, m.name) {
 		return fuse.Status(unix.EEXIST)
 	}
-	if !m.socket && fs.namedStale(r.header, r.parent) {
+	if !m.socket && fs.namedStale(r.header, fs.isLockName(r.parent, m.name), r.parent) {
 		return fuse.Status(unix.ESTALE)
 	}
 	m.quiet = m.quiet || fs.isAddedName(m.name)
@@ -67,7 +67,7 @@ func (fs *FS) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *
 	if parent == nil || fs.isLockName(parent, name) || fs.reserved(parent, name) {
 		return fs.newEntry(m, out)
 	}
-	if fs.namedStale(r.header, parent) {
+	if fs.namedStale(r.header, false, parent) {
 		return fuse.Status(unix.ESTALE)
 	}
 	r.parent, r.name, m.parent = parent, name, parent
@@ -154,7 +154,7 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	if fs.reserved(m.parent, name) {
 		return fuse.Status(unix.EEXIST)
 	}
-	if fs.namedStale(r.header, r.parent, src) {
+	if fs.namedStale(r.header, fs.isLockName(r.parent, name), r.parent, src) {
 		return fuse.Status(unix.ESTALE)
 	}
 	m.linked, _ = src.covering()

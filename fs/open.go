@@ -85,7 +85,7 @@ func (fs *FS) open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut, f
 		}
 		n = fs.nodes.get(in.NodeId)
 	}
-	if n.vanished() || !found && fs.openedStale(n, &in.InHeader) {
+	if n.vanished() || !found && fs.openedStale(n, in) {
 		return fuse.Status(unix.ESTALE)
 	}
 	if in.Flags&unix.O_ACCMODE != unix.O_RDONLY {
@@ -174,7 +174,7 @@ func (o *opening) admit(h *handle) (op *lockstate.Op, err error) {
 	_, name := n.covering()
 	for {
 		h.lock, err = r.openForWrite(c, name)
-		if refused(err) && (o.by.parent != nil && !n.has(o.by) || fs.lockLooks.lost(o.in.Pid, n)) {
+		if refused(err) && (o.by.parent != nil && !n.has(o.by) || fs.lockLooks.lost(o.in.Pid, n)) && fs.stale.found(true, &o.in.InHeader) {
 			err = unix.ESTALE // the kernel looks the name up again (A10)
 		}
 		if err != nil || h.flags&unix.O_TRUNC == 0 {

@@ -101,7 +101,7 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 		fs.cands.drop(c)
 		return fuse.OK
 	}
-	if fs.namedStale(h, parent) {
+	if fs.namedStale(h, false, parent) {
 		return fuse.Status(unix.ESTALE)
 	}
 	r := &request{fs: fs, cancel: cancel, header: h, op: op, parent: parent, name: name}
@@ -121,6 +121,7 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 			defer fs.table.Forget(child)
 			c.Trees, c.Named = []*lockstate.Dir{child}, child
 		}
+		token := fs.table.LastToken() // before, since who acquires waits for this afterwards
 		admitted, err := fs.admitRemoval(r, c)
 		if err != nil {
 			return err
@@ -133,6 +134,9 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 		defer fs.heatElsewhere(v, link{parent, name}).leave()
 		if err := fs.unlink(d.fd, link{parent, name}, v, flags); err != nil {
 			return err
+		}
+		if v.node != nil && v.fd < 0 && !fs.opts.NoLocking { // it has a name left
+			fs.underWay.began(&changeUnderWay{tid: h.Pid, nodes: [2]*node{v.node}, from: parent.dir, to: parent.dir, token: token})
 		}
 		if child != nil {
 			fs.table.Remove(child)

@@ -34,7 +34,7 @@ func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 	if c := fs.cands.get(fs, &in.InHeader, from, oldName); c != nil {
 		return fs.renameCandidate(m, c)
 	}
-	if fs.namedStale(&in.InHeader, from, to) {
+	if fs.namedStale(&in.InHeader, fs.isLockName(from, oldName) || fs.isLockName(to, newName), from, to) {
 		return fuse.Status(unix.ESTALE)
 	}
 	// Everything beneath a directory changes its path, so that nothing else
@@ -100,7 +100,7 @@ func (fs *FS) rename(m *renaming) error {
 		err = move()
 	}
 	if err == nil && !fs.opts.NoLocking {
-		fs.underWay.began(fs, m)
+		fs.renameUnderWay(m)
 	}
 	ok := finish(err == nil)
 	if err == nil && !ok && m.dst == nil && !m.fills() &&
@@ -117,6 +117,17 @@ func (fs *FS) rename(m *renaming) error {
 		return lockstate.ErrFrozen
 	}
 	return nil
+}
+
+// renameUnderWay takes note that m is carried out, and not answered yet. The caller has
+// FS.ns alone.
+func (fs *FS) renameUnderWay(m *renaming) {
+	u := &changeUnderWay{tid: m.r.header.Pid, from: m.from.parent.dir, to: m.to.parent.dir, token: fs.table.LastToken()}
+	u.nodes[0] = m.src.node
+	if m.dst != nil && m.dst.fd < 0 { // it has a name left
+		u.nodes[1] = m.dst.node
+	}
+	fs.underWay.began(u)
 }
 
 // moving writes down where locks are about to go, so that the next daemon finds

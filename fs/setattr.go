@@ -29,7 +29,7 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 	if fh, ok := in.GetFh(); ok {
 		h = fs.handles.get(fh, in.NodeId)
 	}
-	if h == nil && fs.changedStale(n, &in.InHeader) {
+	if h == nil && fs.changedStale(n, &in.InHeader, in.Valid&fuse.FATTR_SIZE != 0) {
 		return fuse.Status(unix.ESTALE)
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: setAttrName(in), node: n}

@@ -16,98 +16,118 @@ import (
 // (W3). So whoever finds a file without a name hears ESTALE: the kernel asks for the name
 // again then, once, and waits for that thread before it makes the file anew. Who has got
 // there without a name, as by /proc/self/fd, comes back and is served, and so is who is
-// overtaken by another removal: it is not asked a third time.
+// overtaken by another removal.
 
 const (
 	// maxStale bounds how many threads are remembered.
 	maxStale = 1 << 12
-	// againTime is within which a thread that was told so comes back.
-	againTime = time.Second
+	// againTime is within which a thread that was told so comes back, also if the daemon
+	// or the backing is stopped meanwhile.
+	againTime = time.Minute
 )
 
 // staleFinds are the threads that are to look again.
 type staleFinds struct {
 	some  atomic.Bool // there are any
 	mu    sync.Mutex
-	byTid map[uint32]time.Time // since when
-	swept time.Time            // when those were forgotten that did not come
+	byTid map[uint32]*staleFind
+	swept time.Time // when those were forgotten that did not come
+}
+
+type staleFind struct {
+	at    time.Time // when it was told so
+	again uint64    // the request by which it came back
 }
 
 // found reports whether a thread is to look again, since it may have got somewhere by a
-// name that is gone.
-func (t *staleFinds) found(stale bool, tid uint32) bool {
-	if !stale || tid == 0 {
-		t.arrived(tid)
+// name that is gone. It is told so once in a system call: that would fail else.
+func (t *staleFinds) found(stale bool, h *fuse.InHeader) bool {
+	if h.Pid == 0 || !stale && !t.some.Load() {
 		return false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if at, ok := t.byTid[tid]; ok && time.Since(at) < againTime {
-		delete(t.byTid, tid)
-		return false
+	now := time.Now()
+	if f := t.byTid[h.Pid]; f != nil {
+		if now.Sub(f.at) < againTime && (f.again == 0 || f.again == h.Unique) {
+			f.again = h.Unique
+			return false
+		}
+		delete(t.byTid, h.Pid)
 	}
-	if t.byTid == nil || len(t.byTid) >= maxStale {
-		t.byTid = make(map[uint32]time.Time)
-	}
-	t.byTid[tid] = time.Now()
-	t.some.Store(true)
-	return true
-}
-
-// arrived takes note that a thread has looked again, and found what has a name.
-func (t *staleFinds) arrived(tid uint32) {
-	if !t.some.Load() {
-		return
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.byTid, tid)
-	if now := time.Now(); now.Sub(t.swept) > againTime {
+	if now.Sub(t.swept) > againTime {
 		t.swept = now
-		maps.DeleteFunc(t.byTid, func(_ uint32, at time.Time) bool { return now.Sub(at) > againTime })
+		maps.DeleteFunc(t.byTid, func(_ uint32, f *staleFind) bool { return now.Sub(f.at) > againTime })
+	}
+	if stale && len(t.byTid) >= maxStale {
+		maps.DeleteFunc(t.byTid, func(_ uint32, f *staleFind) bool { return f.again != 0 })
+		stale = len(t.byTid) < maxStale
+	}
+	if stale {
+		if t.byTid == nil {
+			t.byTid = make(map[uint32]*staleFind)
+		}
+		t.byTid[h.Pid] = &staleFind{at: now}
 	}
 	t.some.Store(len(t.byTid) > 0)
+	return stale
 }
 
-// openedStale is found for an open of a file.
-func (fs *FS) openedStale(n *node, h *fuse.InHeader) bool {
-	stale := n.isUnlinked()
-	if !stale && fs.underWay.some.Load() {
-		_, lockFile := fs.lockFileOf(n)
-		stale = fs.underWay.mislead(fs, n, h.Pid, lockFile)
-	}
-	return fs.stale.found(stale, h.Pid)
-}
-
-// changedStale is found for what changes a file that nobody has open: who has it open may
-// change it by the descriptor, where the kernel looks no name up again. Whether anybody
-// has something else open is not known.
-func (fs *FS) changedStale(n *node, h *fuse.InHeader) bool {
-	stale := n.isUnlinked() || n.kind == unix.S_IFREG>>12 && fs.underWay.mislead(fs, n, h.Pid, false)
-	if stale && n.isOpen() {
+// looksAgain reports whether a thread was told so, and has not come back yet.
+func (t *staleFinds) looksAgain(tid uint32) bool {
+	if !t.some.Load() {
 		return false
 	}
-	return fs.stale.found(stale, h.Pid)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f := t.byTid[tid]
+	return f != nil && f.again == 0 && time.Since(f.at) < againTime
+}
+
+// openedStale is found for an open of a file. What is only read does no harm, and the
+// kernel opens files by itself for ioctl(2) and fanotify(7), without a second try.
+func (fs *FS) openedStale(n *node, in *fuse.OpenIn) bool {
+	stale := writes(in.Flags) && n.isUnlinked()
+	if !stale && fs.underWay.some.Load() {
+		_, lockFile := fs.lockFileOf(n)
+		stale = (lockFile || writes(in.Flags)) && fs.underWay.mislead(fs, n, in.Pid, lockFile)
+	}
+	return fs.stale.found(stale, &in.InHeader)
+}
+
+// changedStale is found for setattr and the like. Who has a file open may change it by the
+// descriptor, where the kernel looks no name up again; all but its size, for which the
+// descriptor would be told. Whether anybody has something else open is not known.
+func (fs *FS) changedStale(n *node, h *fuse.InHeader, size bool) bool {
+	stale := n.isUnlinked() || n.kind == unix.S_IFREG>>12 && fs.underWay.mislead(fs, n, h.Pid, false)
+	if stale && !size && n.isOpen() {
+		return false
+	}
+	return fs.stale.found(stale, h)
+}
+
+// followedStale is found for a symbolic link. What it leads to is asked for in the same
+// system call.
+func (fs *FS) followedStale(n *node, h *fuse.InHeader) bool {
+	stale := n.isUnlinked() || fs.underWay.mislead(fs, n, h.Pid, false)
+	return stale && !fs.stale.looksAgain(h.Pid) && fs.stale.found(true, h)
 }
 
 // namedStale is found for what makes, removes or renames something in a directory, which
 // may be an acquisition, and for what else it names.
-func (fs *FS) namedStale(h *fuse.InHeader, dir *node, others ...*node) bool {
-	if !fs.underWay.some.Load() {
-		return false
-	}
-	stale := fs.underWay.mislead(fs, dir, h.Pid, true)
+func (fs *FS) namedStale(h *fuse.InHeader, acquires bool, dir *node, others ...*node) bool {
+	stale := fs.underWay.mislead(fs, dir, h.Pid, acquires)
 	for _, n := range others {
-		stale = stale || fs.underWay.mislead(fs, n, h.Pid, true)
+		stale = stale || fs.underWay.mislead(fs, n, h.Pid, acquires)
 	}
-	return stale && fs.stale.found(true, h.Pid)
+	return fs.stale.found(stale, h)
 }
 
-// isUnlinked reports whether n is a regular file whose last name the kernel has had
-// removed: who has anything else open, the daemon does not know.
+// isUnlinked reports whether n is a regular file, or a symbolic link, whose last name the
+// kernel has had removed: who has anything else open, the daemon does not know.
 func (n *node) isUnlinked() bool {
 	m := n.more.Load()
-	if m == nil || !m.unlinked.Load() || n.kind != unix.S_IFREG>>12 {
+	if m == nil || !m.unlinked.Load() || n.kind != unix.S_IFREG>>12 && n.kind != unix.S_IFLNK>>12 {
 		return false
 	}
 	_, _, fd := n.location()

@@ -173,7 +173,7 @@ func (fs *FS) changeXAttr(cancel <-chan struct{}, h *fuse.InHeader, name, attr s
 	if n == nil || n.candidate().private() || strings.HasPrefix(attr, xattrPrefix) {
 		return fuse.EPERM
 	}
-	if fs.changedStale(n, h) {
+	if fs.changedStale(n, h, false) {
 		return fuse.Status(unix.ESTALE)
 	}
 	r := &request{fs: fs, cancel: cancel, header: h, op: name, node: n}

@@ -106,6 +106,7 @@ try:
             os.rename(moved, inner)
         put(f, b"old")
         put(g, b"other")
+        time.sleep(0.005) # what was closed is, also for the daemon
         os.kill(daemon, signal.SIGSTOP)
         os.write(told, b"x")
         time.sleep(0.001)
@@ -117,10 +118,14 @@ try:
             acquire(lock)
         stage()
         os.read(answer, 1)
+        wrong = [p for p, c in after.items() if content(p) != c]
+        if content(f) != b"new":
+            wrong.append(f)
         if what == "attributes" and os.stat(f + "2").st_mode & 0o777 != 0o644:
+            wrong.append("mode")
+        if wrong:
             lost += 1
-        elif content(f) != b"new" or any(content(p) != c for p, c in after.items()):
-            lost += 1
+            print("wrong:", *wrong)
         for p in [f, g, f + "2"]:
             if os.path.exists(p):
                 os.unlink(p)

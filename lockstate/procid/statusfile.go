@@ -4,7 +4,9 @@ package procid
 
 import (
 	"os"
+	"strconv"
 	"strings"
+	"time"
 )
 
 // InitNamespace is what the link /proc/PID/ns/pid reads in the first PID namespace, whose
@@ -42,6 +44,20 @@ func WaitsAt(tid int) string {
 		return ""
 	}
 	return string(b)
+}
+
+// RunTime returns how long a thread has had the processor, see /proc/PID/schedstat in the
+// kernel's documentation (sched-stats). It waits for nobody. ok is false where that is
+// not known.
+func RunTime(tid int) (ran time.Duration, ok bool) {
+	var buf [128]byte
+	b, err := readProc(tid, "schedstat", buf[:])
+	if err != nil {
+		return 0, false
+	}
+	first, _, _ := strings.Cut(string(b), " ")
+	ns, err := strconv.ParseInt(first, 10, 64)
+	return time.Duration(ns), err == nil
 }
 
 // HasMemory reports whether a process or thread has memory: one that ends gives it
