@@ -410,9 +410,11 @@ func TestL3Before(t *testing.T) {
 	client.must("open", "m", m.At("D/mapped"), "rdwr")
 	client.must("mmap", "p", "m")
 	client.must("close", "m")
-	token := client.mustCommand(m, "acquire D client=x ttl=50ms").Token
+	token := client.mustCommand(m, "acquire D client=x ttl=1h").Token
 	client.must("poke", "p", "mine")
-	if end := follower.follow(m, "D", token)(); end.Ended != lockstate.Expired {
+	over := follower.follow(m, "D", token)
+	client.mustCommand(m, "renew D client=x ttl=20ms") // no sooner: an end before the watch is not told
+	if end := over(); end.Ended != lockstate.Expired {
 		t.Fatalf("the lease ended: %+v", end)
 	}
 	no := next.wantCommand(m, "EBUSY", "acquire D client=y")
