@@ -108,7 +108,7 @@ func TestR6RunLost(t *testing.T) {
 	})
 	t.Run("SIGKILL", func(t *testing.T) {
 		m := m.on(t)
-		cmd := exec.Command(stagefsBin(), "run", "--kill-after=50ms", m.At("D"), "sh", "-c", `trap 'echo no' TERM; echo $$; while :; do sleep 0.01; done`)
+		cmd := exec.Command(stagefsBin(), "run", "--kill-after=2s", m.At("D"), "sh", "-c", `trap 'echo no' TERM; echo $$; while :; do sleep 0.01; done`)
 		start, out := outputOf(t, cmd)
 		p := start()
 		says(t, out, "\n")
