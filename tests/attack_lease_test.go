@@ -232,10 +232,11 @@ func TestS1Lease(t *testing.T) {
 	peer := scoped(t, &syscall.SysProcAttr{Setpgid: true, Pgid: g.Pid})
 	joiner := agent(t)
 	long := a.mustCommand(m, "acquire long client=x ttl=1h")
-	a.mustCommand(m, "acquire short client=x ttl=200ms")
+	a.mustCommand(m, "acquire short client=x ttl=1h")
 	a.must("creat", m.At("short/devserver"), "wronly,creat,excl")
 	joiner.mustCommand(m, "join long client=x")
 	group := g.mustCommand(m, "acquire group owner=group")
+	a.mustCommand(m, "renew short client=x ttl=200ms")
 	m.restart(func() {
 		g.Kill()
 		time.Sleep(250 * time.Millisecond) // the deadline passes while nobody serves

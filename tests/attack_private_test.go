@@ -357,10 +357,11 @@ func TestAttackCandidateLease(t *testing.T) {
 		b.must("open", "h", u, "rdwr,creat,excl")
 		b.must("write", "h", "hello")
 		a.must("ctl", ctl, "release D")
-		b.must("ctl", ctl, "acquire D client=c ttl=1s")
+		b.must("ctl", ctl, "acquire D client=c ttl=1h")
 		b.must("link", u, m.At("D/devserver"))
 		then()
 		b.must("pwrite", "h", "H", "1", "0")
+		b.must("ctl", ctl, "renew D client=c ttl=20ms")
 		eventually(t, "the lease runs out", func() bool { return holder.Try("ctl", ctl, "acquire D") == "ok" })
 		before := digest(t, m.Back("D"))
 		for _, c := range [][]string{{"pwrite", "h", "e", "4", "0"}, {"write", "h", "evil"}, {"ftruncate", "h", "1"}, {"fallocate", "h", "0", "0", "9"}, {"fchmod", "h", "0600"}} {

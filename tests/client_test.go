@@ -163,7 +163,7 @@ func TestL1Client(t *testing.T) {
 
 	// Stopped beyond its deadline, it wakes up without.
 	a.client("", "", "acquire", "l", dir, "A", "200ms")
-	mustDo(t, syscall.Kill(a.Pid, syscall.SIGSTOP))
+	halt(t, a.Pid)
 	b.client("", "", "acquire", "l", dir, "B", "", "wait")
 	mustDo(t, syscall.Kill(a.Pid, syscall.SIGCONT))
 	a.client("lost ", "expired", "await", "l")
@@ -171,11 +171,12 @@ func TestL1Client(t *testing.T) {
 	b.client("ok", "", "release", "l")
 
 	// Killed, it leaves the directory at its deadline and not before.
-	a.client("", "", "acquire", "l", dir, "A", "500ms")
+	a.client("", "", "acquire", "l", dir, "A", "1h")
 	a.Kill()
 	if row := m.Locks()["D"]; row.Client != "A" {
 		t.Errorf("after the kill: %+v, want the lease still", row)
 	}
+	b.mustCommand(m, "renew D client=A ttl=20ms")
 	m.awaitFree("D")
 }
 

@@ -47,12 +47,12 @@ func TestL1Lease(t *testing.T) {
 	m := mount(t)
 	openDir(t, m.Back("D"))
 	taker, other, follower := agent(t), agent(t), stranger(t)
-	got := taker.mustCommand(m, "acquire D client=ci/42 ttl=250ms")
-	if got.Kind != "lease" || got.Client != "ci/42" || got.TTL != 0.25 || got.Deadline <= 0 || got.Deadline > 0.25 {
+	got := taker.mustCommand(m, "acquire D client=ci/42 ttl=1h250ms")
+	if got.Kind != "lease" || got.Client != "ci/42" || got.TTL != 3600.25 || got.Deadline <= 3000 || got.Deadline > 3600.25 {
 		t.Errorf("the answer: %+v", got)
 	}
 	row := m.Locks()["D"]
-	if row.Kind != "lease" || row.Client != "ci/42" || row.Scope != "client" || row.Token != got.Token || row.TTL != 0.25 {
+	if row.Kind != "lease" || row.Client != "ci/42" || row.Scope != "client" || row.Token != got.Token || row.TTL != 3600.25 {
 		t.Errorf("the row: %+v", row)
 	}
 	other.want("EBUSY", "put", m.At("D/f"), "", "creat")
@@ -68,6 +68,10 @@ func TestL1Lease(t *testing.T) {
 	token := got.Token
 	over := follower.follow(m, "D", token)
 	taker.Kill()
+	if row := m.Locks()["D"]; row.Token != token {
+		t.Errorf("the row after its taker's death: %+v, want the lease", row)
+	}
+	other.mustCommand(m, "renew D client=ci/42 ttl=20ms")
 	if end := over(); end.Ended != lockstate.Expired {
 		t.Errorf("the lease ended: %+v, want expired", end)
 	}
@@ -333,14 +337,15 @@ func TestL3Stopped(t *testing.T) {
 		mustDo(t, os.WriteFile(m.Back("D", name), []byte(strings.Repeat("old ", 1024)), 0o666))
 	}
 	client, next, follower := agent(t), agent(t), stranger(t)
-	token := client.mustCommand(m, "acquire D client=x ttl=300ms").Token
+	token := client.mustCommand(m, "acquire D client=x ttl=1h").Token
 	over := follower.follow(m, "D", token)
 	client.must("open", "w", m.At("D/written"), "wronly")
 	client.must("open", "m", m.At("D/mapped"), "rdwr")
 	client.want("ENODEV", "mmap", "p", "m")
 	client.must("pwrite", "w", "1", "4", "0")
 	client.must("pwrite", "m", "1", "4", "0")
-	mustDo(t, syscall.Kill(client.Pid, syscall.SIGSTOP))
+	halt(t, client.Pid)
+	agent(t).mustCommand(m, "renew D client=x ttl=20ms")
 	if end := over(); end.Ended != lockstate.Expired {
 		t.Fatalf("the lease ended: %+v", end)
 	}
