@@ -244,18 +244,21 @@ func TestL2Commands(t *testing.T) {
 func TestL1RunLease(t *testing.T) {
 	m := mount(t)
 	b := agent(t)
-	a, p := m.runAgent("--client", "c", "--ttl", "800ms", m.At("D"))
+	a, p := m.runAgent("--client", "c", "--ttl", "2s", m.At("D"))
 	row := m.Locks()["D"]
-	if row.Client != "c" || row.TTL != 0.8 {
+	if row.Client != "c" || row.TTL != 2 {
 		t.Errorf("the lease: %+v", row)
 	}
 	renewals := 0
-	for last := row.Deadline; renewals < 16; {
-		now := m.Locks()["D"].Deadline
-		if now > last {
+	for last := row.Deadline; renewals < 7; {
+		now, held := m.Locks()["D"]
+		if !held {
+			t.Fatalf("lost after %d renewals", renewals)
+		}
+		if now.Deadline > last {
 			renewals++
 		}
-		last = now
+		last = now.Deadline
 	}
 	a.must("put", m.At("D/x"), "", "creat")
 	b.want("EBUSY", "put", m.At("D/y"), "", "creat")
@@ -266,9 +269,9 @@ func TestL1RunLease(t *testing.T) {
 	m.wantFree("D")
 
 	// Stopped, run renews nothing; continued, it finds the lease over.
-	a, p = m.runAgent("--client", "c", "--ttl", "300ms", m.At("D"))
+	a, p = m.runAgent("--client", "c", "--ttl", "2s", m.At("D"))
 	a.must("open", "x", m.At("D/late"), "wronly,creat")
-	mustDo(t, syscall.Kill(p.Pid(), syscall.SIGSTOP))
+	halt(t, p.Pid())
 	m.awaitFree("D")
 	b.must("creat", m.At("D/devserver"), "wronly,creat,excl")
 	a.want("EBUSY", "write", "x", "late")
