@@ -32,7 +32,7 @@ func TestFaultKilled(t *testing.T) {
 		"run":           `exec "$STAGEFS" run "$1" sh -c 'echo x >"$0/f"; exec sleep 100' "$1"`,
 		"run waits":     `exec "$STAGEFS" run -w 100s "$1/held" true`,
 		"run makes":     `exec "$STAGEFS" run "$1/a/b/c" sleep 100`,
-		"acquire lease": `"$STAGEFS" acquire --client fault --ttl 100ms "$1" >/dev/null; exec sleep 100`,
+		"acquire lease": `"$STAGEFS" acquire --client fault --ttl 100ms "$1" >/dev/null && exec sleep 100`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := m.on(t)
@@ -58,8 +58,11 @@ func TestFaultKilled(t *testing.T) {
 						if holder != nil {
 							return len(m.Listing().Waiters) == 1
 						}
-						rows := m.Locks()
-						return exists(m.Back(dir, "f")) || exists(m.Back(dir, "f2")) || rows[dir+"/a/b/c"].Pid != 0 || rows[dir].Kind == "lease"
+						if name == "acquire lease" { // which is over soon
+							comm, _ := os.ReadFile("/proc/" + itoa(p.Pid()) + "/comm")
+							return string(comm) == "sleep\n"
+						}
+						return exists(m.Back(dir, "f")) || exists(m.Back(dir, "f2")) || m.Locks()[dir+"/a/b/c"].Pid != 0
 					})
 				} else {
 					time.Sleep(time.Duration(step) * 500 * time.Microsecond) // that is the step
