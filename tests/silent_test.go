@@ -22,7 +22,7 @@ func TestMountSilent(t *testing.T) {
 			m, other := mount(t, "--transport", transport), mount(t)
 			agent(t).must("mkdir", other.At("seen"))
 			openDir(t, m.Back("x"))
-			mustDo(t, m.cmd.Process.Signal(syscall.SIGSTOP))
+			halt(t, m.cmd.Process.Pid)
 			defer m.cmd.Process.Signal(syscall.SIGCONT)
 			who := "process " + itoa(m.cmd.Process.Pid) + ", does not answer: it is stopped"
 			type try struct {
@@ -140,7 +140,7 @@ func TestMountSilentTwo(t *testing.T) {
 func TestMountSilentGoesOn(t *testing.T) {
 	m := mount(t)
 	openDir(t, m.Back("x"))
-	mustDo(t, m.cmd.Process.Signal(syscall.SIGSTOP))
+	halt(t, m.cmd.Process.Pid)
 	p := startCmd(t, exec.Command(stagefsBin(), "run", "-n", m.At("x"), "true"))
 	time.Sleep(time.Second)
 	mustDo(t, m.cmd.Process.Signal(syscall.SIGCONT))
