@@ -127,9 +127,10 @@ func (h *hands) do(w []string) (out string, err error) {
 			return "", err
 		}
 		defer unix.Close(n)
-		for err = unix.EINTR; err == unix.EINTR; { // the signals of Go's scheduler
-			_, err = unix.Write(n, []byte(w[2]))
-		}
+		err = goingOn(func() error {
+			_, err := unix.Write(n, []byte(w[2]))
+			return err
+		})
 		buf := make([]byte, 1<<16)
 		m, rerr := unix.Pread(n, buf, 0)
 		if rerr != nil {
@@ -146,7 +147,11 @@ func (h *hands) do(w []string) (out string, err error) {
 		return strconv.FormatInt(off, 10), err
 	case "pread": // pread NAME LENGTH OFFSET
 		buf := alignedBuffer(int(number(w[2], 1)))
-		n, err := unix.Pread(fd(w[1]), buf, int64(number(w[3], 0)))
+		var n int
+		err := goingOn(func() (err error) {
+			n, err = unix.Pread(fd(w[1]), buf, int64(number(w[3], 0)))
+			return err
+		})
 		return string(buf[:max(n, 0)]), err
 	case "pwrite": // pwrite NAME BYTE LENGTH OFFSET
 		buf := alignedBuffer(int(number(w[3], 1)))
@@ -191,7 +196,7 @@ func (h *hands) do(w []string) (out string, err error) {
 		}
 		return "", unix.Flock(fd(w[1]), how)
 	case "flockw": // and wait
-		return "", unix.Flock(fd(w[1]), unix.LOCK_EX)
+		return "", goingOn(func() error { return unix.Flock(fd(w[1]), unix.LOCK_EX) })
 	case "mark": // mark NAME START: an OFD read lock on one byte
 		at, err := strconv.ParseInt(w[2], 10, 64)
 		if err != nil {
@@ -261,11 +266,10 @@ func (h *hands) do(w []string) (out string, err error) {
 				return "", err
 			}
 			go func() {
-				err := error(unix.EINTR) // the signals of Go's scheduler
-				for err == unix.EINTR {
-					_, err = unix.Read(n, make([]byte, 1024))
-				}
-				done <- err
+				done <- goingOn(func() error {
+					_, err := unix.Read(n, make([]byte, 1024))
+					return err
+				})
 			}()
 		}
 		return errnoName(<-done), nil
@@ -291,6 +295,15 @@ func (h *hands) do(w []string) (out string, err error) {
 		return "", fmt.Errorf("no command %q", w[0])
 	}
 	return "", nil
+}
+
+// goingOn repeats a call that waits for as long as the signals of Go's scheduler end it.
+func goingOn(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
+	}
 }
 
 func (h *hands) onThread(w []string) (out string, err error) {
