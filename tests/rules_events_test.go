@@ -13,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,16 +29,25 @@ type eventStream struct {
 
 func (m *Mount) events(t *testing.T) *eventStream {
 	t.Helper()
-	f, err := os.Open(m.control("events"))
+	// Without Go's poller, which the mount knows nothing of; Close would wait for a read.
+	fd, err := unix.Open(m.control("events"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	mustDo(t, err)
+	f := os.NewFile(uintptr(fd), "events")
 	t.Cleanup(func() { f.Close() })
 	return &eventStream{t, f, bufio.NewScanner(f)}
 }
 
 func (s *eventStream) next() lockstate.Event {
 	s.t.Helper()
-	if !s.in.Scan() {
-		s.t.Fatalf("the events end: %v", s.in.Err())
+	there := make(chan bool, 1)
+	go func() { there <- s.in.Scan() }()
+	select {
+	case ok := <-there:
+		if !ok {
+			s.t.Fatalf("the events end: %v", s.in.Err())
+		}
+	case <-time.After(patience):
+		s.t.Fatal("no event comes")
 	}
 	var e lockstate.Event
 	if err := json.Unmarshal(s.in.Bytes(), &e); err != nil {
