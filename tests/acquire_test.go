@@ -28,8 +28,8 @@ func (m *Mount) script(text string, args ...string) *shellScript {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	in, err := cmd.StdinPipe()
 	mustDo(m.t, err)
-	start, out := outputOf(m.t, cmd)
-	return &shellScript{start(), in, bufio.NewReader(out)}
+	start, out := linesOf(m.t, cmd)
+	return &shellScript{start(), in, out}
 }
 
 // line is the next line that it prints.

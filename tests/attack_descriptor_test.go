@@ -3,7 +3,6 @@
 package tests
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"os/exec"
@@ -139,12 +138,12 @@ func TestAttackDescriptorKill(t *testing.T) {
 		cmd := exec.Command("/bin/sh", "-c", `exec 9>D/devserver; flock 9 || exit; echo; sleep 60`)
 		cmd.Dir = m.Path
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		out, err := cmd.StdoutPipe()
+		cmd.Stderr = os.Stderr // Wait is to wait for the shell alone
+		start, out := linesOf(t, cmd)
+		p := start()
+		_, err := out.ReadString('\n')
 		mustDo(t, err)
-		mustDo(t, cmd.Start())
-		_, err = bufio.NewReader(out).ReadString('\n')
-		mustDo(t, err)
-		m.wantOwner("D", cmd.Process.Pid)
+		m.wantOwner("D", p.Pid())
 		rival.must("open", "h", m.At("D/devserver"), "rdwr,creat,trunc")
 		rival.want("EAGAIN", "flock", "h")
 		rival.want("EBUSY", "write", "h", "x")
@@ -154,8 +153,7 @@ func TestAttackDescriptorKill(t *testing.T) {
 			waiter = startCmd(t, exec.Command("flock", m.At("D/devserver"), "true"))
 			eventually(t, "it waits", func() bool { return len(m.Listing().Waiters) == 1 })
 		}
-		mustDo(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL))
-		cmd.Wait()
+		killGroup(t, p)
 		if waiter != nil {
 			if r := waiter.Wait(); r.Status != 0 {
 				t.Fatalf("who waited: %v", r)

@@ -3,7 +3,6 @@
 package tests
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"os/exec"
@@ -37,24 +36,23 @@ func TestAttackKillOwner(t *testing.T) {
 			cmd := exec.Command("/bin/sh", "-c", script)
 			cmd.Dir = m.Path
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-			out, err := cmd.StdoutPipe()
-			mustDo(t, err)
-			mustDo(t, cmd.Start())
-			_, err = bufio.NewReader(out).ReadString('\n')
+			cmd.Stderr = os.Stderr // Wait is to wait for the shell alone
+			start, out := linesOf(t, cmd)
+			p := start()
+			_, err := out.ReadString('\n')
 			mustDo(t, err)
 			rival.want("EEXIST", "creat", m.At("D/devserver"), "wronly,creat,excl")
 			if i%2 == 0 {
-				syscall.Kill(-cmd.Process.Pid, syscall.SIGSTOP) // a stopped one holds, too
+				p.group.signal(syscall.SIGSTOP) // a stopped one holds, too
 				rival.want("EBUSY", "creat", m.At("D/x"), "wronly,creat")
 			}
-			mustDo(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL))
-			cmd.Wait()
+			killGroup(t, p)
 			if got := rival.Try("creat", m.At("D/devserver"), "wronly,creat,excl"); got != "ok" {
 				t.Fatalf("%s: the next one's create = %s", name, got)
 			}
 			rival.must("creat", m.At("D/x"), "wronly,creat,trunc")
 			rival.must("unlink", m.At("D/devserver"))
-			groups[itoa(cmd.Process.Pid)] = true
+			groups[itoa(p.Pid())] = true
 		}
 	}
 	m.wantFree("D")
@@ -232,16 +230,12 @@ func TestAttackThreads(t *testing.T) {
 			cmd := exec.Command("/usr/bin/python3", prog, m.At(how), how)
 			in, err := cmd.StdinPipe()
 			mustDo(t, err)
-			pipe, err := cmd.StdoutPipe()
-			mustDo(t, err)
-			cmd.Stderr = os.Stderr
-			mustDo(t, cmd.Start())
-			defer cmd.Process.Kill()
-			out := bufio.NewReader(pipe)
+			start, out := linesOf(t, cmd)
+			p := start()
 			hear := func(want string) {
 				t.Helper()
-				if got, _ := out.ReadString('\n'); got != want+"\n" {
-					t.Fatalf("it says %q, want %q", got, want)
+				if got, err := out.ReadString('\n'); got != want+"\n" {
+					t.Fatalf("it says %q, then %v; want %q", got, err, want)
 				}
 			}
 			hear("locked")
@@ -249,11 +243,11 @@ func TestAttackThreads(t *testing.T) {
 				t.Helper()
 				rival.want("EEXIST", "creat", m.At(how, "devserver"), "wronly,creat,excl")
 				rival.want("EBUSY", "creat", m.At(how, "x"), "wronly,creat")
-				m.wantOwner(how, cmd.Process.Pid)
+				m.wantOwner(how, p.Pid())
 			}
 			if how == "leader" {
 				eventually(t, "the first thread is a zombie", func() bool {
-					stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+					stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Pid()))
 					return strings.Contains(string(stat), ") Z ")
 				})
 			}
@@ -266,7 +260,7 @@ func TestAttackThreads(t *testing.T) {
 			}
 			refused()
 			fmt.Fprintln(in)
-			cmd.Wait()
+			p.Wait()
 			rival.want("ok", "creat", m.At(how, "devserver"), "wronly,creat,excl")
 		})
 	}

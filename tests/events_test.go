@@ -22,7 +22,7 @@ type follower struct {
 func (m *Mount) follow(args ...string) *follower {
 	m.t.Helper()
 	start, out := outputOf(m.t, exec.Command(stagefsBin(), args...))
-	f := &follower{start(), bufio.NewScanner(out)}
+	f := &follower{start(), bufio.NewScanner(patientReader{out})}
 	eventually(m.t, "it reads the events", func() bool {
 		if !running(f.Pid()) {
 			m.t.Fatalf("%v: %v", args, f.Wait())
@@ -52,7 +52,7 @@ next:
 		}
 		return f.out.Text()
 	}
-	f.t.Fatalf("never printed: %q; but:\n%s", words, seen)
+	f.t.Fatalf("never printed: %q; but, until %v:\n%s", words, f.out.Err(), seen)
 	return ""
 }
 

@@ -3,6 +3,7 @@ package tests
 import (
 	"bufio"
 	"flag"
+	"os"
 	"os/exec"
 	"slices"
 	"syscall"
@@ -24,7 +25,8 @@ func TestR4Kills(t *testing.T) {
 		out, err := cmd.StdoutPipe()
 		mustDo(t, err)
 		mustDo(t, cmd.Start())
-		_, err = bufio.NewReader(out).ReadString('\n')
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() }) // no sooner: a dead one is a zombie here
+		_, err = bufio.NewReader(patientReader{out.(*os.File)}).ReadString('\n')
 		mustDo(t, err)
 		if !governed(dir) {
 			t.Errorf("%s is not held", dir)

@@ -3,7 +3,6 @@
 package tests
 
 import (
-	"bufio"
 	"fmt"
 	"os/exec"
 	"strconv"
@@ -391,9 +390,8 @@ sys.stdin.read()
 	cmd := exec.Command("/usr/bin/python3", "-c", script, m.At("D/devserver"), m.control("locks"), "2")
 	in, err := cmd.StdinPipe()
 	mustDo(t, err)
-	out, err := cmd.StdoutPipe()
-	mustDo(t, err)
-	p := startCmd(t, cmd)
+	start, out := linesOf(t, cmd)
+	p := start()
 	shared := 0
 	for end := seconds(2); time.Now().Before(end); {
 		if b.Try("setlk", "x", "rd", "50", "5") == "ok" {
@@ -401,7 +399,7 @@ sys.stdin.read()
 			b.must("setlk", "x", "un", "0", "0")
 		}
 	}
-	rounds, err := bufio.NewReader(out).ReadString('\n')
+	rounds, err := out.ReadString('\n')
 	if err != nil {
 		t.Fatal(p.Wait())
 	}

@@ -271,11 +271,9 @@ func TestR7ClosedShared(t *testing.T) {
 			cmd.Dir = m.At(name)
 			in, err := cmd.StdinPipe()
 			mustDo(t, err)
-			out, err := cmd.StdoutPipe()
-			mustDo(t, err)
-			mustDo(t, cmd.Start())
-			defer cmd.Wait()
-			defer in.Close()
+			cmd.Stderr = os.Stderr // Wait is to wait for the shell alone
+			start, out := linesOf(t, cmd)
+			p := start()
 			var child int
 			_, err = fmt.Fscanln(out, &child)
 			mustDo(t, err)
@@ -288,7 +286,7 @@ func TestR7ClosedShared(t *testing.T) {
 				m.awaitFree(name)
 			}
 			fmt.Fprintln(in)
-			cmd.Wait()
+			p.Wait()
 			m.awaitFree(name)
 			wantTree(t, m.Back(name), left)
 			if name == "owner" {

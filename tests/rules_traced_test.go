@@ -3,7 +3,6 @@
 package tests
 
 import (
-	"bufio"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -262,10 +261,8 @@ func TestH1Traced(t *testing.T) {
 		cmd := exec.Command("/usr/bin/python3", prog, m.At("D"), "leader")
 		in, err := cmd.StdinPipe()
 		mustDo(t, err)
-		pipe, err := cmd.StdoutPipe()
-		mustDo(t, err)
-		owner := startCmd(t, cmd)
-		out := bufio.NewReader(pipe)
+		start, out := linesOf(t, cmd)
+		owner := start()
 		if got, _ := out.ReadString('\n'); got != "locked\n" {
 			t.Fatalf("it says %q", got)
 		}

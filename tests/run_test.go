@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"bufio"
 	"fmt"
 	"os"
 	"os/exec"
@@ -62,6 +63,21 @@ func says(t *testing.T, out *os.File, want string) {
 			t.Fatalf("printed %q, then %v; want %q", got, err, want)
 		}
 	}
+}
+
+// A patientReader is a pipe that a read waits for no longer than [patience].
+type patientReader struct{ *os.File }
+
+func (r patientReader) Read(b []byte) (int, error) {
+	r.SetReadDeadline(time.Now().Add(patience))
+	return r.File.Read(b)
+}
+
+// linesOf gives cmd a pipe for its standard output, too, to read line by line.
+func linesOf(t *testing.T, cmd *exec.Cmd) (start func() *Proc, out *bufio.Reader) {
+	t.Helper()
+	start, r := outputOf(t, cmd)
+	return start, bufio.NewReader(patientReader{r})
 }
 
 // outputOf gives cmd a pipe for its standard output.
