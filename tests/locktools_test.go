@@ -10,11 +10,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"text/tabwriter"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // An fdTool is a real program that locks a file's descriptor. Its scripts get
@@ -29,6 +32,7 @@ type fdTool struct {
 	stale bool   // leaves a stale lock when it is killed, in a plain directory
 	// shares: a second one beside the holder succeeds.
 	shares bool
+	polls  bool // waits by trying again and again
 	dpkg   bool // needs dpkg's administrative directory
 }
 
@@ -42,7 +46,8 @@ func fdTools() []fdTool {
 	}
 	python := func(name, kind string) fdTool {
 		py := `exec ` + debianPython + ` -W ignore "$LOCKS_PY" ` + kind + ` `
-		return fdTool{name: name, needs: []string{debianPython}, try: py + `try "$1"`, wait: py + `wait "$1"`}
+		blocks := oneOf(kind, "flock|lockf|setlk|ofd|dpkg-lock")
+		return fdTool{name: name, needs: []string{debianPython}, try: py + `try "$1"`, wait: py + `wait "$1"`, polls: !blocks}
 	}
 	gofrs := func(name, r string) fdTool {
 		return fdTool{name: "gofrs/flock " + name, needs: []string{"go"}, try: `exec "$GOFRS" ` + r + `try "$1/devserver.lock"`, wait: `exec "$GOFRS" ` + r + `wait "$1/devserver.lock"`}
@@ -201,9 +206,9 @@ type toolBench struct {
 	tool  fdTool
 	env   []string
 	place func(situation string) string // makes a directory
-	// while is called when a directory is held, and waits when somebody waits.
+	// while is called when a directory is held, and waits until a tool waits for it.
 	while func(dir string)
-	waits func(dir string)
+	waits func(*toolRun)
 }
 
 type toolRun struct {
@@ -259,6 +264,26 @@ func (r *toolRun) acquired() *toolRun {
 	return r
 }
 
+// awaitCall waits until one of its processes is in the system call by which it waits.
+func (r *toolRun) awaitCall() {
+	r.b.t.Helper()
+	calls := []int{unix.SYS_FLOCK, unix.SYS_FCNTL}
+	if r.b.tool.polls {
+		calls = []int{unix.SYS_CLOCK_NANOSLEEP, unix.SYS_PSELECT6}
+	}
+	eventually(r.b.t, r.b.tool.name+" waits", func() bool {
+		threads, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*/stat")
+		return slices.ContainsFunc(threads, func(stat string) bool {
+			if f := statFields(stat); len(f) < 3 || f[2] != itoa(r.p.Pid()) {
+				return false
+			}
+			b, _ := os.ReadFile(filepath.Join(filepath.Dir(stat), "syscall"))
+			number, _, _ := strings.Cut(string(b), " ")
+			return slices.Contains(calls, atoi(number))
+		})
+	})
+}
+
 func (r *toolRun) kill() string {
 	r.p.group.signal(syscall.SIGKILL)
 	return r.end()
@@ -278,22 +303,23 @@ func (b toolBench) outcomes() (all [5]string) {
 	b.while(dir)
 	all[1] = b.start(b.tool.try, dir).end() + " | " + holder.end() + " | " + b.start(b.tool.try, dir).end()
 
+	wait := b.waits
+	if b.tool.shares {
+		wait = func(r *toolRun) { r.acquired() }
+	}
 	all[2], all[3] = "-", "-"
 	if b.tool.wait != "" {
 		dir = b.place("waiting")
 		holder = b.start(hold, dir).acquired()
 		waiter := b.start(b.tool.wait, dir)
-		b.waits(dir)
+		wait(waiter)
 		holder.end()
 		all[2] = waiter.acquired().end()
 
 		dir = b.place("waiterkilled")
 		holder = b.start(hold, dir).acquired()
-		if waiter = b.start(b.tool.wait, dir); b.tool.shares {
-			waiter.acquired()
-		} else {
-			b.waits(dir)
-		}
+		waiter = b.start(b.tool.wait, dir)
+		wait(waiter)
 		all[3] = waiter.kill() + " | " + holder.end() + " | " + b.start(b.tool.try, dir).end()
 	}
 
@@ -360,12 +386,15 @@ func TestA8FdTools(t *testing.T) {
 			}
 			plain := tempDir(t)
 			b.place = func(situation string) string { return place(filepath.Join(plain, situation)) }
-			b.waits = func(string) { time.Sleep(300 * time.Millisecond) }
+			b.waits = (*toolRun).awaitCall
 			want := b.outcomes()
 
 			rival := agent(t)
 			at := func(situation string) string { return fmt.Sprintf("tool%d-%s", i, situation) }
 			b.place = func(situation string) string { place(m.Back(at(situation))); return m.At(at(situation)) }
+			if !tool.polls {
+				b.waits = func(r *toolRun) { m.awaitWaiters(filepath.Base(r.dir), 1) }
+			}
 			b.while = func(dir string) {
 				t.Helper()
 				rival.want("EBUSY", "creat", filepath.Join(dir, "of-a-rival"), "wronly,creat")
