@@ -47,7 +47,8 @@ func TestHang(t *testing.T) {
 			out, err := cmd.StdoutPipe()
 			mustDo(t, err)
 			mustDo(t, cmd.Start())
-			line, err := bufio.NewReader(out).ReadString('\n')
+			defer cmd.Process.Kill()
+			line, err := bufio.NewReader(patientReader{out.(*os.File)}).ReadString('\n')
 			mustDo(t, err)
 			root := strings.TrimSpace(line)
 			defer func() {

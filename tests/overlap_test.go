@@ -162,11 +162,14 @@ func TestM1OverlapRace(t *testing.T) {
 		var all []*exec.Cmd
 		for _, d := range []string{dir, sub} {
 			cmd := exec.Command(stagefsBin(), "mount", "-d", "--state-dir", filepath.Join(tempDir(t), "state"), d, tempDir(t))
-			mustDo(t, cmd.Start())
 			all = append(all, cmd)
 		}
+		var started []*Proc
 		for _, cmd := range all {
-			cmd.Wait()
+			started = append(started, startCmd(t, cmd))
+		}
+		for _, p := range started {
+			p.Wait()
 		}
 		served := 0
 		for _, cmd := range all {

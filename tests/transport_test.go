@@ -91,11 +91,6 @@ func blockMany(m *Mount) (all []*exec.Cmd, release func()) {
 	f, err := os.Open(m.At("file"))
 	mustDo(m.t, err)
 	mustDo(m.t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
-	for range waiters {
-		cmd := exec.Command("taskset", "-c", "0", "flock", m.At("file"), "true")
-		mustDo(m.t, cmd.Start())
-		all = append(all, cmd)
-	}
 	m.t.Cleanup(func() {
 		f.Close()
 		for _, cmd := range all {
@@ -103,6 +98,11 @@ func blockMany(m *Mount) (all []*exec.Cmd, release func()) {
 			cmd.Wait()
 		}
 	})
+	for range waiters {
+		cmd := exec.Command("taskset", "-c", "0", "flock", m.At("file"), "true")
+		mustDo(m.t, cmd.Start())
+		all = append(all, cmd)
+	}
 	waiting := m.waiting()
 	eventually(m.t, "all wait for the lock", func() bool { return waiting() >= waiters })
 	return all, func() { f.Close() }
