@@ -270,7 +270,7 @@ func TestH2Flood(t *testing.T) {
 	dies, _ := a.Orphan(leftTwice)
 	a.Child().must("creat", m.At("D/1"), "wronly,creat") // it hears of all up to now
 	daemon := m.daemon()
-	mustDo(t, syscall.Kill(daemon, syscall.SIGSTOP))
+	halt(t, daemon)
 	defer syscall.Kill(daemon, syscall.SIGCONT)
 	unheard, _ := a.Orphan(leftTwice)
 	stranger, _ := b.Orphan(leftTwice)

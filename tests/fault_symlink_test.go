@@ -61,7 +61,7 @@ func TestFaultLinkTerminated(t *testing.T) {
 	m := mountLink(t, "--supervise")
 	pid, supervisor := m.daemon(), m.cmd.Process
 	m.forget()
-	mustDo(t, supervisor.Signal(syscall.SIGSTOP))
+	halt(t, supervisor.Pid)
 	mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
 	awaitEnd(t, "its end", pid)
 	mustDo(t, supervisor.Signal(syscall.SIGTERM))
