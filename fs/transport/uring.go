@@ -79,7 +79,7 @@ func (u *uring) prepare(start <-chan bool) ([]*entry, error) {
 	var entries []*entry
 	var wrong error
 	for _, q := range u.queues {
-		e, err := u.spawn(q, nil, start)
+		e, err := u.spawn(q, start)
 		if err != nil {
 			wrong = err
 			break
@@ -119,21 +119,17 @@ func (u *uring) list() error {
 }
 
 // spawn makes a thread with a ring, which begins as soon as start says so. It
-// registers a place, unless it is given one with an answer.
-func (u *uring) spawn(q *queue, p *place, start <-chan bool) (*entry, error) {
-	e := &entry{uring: u, queue: q, place: p, ready: make(chan error, 1), registered: make(chan error, 1)}
+// registers a place, unless it has been given one with an answer by then.
+func (u *uring) spawn(q *queue, start <-chan bool) (*entry, error) {
+	e := &entry{uring: u, queue: q, ready: make(chan error, 1), registered: make(chan error, 1)}
 	u.conn.threads.Add(1)
 	go func() {
 		defer u.conn.threads.Done()
 		runtime.LockOSThread() // for good: the thread ends with the ring
+		defer e.close()
 		err := e.open()
 		e.ready <- err
-		if err != nil {
-			e.close()
-			return
-		}
-		defer e.close()
-		if <-start {
+		if err == nil && <-start {
 			e.run()
 		}
 	}()
@@ -151,16 +147,12 @@ func (u *uring) growQueue(q *queue, node uint64) error {
 		return unix.ENODEV
 	}
 	start := make(chan bool, 1)
-	p := q.keeper.take()
-	e, err := u.spawn(q, p, start)
-	if p != nil && err != nil {
-		q.keeper.keep(p)
-	}
+	e, err := u.spawn(q, start)
 	if err != nil {
 		return err
 	}
-	if p != nil {
-		p.answerEmpty()
+	if e.place = q.keeper.take(); e.place != nil {
+		e.place.answerEmpty()
 	}
 	e.kick = node
 	start <- true
