@@ -43,7 +43,11 @@ func layOut(mem []byte) *place {
 	return p
 }
 
-func (p *place) free() { unmap(p.mem) }
+// free is for a place that the kernel does not know, or knows no more.
+func (u *uring) free(p *place) {
+	unmap(p.mem)
+	u.places.Add(-1)
+}
 
 func (p *place) request() *fuse.InHeader {
 	return (*fuse.InHeader)(unsafe.Pointer(&p.header.inOut))
@@ -124,7 +128,7 @@ func (e *entry) close() {
 		e.ring.close()
 	}
 	if e.place != nil {
-		e.place.free()
+		e.uring.free(e.place)
 	}
 }
 
@@ -157,6 +161,10 @@ func (e *entry) register() (done ringCQE, has bool, err error) {
 		err = unix.Errno(-done.res)
 	}
 	if err != nil {
+		// Who tries again makes another one.
+		e.ring.takeBack()
+		e.uring.free(e.place)
+		e.place = nil
 		return done, false, fmt.Errorf("register a ring: %w", err)
 	}
 	return done, true, nil
@@ -256,8 +264,8 @@ func (e *entry) run() {
 func (e *entry) goOn(at *slot, unique uint64) (done ringCQE, has, goesOn bool) {
 	c := e.uring.conn
 	e.queue.keeper.node.Store(e.kick)
+	e.place = nil
 	for pause := time.Millisecond; ; pause = min(2*pause, time.Second) {
-		e.place = nil
 		spare, done, has, err := e.another()
 		if err == nil {
 			if !spare {

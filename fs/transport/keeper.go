@@ -57,7 +57,7 @@ func (k *keeper) give(p *place) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.uring.conn.ended.Load() {
-		p.free()
+		k.uring.free(p)
 		return
 	}
 	k.answers = append(k.answers, p)

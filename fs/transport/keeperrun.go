@@ -60,13 +60,13 @@ func (k *keeper) finish() bool {
 		return !k.running
 	}
 	for _, p := range k.answers {
-		p.free()
+		k.uring.free(p)
 	}
 	for _, p := range k.spare {
-		p.free()
+		k.uring.free(p)
 	}
 	for _, p := range k.places {
-		p.free()
+		k.uring.free(p)
 	}
 	k.answers, k.spare, k.running = nil, nil, false
 	clear(k.places)
@@ -178,6 +178,7 @@ func (k *keeper) openMore(n int) error {
 			return nil
 		}
 		if err := k.command(p, uringRegister, 0); err != nil {
+			k.uring.free(p)
 			return err
 		}
 		// What waits for a place is handed out with the next answer.
@@ -197,7 +198,7 @@ func (k *keeper) came(done ringCQE) error {
 	delete(k.places, done.userData)
 	k.open.Add(-1)
 	if done.res != 0 {
-		p.free()
+		k.uring.free(p)
 		if err := unix.Errno(-done.res); !c.ended.Load() && !gone(err) {
 			c.opts.Logger.Printf("io_uring of core %d: %v", k.queue.id, err)
 		}

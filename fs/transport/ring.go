@@ -181,6 +181,9 @@ func (r *ring) enter(wait bool) (ringCQE, error) {
 	}
 }
 
+// takeBack forgets what was submitted and, as an enter has failed, not handed over.
+func (r *ring) takeBack() { atomic.StoreUint32(r.sqTail, atomic.LoadUint32(r.sqHead)) }
+
 func (r *ring) close() {
 	for _, m := range [][]byte{r.sqe, r.rings} {
 		if m != nil {

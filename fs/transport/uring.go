@@ -64,7 +64,7 @@ type queue struct {
 type uring struct {
 	conn   *conn
 	queues []*queue
-	places atomic.Int32  // so far
+	places atomic.Int32  // that there are
 	given  atomic.Uint64 // addresses that were given to places
 	fixed  atomic.Bool   // some place is where it may not be in another process
 	room   int           // for a payload

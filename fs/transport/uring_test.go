@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"runtime"
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -60,7 +61,7 @@ func TestSparePlaceOfNoThread(t *testing.T) {
 	q := newTestQueue(t, noCore)
 	u := q.keeper.uring
 	p := mustPlace(t, u)
-	t.Cleanup(func() { unmap(p.mem) })
+	t.Cleanup(func() { u.free(p) })
 	q.keeper.keep(p)
 	if err := u.growQueue(q, fuse.FUSE_ROOT_ID); err == nil {
 		t.Fatalf("a thread was added on core %d", noCore)
@@ -75,5 +76,77 @@ func TestSparePlaceOfNoThread(t *testing.T) {
 	p.answerEmpty()
 	if status := p.answer().Status; status != 0 {
 		t.Errorf("the empty request is answered with %v", unix.Errno(-status))
+	}
+}
+
+// newTestEntry returns a thread's entry with a ring of the calling thread.
+func newTestEntry(t *testing.T, q *queue) *entry {
+	t.Helper()
+	r, err := newRing(1, 2)
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(r.close)
+	return &entry{uring: q.keeper.uring, queue: q, ring: r}
+}
+
+// A thread that asks again and again for a place which the kernel refuses, or which
+// can't be offered to it, keeps none of them.
+func TestRefusedPlaces(t *testing.T) {
+	for name, prepare := range map[string]func(*entry){
+		"by the kernel": func(*entry) {},
+		"by the ring":   func(e *entry) { e.ring.enterFd, e.ring.enterFlags = 1<<20, 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			e := newTestEntry(t, newTestQueue(t, 0))
+			prepare(e)
+			u := e.uring
+			for range 3 {
+				if _, _, _, err := e.another(); err == nil {
+					t.Fatal("a pipe has taken a place")
+				}
+			}
+			if got, n := u.places.Load(), mapped(t, u); got != 0 || n != 0 || e.place != nil {
+				t.Errorf("%d places are counted, %d have their memory, the thread has %p, want none", got, n, e.place)
+			}
+			if n := *e.ring.sqTail - *e.ring.sqHead; n != 0 {
+				t.Errorf("%d commands are left in the ring, want 0", n)
+			}
+		})
+	}
+}
+
+// Places that the kernel has let go of count no more.
+func TestFreedPlaces(t *testing.T) {
+	q := newTestQueue(t, 0)
+	k, u := q.keeper, q.keeper.uring
+	held := func() *place {
+		p := mustPlace(t, u)
+		k.places[p.number()] = p
+		return p
+	}
+	k.keep(mustPlace(t, u))
+	k.answers = append(k.answers, mustPlace(t, u))
+	held()
+	refused := held()
+	e := &entry{uring: u, queue: q, place: mustPlace(t, u)}
+	late := mustPlace(t, u)
+	for _, step := range []struct {
+		name string
+		do   func()
+		want int32
+	}{
+		{"at first", func() {}, 6},
+		{"one was refused", func() { k.came(ringCQE{userData: refused.number(), res: -int32(unix.ENOTCONN)}) }, 5},
+		{"a thread has ended", e.close, 4},
+		{"the keeper has ended", func() { u.conn.ended.Store(true); k.finish() }, 1},
+		{"a late answer", func() { k.give(late) }, 0},
+	} {
+		step.do()
+		if got, n := u.places.Load(), mapped(t, u); got != step.want || n != int(step.want) {
+			t.Errorf("%s: %d places are counted, %d have their memory, want %d", step.name, got, n, step.want)
+		}
 	}
 }
