@@ -43,8 +43,8 @@
 // at a time. (The kernel counts the empty requests among those that wait, in
 // /sys/fs/fuse/connections.)
 //
-// If even [maxThreads] threads of a queue are busy, what comes next goes to places
-// of the keeper, and is carried out by goroutines as well.
+// If even [maxThreads] threads of a queue are busy, or no more can be had, what comes
+// next goes to places of the keeper, and is carried out by goroutines as well.
 //
 // # Limits
 //

@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -57,6 +58,7 @@ type queue struct {
 	id      int
 	online  bool
 	threads atomic.Int32
+	short   sync.Once // says that there are too few
 	keeper  *keeper
 }
 
@@ -101,21 +103,21 @@ func (u *uring) list() error {
 	}
 	u.timed = RequestTimeout()
 	for id := range possible {
-		q := &queue{conn: u.conn, id: id, online: online[id]}
-		q.watch = &u.conn.watch
-		q.keeper = &keeper{uring: u, queue: q, bell: -1, places: make(map[uint64]*place)}
-		q.open, q.settle = &q.keeper.open, q.keeper.settle
-		q.crew.grow = func() error {
-			if q.threads.Load() < maxThreads {
-				return u.growQueue(q, fuse.FUSE_ROOT_ID)
-			}
-			return q.keeper.grow()
-		}
+		q := u.newQueue(id, online[id])
 		u.conn.keepers = append(u.conn.keepers, q.keeper)
 		u.queues = append(u.queues, q)
 		u.conn.watch.crews = append(u.conn.watch.crews, &q.crew)
 	}
 	return nil
+}
+
+func (u *uring) newQueue(id int, online bool) *queue {
+	q := &queue{conn: u.conn, id: id, online: online}
+	q.watch = &u.conn.watch
+	q.keeper = &keeper{uring: u, queue: q, bell: -1, places: make(map[uint64]*place)}
+	q.open, q.settle = &q.keeper.open, q.keeper.settle
+	q.crew.grow = func() error { return u.relieve(q) }
+	return q
 }
 
 // spawn makes a thread with a ring, which begins as soon as start says so. It
@@ -137,6 +139,23 @@ func (u *uring) spawn(q *queue, start <-chan bool) (*entry, error) {
 		return nil, err
 	}
 	return e, nil
+}
+
+// relieve adds a thread to a queue that has none to spare. If there are enough, or no
+// more can be had, its keeper opens places, which takes no descriptor.
+func (u *uring) relieve(q *queue) error {
+	if q.threads.Load() < maxThreads {
+		err := u.growQueue(q, fuse.FUSE_ROOT_ID)
+		if err == nil {
+			return nil
+		}
+		if !u.conn.Stopping() && !gone(err) {
+			q.short.Do(func() {
+				u.conn.opts.Logger.Printf("core %d has to do with %d threads: %v", q.id, q.threads.Load(), err)
+			})
+		}
+	}
+	return q.keeper.grow()
 }
 
 // growQueue adds a thread to a queue. node is a file that the kernel may know.

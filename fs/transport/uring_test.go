@@ -2,10 +2,12 @@ package transport
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"log"
 	"os"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -21,9 +23,7 @@ func newTestQueue(t *testing.T, id int) *queue {
 	c, _ := newPipeConn(t)
 	c.opts.Logger = log.New(testWriter{t}, "", 0)
 	u := &uring{conn: c, room: minRead}
-	q := &queue{conn: c, id: id, online: true}
-	q.keeper = &keeper{uring: u, queue: q, bell: -1, places: make(map[uint64]*place)}
-	return q
+	return u.newQueue(id, true)
 }
 
 func mustPlace(t *testing.T, u *uring) *place {
@@ -148,5 +148,31 @@ func TestFreedPlaces(t *testing.T) {
 		if got, n := u.places.Load(), mapped(t, u); got != step.want || n != int(step.want) {
 			t.Errorf("%s: %d places are counted, %d have their memory, want %d", step.name, got, n, step.want)
 		}
+	}
+}
+
+// A queue that gets no more threads has its keeper open places, and says so once.
+func TestRelieveWithoutThreads(t *testing.T) {
+	q := newTestQueue(t, noCore)
+	k := q.keeper
+	k.running, k.rung = true, true
+	var told bytes.Buffer
+	q.conn.opts.Logger = log.New(&told, "", 0)
+	for range 3 {
+		k.more = 0
+		if err := q.grow(); err != nil {
+			t.Fatal(err)
+		}
+		if k.more != 1 {
+			t.Errorf("%d places are to be opened, want 1", k.more)
+		}
+	}
+	q.conn.threads.Wait()
+	if got := strings.Count(told.String(), "\n"); got != 1 {
+		t.Errorf("the log has %d lines, want 1: %s", got, told.String())
+	}
+	q.conn.stopping.Store(true)
+	if err := q.grow(); err != unix.ENODEV {
+		t.Errorf("while the transport stops: %v, want %v", err, unix.ENODEV)
 	}
 }
