@@ -142,7 +142,7 @@ func (o *own) run(parked []*Parked) {
 	if o.uring != nil {
 		for _, q := range o.uring.queues {
 			if q.online && q.idle.Load() <= 0 {
-				if err := o.uring.growQueue(q, fuse.FUSE_ROOT_ID); err != nil {
+				if err := o.uring.relieve(q); err != nil {
 					o.conn.opts.Logger.Printf("%v", err)
 				}
 			}

@@ -154,6 +154,7 @@ func (u *uring) relieve(q *queue) error {
 				u.conn.opts.Logger.Printf("core %d has to do with %d threads: %v", q.id, q.threads.Load(), err)
 			})
 		}
+		q.watch.look() // there may be no thread that will
 	}
 	return q.keeper.grow()
 }

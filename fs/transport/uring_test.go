@@ -176,3 +176,19 @@ func TestRelieveWithoutThreads(t *testing.T) {
 		t.Errorf("while the transport stops: %v, want %v", err, unix.ENODEV)
 	}
 }
+
+// A queue that goes on after a Stop and gets no thread at all is served by its keeper,
+// and looked after.
+func TestRunWithoutThreads(t *testing.T) {
+	q := newTestQueue(t, noCore)
+	k, c := q.keeper, q.conn
+	k.running, k.rung = true, true
+	u := k.uring
+	u.queues = []*queue{q}
+	o := &own{conn: c, uring: u, loops: c.newLoops(&gathering{})}
+	o.run(nil)
+	c.threads.Wait()
+	if k.more != 1 || !c.watch.awake.Load() {
+		t.Errorf("%d places are to be opened, and the watch is awake: %v, want 1, true", k.more, c.watch.awake.Load())
+	}
+}
