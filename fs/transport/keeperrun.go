@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// start makes what the thread needs and runs. It goes on trying: answers wait.
+// start makes what the thread needs and runs. It goes on trying: answers wait, or
+// requests do.
 func (k *keeper) start() {
 	c := k.uring.conn
 	// An empty request has to be made on the queue's core. Elsewhere it does
@@ -56,7 +57,7 @@ func (k *keeper) finish() bool {
 		k.bell = -1
 	}
 	if !k.uring.conn.ended.Load() {
-		k.running = len(k.answers) > 0
+		k.running = len(k.answers) > 0 || k.more > 0 && !k.uring.conn.stopping.Load()
 		return !k.running
 	}
 	for _, p := range k.answers {

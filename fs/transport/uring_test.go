@@ -192,3 +192,17 @@ func TestRunWithoutThreads(t *testing.T) {
 		t.Errorf("%d places are to be opened, and the watch is awake: %v, want 1, true", k.more, c.watch.awake.Load())
 	}
 }
+
+// A keeper whose ring fails goes on trying while places are wanted, but holds up no
+// Stop.
+func TestKeeperGoesOn(t *testing.T) {
+	k := newTestQueue(t, 0).keeper
+	k.running, k.more = true, 1
+	if k.finish() || !k.running {
+		t.Error("it has ended, and places are to be opened")
+	}
+	k.uring.conn.stopping.Store(true)
+	if !k.finish() || k.running {
+		t.Error("it goes on, and the transport stops")
+	}
+}
