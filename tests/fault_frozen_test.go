@@ -97,6 +97,79 @@ func TestFaultFrozen(t *testing.T) {
 	}
 }
 
+// TestFaultFrozenDescriptors: so it is where the daemon may not open one file more:
+// neither a thread nor a goroutine that answers needs any.
+func TestFaultFrozenDescriptors(t *testing.T) {
+	need(t, "taskset", "flock")
+	const stuck = 8
+	for _, transport := range transports {
+		t.Run(transport, func(t *testing.T) {
+			needTransport(t, transport)
+			disk := newImage(t, 16)
+			t.Setenv("STAGEFS_MOUNT_OPTS", "")
+			m := disk.mount("--transport=" + transport)
+			for i := range stuck {
+				openDir(t, m.Back(fmt.Sprint("stuck", i)))
+				mustDo(t, os.Mkdir(m.At(fmt.Sprintf("stuck%d/warm", i)), 0o755))
+			}
+			// A crowd leaves spare places: none may be lost with a thread that cannot be added.
+			crowd, release := blockMany(m)
+			release()
+			for _, cmd := range crowd {
+				mustDo(t, cmd.Wait())
+			}
+			on0 := func(argv ...string) *Proc {
+				return startCmd(t, exec.Command("taskset", append([]string{"-c", "0"}, argv...)...))
+			}
+			thaw := disk.freeze()
+			defer thaw() // before anything is waited for that is stuck
+			pid := m.daemon()
+			var old unix.Rlimit
+			mustDo(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &old))
+			few := unix.Rlimit{Cur: uint64(freeDescriptor(t, pid)), Max: old.Max}
+			mustDo(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &few, nil))
+			var calls []*Proc
+			for i := range stuck {
+				calls = append(calls, on0("mkdir", m.At(fmt.Sprintf("stuck%d/d", i))))
+			}
+			for i, p := range calls {
+				eventually(t, fmt.Sprintf("call %d is stuck, or over", i), func() bool {
+					return p.over() || sleepsIn(p.cmd.Process.Pid, "request_wait_answer")
+				})
+			}
+			look := on0("sh", "-c", `for i in 1 2 3 4 5 6 7 8 9 10; do stat -f -c %T "$1" || exit; done`, "sh", m.Path)
+			eventually(t, "who only looks is answered", look.over)
+			if r := look.Wait(); r.Status != 0 || strings.Count(r.Out, "\n") != 10 {
+				t.Errorf("beside %d calls that are stuck: %v", stuck, r)
+			}
+			for i, p := range calls {
+				if p.over() {
+					t.Errorf("call %d was not stuck", i)
+				}
+			}
+			thaw()
+			for i, p := range calls {
+				if r := p.Wait(); r.Status != 0 {
+					t.Errorf("call %d: %v", i, r)
+				}
+			}
+			mustDo(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &old, nil))
+		})
+	}
+}
+
+// freeDescriptor returns the lowest one that a process has not in use.
+func freeDescriptor(t *testing.T, pid int) int {
+	t.Helper()
+	for fd := 0; ; fd++ {
+		if _, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd)); os.IsNotExist(err) {
+			return fd
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestFaultStuckCall: a call that the backing does not answer, as with one bad file
 // of a server, and a rename that has to wait for it, keep nobody else waiting.
 func TestFaultStuckCall(t *testing.T) {
