@@ -25,8 +25,8 @@ func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	}
 }
 
-// createOnce is Create. gone says that somebody else had made the file, and that it
-// is there no more: it is to be made after all.
+// createOnce is Create. gone says that what was in the way of the file, as one that
+// somebody else had made, is there no more: it is to be made after all.
 func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) (status fuse.Status, gone bool) {
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "create", name: name}
 	if r.parent = fs.nodes.get(in.NodeId); r.parent == nil {
@@ -43,12 +43,20 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 		m.protocol = "open"                     // A6
 		r.quiet = fs.isLockName(r.parent, name) // a waiter is not refused (A10)
 	}
+	candidate := fs.mayBeCandidate(name) && !fs.opts.Observe && !fs.isLockName(r.parent, name) && fs.isCandidateName(name, r.process())
+	r.quiet = r.quiet || candidate // or it is refused to nobody
 	exists := false
 	status = fs.attempt(r, false, func() error {
 		err := fs.create(m, in, out)
 		exists = err == unix.EEXIST && in.Flags&unix.O_EXCL == 0
 		return err
 	})
+	if candidate && status == fuse.EBUSY { // somebody has acquired the directory meanwhile (A9)
+		if done, status := fs.createCandidate(r, in, out); done {
+			return status, false
+		}
+		return status, fs.table.MayHold(r.process(), r.parent.dir) // it is free again
+	}
 	if status == fuse.Status(unix.EEXIST) && !exists && m.protocol == "open" && r.errno == status {
 		return fs.createPrivateLockFile(r, in, out), false
 	}

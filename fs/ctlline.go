@@ -79,6 +79,9 @@ func parseCtl(line string) (c ctlLine, err error) {
 		if c.why = rest; rest == "" {
 			return c, errors.New("break needs the reason, behind the directory")
 		}
+		if err := badWhy(rest); err != nil {
+			return c, fmt.Errorf("the reason %w", err)
+		}
 		return c, nil
 	}
 	if verb == "wait" {
@@ -179,9 +182,7 @@ func (c *ctlLine) set(key, value string, valued bool) (err error) {
 	case "client":
 		c.client, err = value, badClient(value)
 	case "why":
-		if c.why = value; len(value) > maxWhy || !utf8.ValidString(value) {
-			err = fmt.Errorf("is no text of at most %d bytes", maxWhy)
-		}
+		c.why, err = value, badWhy(value)
 	case "ttl":
 		c.ttl, err = duration(value)
 		if err == nil && (c.ttl < minTTL || c.ttl > maxTTL) {
@@ -228,6 +229,14 @@ func duration(s string) (time.Duration, error) {
 }
 
 func oneOf(s string, all ...string) bool { return slices.Contains(all, s) }
+
+// badWhy says what is wrong with a reason.
+func badWhy(why string) error {
+	if len(why) > maxWhy || !utf8.ValidString(why) {
+		return fmt.Errorf("is no text of at most %d bytes", maxWhy)
+	}
+	return nil
+}
 
 // badClient says what is wrong with a client ID.
 func badClient(id string) error {

@@ -56,7 +56,7 @@ func FuzzParseCtl(f *testing.F) {
 		if c.ttl != 0 && (c.ttl < minTTL || c.ttl > maxTTL || c.client == "") {
 			t.Errorf("parseCtl(%q): ttl %v", in, c.ttl)
 		}
-		if c.wait < 0 || c.verb != "break" && (len(c.why) > maxWhy || !utf8.ValidString(c.why)) {
+		if c.wait < 0 || len(c.why) > maxWhy || !utf8.ValidString(c.why) {
 			t.Errorf("parseCtl(%q): wait %v, why %q", in, c.wait, c.why)
 		}
 		if c.client != "" && c.verb == "renew" {

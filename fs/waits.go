@@ -1,7 +1,6 @@
 package fs
 
 import (
-	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -315,7 +314,7 @@ func (w *waitList) list(fs *FS) []lockstate.Waiter {
 		}
 	})
 	w.mu.Unlock()
-	slices.SortFunc(all, func(a, b *waiting) int { return cmp.Compare(a.since.UnixNano(), b.since.UnixNano()) })
+	slices.SortFunc(all, func(a, b *waiting) int { return a.since.Compare(b.since) })
 	rows := make([]lockstate.Waiter, 0, len(all))
 	cmds := make(map[procid.ID]string) // a process may wait with many threads
 	for _, x := range all {

@@ -5,6 +5,8 @@ package tests
 import (
 	"fmt"
 	"os"
+	"os/exec"
+	"strings"
 	"testing"
 )
 
@@ -336,5 +338,39 @@ func TestAttackSharedName(t *testing.T) {
 	}
 	if after := unshared(); after != before {
 		t.Errorf("changed:\n%s", diff(before, after))
+	}
+}
+
+// TestA9AttackAcquired: a candidate is made whoever acquires the directory at that moment,
+// so that the tool gets to its own answer.
+func TestA9AttackAcquired(t *testing.T) {
+	need(t, debianPython)
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	mustDo(t, os.WriteFile(m.Back("D/devserver"), nil, 0o666))
+	locker := startCmd(t, exec.Command(debianPython, "-c", `
+import fcntl, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+while True:
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    fcntl.flock(fd, fcntl.LOCK_UN)
+`, m.At("D/devserver")))
+	defer locker.Kill()
+	out, err := command(debianPython, "-c", `
+import os, sys, time
+end, refused, made = time.monotonic() + 2, 0, 0
+while time.monotonic() < end or made < 1000:
+    for flags in os.O_EXCL, os.O_TRUNC:
+        name = "%s/%s-7f%x.%d-9" % (sys.argv[1], os.uname().nodename, made, os.getpid())
+        try:
+            os.close(os.open(name, os.O_CREAT | os.O_WRONLY | flags, 0o644))
+            os.unlink(name)
+        except OSError as e:
+            refused += 1
+        made += 1
+print("refused", refused)
+`, m.At("D")).CombinedOutput()
+	if got := strings.TrimSpace(string(out)); err != nil || got != "refused 0" {
+		t.Errorf("%s, %v", got, err)
 	}
 }

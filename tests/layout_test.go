@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -48,5 +49,14 @@ func TestImports(t *testing.T) {
 				t.Errorf("%s imports %s", name, what)
 			}
 		}
+	}
+}
+
+// TestElsewhere: on other systems there is a program that says that it is of no use there.
+func TestElsewhere(t *testing.T) {
+	cmd := exec.Command("go", "list", "-deps", "./cmd/stagefs") // which fails if what is for Linux only is a part of it
+	cmd.Dir, cmd.Env = "..", append(os.Environ(), "GOOS=darwin")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
 	}
 }

@@ -132,7 +132,11 @@ func writeClientFile(file, id string) error {
 		return exitf(exitCantCreate, "the client's file: %s", oneLine(err))
 	}
 	_, err = fmt.Fprintln(f, id)
-	return errors.Join(err, f.Close())
+	if err = errors.Join(err, f.Close()); err != nil {
+		os.Remove(file) // another try would find it in its way
+		return exitf(exitIO, "the client's file: %s", oneLine(err))
+	}
+	return nil
 }
 
 // printStatus prints the token of a lock, or all that is known of it.
