@@ -187,9 +187,13 @@ func inScope(r *procid.Resolver, pid int, s lockstate.Scope) (in, busy bool) {
 
 // member returns the oldest process that lives in a scope, or nil. Processes
 // that are made while the list is read may be missed, so an empty one is read
-// again. busy: there is one, but only such as can't be looked at now.
+// again, more often where it is known that there was one, if only a dead one. busy:
+// there is one, but only such as can't be looked at now.
 func (fs *FS) member(s lockstate.Scope) (p *procid.Process, busy bool) {
-	for range 2 {
+	for try := range 8 {
+		if s.Kind == lockstate.GroupScope && groupIsGone(s.ID) || s.Kind != lockstate.GroupScope && try == 2 {
+			break
+		}
 		pids, err := membersOf(fs.procs, s)
 		busy = busy || err != nil
 		for _, pid := range pids {
@@ -201,6 +205,28 @@ func (fs *FS) member(s lockstate.Scope) (p *procid.Process, busy bool) {
 		}
 	}
 	return nil, busy
+}
+
+// groupIsGone reports whether a process group has no members at all, dead ones that
+// nobody has waited for included.
+func groupIsGone(id string) bool {
+	leader, err := strconv.Atoi(id)
+	return err == nil && leader > 1 && unix.Kill(-leader, 0) == unix.ESRCH
+}
+
+// mayBeIn reports whether a process may be in a scope. It takes a hundredth of the time
+// of inScope.
+func mayBeIn(pid int, s lockstate.Scope) bool {
+	of := unix.Getpgid
+	switch s.Kind {
+	case lockstate.SessionScope:
+		of = unix.Getsid
+	case lockstate.GroupScope:
+	default:
+		return true
+	}
+	id, err := of(pid)
+	return err == nil && strconv.Itoa(id) == s.ID
 }
 
 // membersOf lists the processes in a scope, but for the daemon, oldest first.
@@ -217,6 +243,9 @@ func membersOf(r *procid.Resolver, s lockstate.Scope) ([]int, error) {
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if !mayBeIn(pid, s) {
 			continue
 		}
 		if in, _ := inScope(r, pid, s); !in {

@@ -52,6 +52,7 @@ func (c *command) acquire() fuse.Status {
 // await waits until a directory could be acquired, and leaves it alone.
 func (c *command) await() fuse.Status {
 	r := c.request("wait")
+	r.quiet = true // to ask is no try
 	if r.proc == nil {
 		return c.fail(lockstate.ErrNobody)
 	}
@@ -153,10 +154,14 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 		first = first || client
 	}
 	if c.wait == 0 {
-		if !first && fs.waits.waited(d) {
+		outrun := !first && fs.waits.waited(d)
+		if outrun && c.verb != "wait" {
 			return c.outrun(r, d)
 		}
 		status, _ := t.try()
+		if outrun && status == fuse.OK {
+			return c.outrun(r, d)
+		}
 		return t.over(status)
 	}
 	// What makes no sense to wait for is said at once.
@@ -226,7 +231,9 @@ func (c *command) outrun(r *request, d *lockstate.Dir) fuse.Status {
 	} else {
 		c.answer.Message = errOutrun.Error()
 	}
-	c.fs.denials.add(c.fs, r, fuse.EBUSY, errOutrun, held)
+	if !r.quiet {
+		c.fs.denials.add(c.fs, r, fuse.EBUSY, errOutrun, held)
+	}
 	return fuse.EBUSY
 }
 

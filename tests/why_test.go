@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -62,4 +63,27 @@ func TestWhyMode(t *testing.T) {
 	agent(t).must("creat", m.At("D/devserver"), "wronly,creat,excl")
 	stranger(t).must("mkdir", m.At("D/x"))
 	m.wantWhy("D", "observing only: refusals are noted, not enforced\nD: held by", "last refusals, only noted:\n")
+}
+
+// TestWhyBlocker: `why` names what keeps a free directory from being acquired, also while
+// somebody waits for that, and is no refusal itself.
+func TestWhyBlocker(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a := agent(t)
+	a.must("open", "h", m.At("D/f"), "wronly,creat")
+	want := "D: free\nopen for writing, in the way of the next lock:\n  D/f: process " + itoa(a.Pid)
+	m.wantWhy("D", want)
+	if r := run(t, stagefsBin(), "acquire", "-n", m.At("D")); r.Status != 75 || !strings.Contains(r.Err, "why") {
+		t.Errorf("acquire: %v, want 75 that leads to why", r)
+	}
+	waits := startCmd(t, exec.Command("flock", m.At("D/devserver"), "true"))
+	m.awaitWaiters("D", 1)
+	m.wantWhy("D", want)
+	if r := run(t, stagefsBin(), "why", m.At("D")); strings.Count(r.Out, "\n  20") != 1 {
+		t.Errorf("why: %v, want one refusal, of acquire", r)
+	}
+	a.must("close", "h")
+	waits.Wait()
+	m.wantWhy("D", "D: free\nlast refusals:")
 }

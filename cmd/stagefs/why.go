@@ -5,8 +5,11 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -17,6 +20,7 @@ import (
 
 	"github.com/stagefs/stagefs/fs"
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/client"
 )
 
 // shownDenials is how many of the last refusals `why` shows.
@@ -51,8 +55,33 @@ func (c *command) whyAction(ctx *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	c.printWhy(rel, locksOf(listing, filepath.Join(mountpoint, rel), rel), listing, lastDenials(denials, rel))
+	rows := locksOf(listing, filepath.Join(mountpoint, rel), rel)
+	if len(rows) == 0 && listing.Mode != "off" && !covers(fs.ControlDir, rel) {
+		listing.Blockers = append(listing.Blockers, inTheWay(ctx.Context, filepath.Join(mountpoint, rel))...)
+	}
+	c.printWhy(rel, rows, listing, lastDenials(denials, rel))
 	return nil
+}
+
+// inTheWay are the files that are open for writing in a free directory, or those of them
+// that keep this process from acquiring it.
+func inTheWay(ctx context.Context, dir string) (all []lockstate.Blocker) {
+	if st, err := os.Stat(dir); err != nil || !st.IsDir() {
+		return nil
+	}
+	d, err := client.Find(dir)
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 0) // it waits for nothing
+	defer cancel()
+	var held *client.HeldError
+	if errors.As(d.Wait(ctx), &held) {
+		for _, b := range held.Blockers {
+			all = append(all, lockstate.Blocker{Pid: b.Pid, Cmd: b.Cmd, Path: b.Path, PathBytes: b.PathBytes})
+		}
+	}
+	return all
 }
 
 // locksOf are the locks that govern a path, the one in force last. The daemon's
@@ -122,12 +151,15 @@ func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing
 		}
 	}
 	var open []lockstate.Blocker
+	said := make(map[string]bool)
 	for _, b := range l.Blockers {
-		if path := pathOf(b); covers(rel, path) || covers(path, rel) {
+		path := pathOf(b)
+		if who := fmt.Sprint(b.Pid, path); (covers(rel, path) || covers(path, rel)) && !said[who] {
+			said[who] = true
 			open = append(open, b)
 		}
 	}
-	c.printBlockers("left open for writing, in the way of the next lock:", open)
+	c.printBlockers("open for writing, in the way of the next lock:", open)
 	for _, o := range l.Orphans {
 		path := bytesOf(o.Path, o.PathBytes)
 		if covers(rel, path) || filepath.Dir(path) == rel {
