@@ -104,6 +104,7 @@ func (c *command) mountAction(ctx *cli.Context) (err error) {
 	h := handover{Debug: o.Debug, Mountpoint: target(o), Ignored: c.ignored}
 	h.Cwd, _ = os.Getwd()
 	o.Replace = func(program, state *os.File) error {
+		c.logTo.flush()
 		return c.paused(func() error { return h.replaceBy(program, state, logFile) })
 	}
 
@@ -162,14 +163,14 @@ func (c *command) openLog(ctx *cli.Context, o *fs.Options, starter *os.File) (*o
 		if starter != nil && !o.Debug {
 			level = slog.LevelWarn // no more than that
 		}
-		o.Log = newLog(c.err, level)
+		o.Log = c.newLog(c.err, level)
 		return nil, nil
 	}
 	file, err := openAppend(name)
 	if err != nil {
 		return nil, exitf(exitCantCreate, "log file: %v", err)
 	}
-	o.Log = newLog(file, level)
+	o.Log = c.newLog(file, level)
 	c.log, c.logFile = o.Log, file
 	return file, nil
 }

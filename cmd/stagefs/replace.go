@@ -210,11 +210,12 @@ func (c *command) takeOver(ctx context.Context, h handover) error {
 		logFile = os.NewFile(uintptr(h.Log), "log")
 		log = logFile
 	}
-	o := fs.Options{Mountpoint: h.Mountpoint, Version: versionText(), Log: newLog(log, logLevel(h.Debug))}
+	o := fs.Options{Mountpoint: h.Mountpoint, Version: versionText(), Log: c.newLog(log, logLevel(h.Debug))}
 	if logFile != nil {
 		c.log, c.logFile = o.Log, logFile
 	}
 	o.Replace = func(program, state *os.File) error {
+		c.logTo.flush()
 		return c.paused(func() error { return h.replaceBy(program, state, logFile) })
 	}
 	c.mount = func(o fs.Options) (server, error) {
@@ -257,8 +258,4 @@ func logLevel(debug bool) slog.Level {
 		return slog.LevelDebug
 	}
 	return slog.LevelInfo
-}
-
-func newLog(w io.Writer, level slog.Level) *slog.Logger {
-	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
 }

@@ -36,6 +36,7 @@ type command struct {
 	served  chan struct{} // closed when it does not any more
 	log     *slog.Logger  // with --log
 	logFile *os.File
+	logTo   *logWriter // of either log, if it is a file
 }
 
 // A server is what the commands need of an [fs.Server].
@@ -74,6 +75,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) 
 		mounts: fs.Mounts,
 		find:   fs.FindMount,
 	}
+	defer func() { c.logTo.flush() }()
 	if len(args) > 0 {
 		c.args = args[1:]
 	}

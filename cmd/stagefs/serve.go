@@ -111,8 +111,8 @@ func (m *serving) shutDown(ctx context.Context) {
 func (m *serving) signalled(ctx context.Context, sig os.Signal) error {
 	if !m.stopped {
 		m.first = time.Now()
+		m.stop(ctx) // before something is said, which nobody may take off
 		m.say("%v: unmounting %s", sig, quote(target(m.o)))
-		m.stop(ctx)
 		return nil
 	}
 	if again := time.Since(m.first); again < secondTime || m.mounting && again < mountTime {
