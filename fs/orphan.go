@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"maps"
 	"slices"
 	"sync"
 
@@ -14,7 +15,8 @@ import (
 // of when their locks ended.
 type orphanList struct {
 	mu    sync.Mutex
-	paths map[orphanAt]struct{}
+	paths map[orphanAt]uint64 // with the number of the call that added it
+	adds  uint64
 	stop  chan struct{}
 	done  chan struct{}
 }
@@ -77,9 +79,10 @@ func (o *orphanList) add(at orphanAt) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.paths == nil {
-		o.paths = make(map[orphanAt]struct{})
+		o.paths = make(map[orphanAt]uint64)
 	}
-	o.paths[at] = struct{}{}
+	o.adds++
+	o.paths[at] = o.adds
 }
 
 // isOrphan reports whether no lock stands behind a lock file.
@@ -100,14 +103,19 @@ func (fs *FS) locksOn(dir string) []lockstate.Lock {
 // current returns the orphans that still are some, and forgets the others.
 func (o *orphanList) current(fs *FS) []orphanAt {
 	o.mu.Lock()
-	defer o.mu.Unlock()
+	known := maps.Clone(o.paths)
+	o.mu.Unlock() // what follows may wait for the backing, and who adds one for nobody
 	var all []orphanAt
-	for at := range o.paths {
-		if !fs.isOrphan(at.dir, at.name) || !fs.exists(at) {
-			delete(o.paths, at)
+	for at, added := range known {
+		if fs.isOrphan(at.dir, at.name) && fs.exists(at) {
+			all = append(all, at)
 			continue
 		}
-		all = append(all, at)
+		o.mu.Lock()
+		if o.paths[at] == added {
+			delete(o.paths, at)
+		}
+		o.mu.Unlock()
 	}
 	return all
 }
