@@ -133,9 +133,6 @@ func (fs *FS) Readlink(cancel <-chan struct{}, h *fuse.InHeader) ([]byte, fuse.S
 	if n == nil {
 		return nil, fuse.Status(unix.ESTALE)
 	}
-	if fs.followedStale(n, h) {
-		return nil, fuse.Status(unix.ESTALE)
-	}
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
 	buf, size := make([]byte, unix.PathMax), 0

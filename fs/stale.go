@@ -73,17 +73,6 @@ func (t *staleFinds) found(stale bool, h *fuse.InHeader) bool {
 	return stale
 }
 
-// looksAgain reports whether a thread was told so, and has not come back yet.
-func (t *staleFinds) looksAgain(tid uint32) bool {
-	if !t.some.Load() {
-		return false
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	f := t.byTid[tid]
-	return f != nil && f.again == 0 && time.Since(f.at) < againTime
-}
-
 // openedStale is found for an open of a file. What is only read does no harm, and the
 // kernel opens files by itself for ioctl(2) and fanotify(7), without a second try.
 func (fs *FS) openedStale(n *node, in *fuse.OpenIn) bool {
@@ -106,13 +95,6 @@ func (fs *FS) changedStale(n *node, h *fuse.InHeader, size bool) bool {
 	return fs.stale.found(stale, h)
 }
 
-// followedStale is found for a symbolic link. What it leads to is asked for in the same
-// system call.
-func (fs *FS) followedStale(n *node, h *fuse.InHeader) bool {
-	stale := n.isUnlinked() || fs.underWay.mislead(fs, n, h.Pid, false)
-	return stale && !fs.stale.looksAgain(h.Pid) && fs.stale.found(true, h)
-}
-
 // namedStale is found for what makes, removes or renames something in a directory, which
 // may be an acquisition, and for what else it names.
 func (fs *FS) namedStale(h *fuse.InHeader, acquires bool, dir *node, others ...*node) bool {
@@ -123,11 +105,11 @@ func (fs *FS) namedStale(h *fuse.InHeader, acquires bool, dir *node, others ...*
 	return fs.stale.found(stale, h)
 }
 
-// isUnlinked reports whether n is a regular file, or a symbolic link, whose last name the
-// kernel has had removed: who has anything else open, the daemon does not know.
+// isUnlinked reports whether n is a regular file whose last name the kernel has had
+// removed: who has anything else open, the daemon does not know.
 func (n *node) isUnlinked() bool {
 	m := n.more.Load()
-	if m == nil || !m.unlinked.Load() || n.kind != unix.S_IFREG>>12 && n.kind != unix.S_IFLNK>>12 {
+	if m == nil || !m.unlinked.Load() || n.kind != unix.S_IFREG>>12 {
 		return false
 	}
 	_, _, fd := n.location()
