@@ -65,6 +65,9 @@ type changeUnderWay struct {
 // began takes note of a change that the backing has carried out. What it was admitted as
 // has not ended: whoever acquires a directory for which that matters gets a later token.
 func (t *changesUnderWay) began(u *changeUnderWay) {
+	if u.nodes == [2]*node{} {
+		return // the kernel knows neither
+	}
 	u.at = time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -80,10 +83,11 @@ func (t *changesUnderWay) began(u *changeUnderWay) {
 	}
 	for _, n := range u.nodes {
 		if n != nil {
-			t.byNode[n] = u // the kernel changes one name of it at a time
-			t.some.Store(true)
+			t.overLocked(t.byNode[n], u.at) // the kernel changes one name of it at a time
+			t.byNode[n] = u
 		}
 	}
+	t.some.Store(true)
 	if u.tid != 0 {
 		t.overLocked(t.byTid[u.tid], u.at)
 		t.byTid[u.tid] = u
