@@ -29,7 +29,8 @@
 // A daemon can be replaced by another program in the same process (carry.go):
 // everything that a client has goes on. Whatever state is added here has to be
 // carried over too, or refuse the replacement. HandoverFormat changes when the
-// meaning of what is written down does.
+// meaning of what is written down does. What matters for moments only, until a system
+// call has returned (stale.go, underway.go), is not: the replacement takes longer.
 //
 // # What is not guaranteed
 //

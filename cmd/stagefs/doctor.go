@@ -16,7 +16,7 @@ func (c *command) doctorCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "doctor",
 		Usage:     "tell what on this machine would stop or slow a mount, and the fix",
-		ArgsUsage: "[--json] [DIR]",
+		ArgsUsage: "[options] [DIR]",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "json", Usage: "one JSON object"},
 			&cli.StringFlag{Name: "state-dir", Usage: "the mount would keep its state in this `DIR`"},
