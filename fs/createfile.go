@@ -43,7 +43,8 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 		m.protocol = "open"                     // A6
 		r.quiet = fs.isLockName(r.parent, name) // a waiter is not refused (A10)
 	}
-	candidate := fs.mayBeCandidate(name) && !fs.opts.Observe && !fs.isLockName(r.parent, name) && fs.isCandidateName(name, r.process())
+	candidate := fs.mayBeCandidate(name) && !fs.opts.Observe && !fs.isLockName(r.parent, name) &&
+		r.process() != nil && fs.isCandidateName(name, r.process())
 	r.quiet = r.quiet || candidate // or it is refused to nobody
 	exists := false
 	status = fs.attempt(r, false, func() error {
