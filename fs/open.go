@@ -93,7 +93,11 @@ func (fs *FS) open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut, f
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "open", node: n}
 	o := opening{r: r, in: in, n: n, out: out}
-	return fs.attempt(r, false, o.try)
+	status := fs.attempt(r, false, o.try)
+	if status == fuse.Status(unix.ESTALE) {
+		fs.stale.found(true, &in.InHeader) // by whatever: it is not told so again
+	}
+	return status
 }
 
 // An opening is one Open.

@@ -41,6 +41,9 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		return fs.SetAttr(cancel, in, out) // it was private a moment ago
 	}
 	switch {
+	case status == fuse.Status(unix.ESTALE):
+		fs.stale.found(true, &in.InHeader) // by whatever: it is not told so again
+		return status
 	case status == fuse.OK:
 		fs.touched(r, n)
 	case status == fuse.EBUSY && s.refusal != nil && prepares:
