@@ -12,9 +12,6 @@ const createTries = 1000
 
 // Create is open(2) of a file that is not there.
 func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
-	if parent := fs.nodes.get(in.NodeId); parent != nil && fs.namedStale(&in.InHeader, fs.isLockName(parent, name), parent) {
-		return fuse.Status(unix.ESTALE)
-	}
 	fs.awaitRoom()
 	for tries := 1; ; tries++ {
 		status, gone := fs.createOnce(cancel, in, name, out)
@@ -37,6 +34,9 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 	}
 	if done, status := fs.createCandidate(r, in, out); done {
 		return status, false
+	}
+	if fs.namedStale(r.header, fs.isLockName(r.parent, name), r.parent) {
+		return fuse.Status(unix.ESTALE), false
 	}
 	m := &making{r: r, parent: r.parent, name: name, protocol: "create"}
 	if in.Flags&unix.O_EXCL == 0 {
@@ -143,7 +143,7 @@ func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut)
 	}
 	open := &fuse.OpenIn{InHeader: *r.header, Flags: in.Flags}
 	open.NodeId = out.EntryOut.NodeId
-	if status = fs.open(r.cancel, open, &out.OpenOut, true); status != fuse.OK {
+	if status = fs.Open(r.cancel, open, &out.OpenOut); status != fuse.OK {
 		fs.nodes.forget(open.NodeId, 1)
 	} else if n := fs.nodes.get(open.NodeId); n != nil && n.mayBeMapped() {
 		out.SetAttrTimeout(0) // they were read before the open

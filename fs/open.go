@@ -67,11 +67,6 @@ var errOutdated = errors.New("the lock file has lost its name")
 
 // Open is open(2) of a file that is there.
 func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	return fs.open(cancel, in, out, false)
-}
-
-// open is Open. found says that the file has just been looked up here.
-func (fs *FS) open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut, found bool) fuse.Status {
 	if c := fs.control.node(in.NodeId); c != nil {
 		return c.openFile(in, out)
 	}
@@ -85,7 +80,7 @@ func (fs *FS) open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut, f
 		}
 		n = fs.nodes.get(in.NodeId)
 	}
-	if n.vanished() || !found && fs.openedStale(n, in) {
+	if n.vanished() || fs.openedStale(n, in) {
 		return fuse.Status(unix.ESTALE)
 	}
 	if in.Flags&unix.O_ACCMODE != unix.O_RDONLY {

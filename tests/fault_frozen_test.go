@@ -78,22 +78,28 @@ func TestFaultFrozen(t *testing.T) {
 					t.Errorf("beside %d calls that are stuck: %v", frozenCalls, r)
 				}
 			}
-			for i, p := range calls {
-				if p.over() {
-					t.Errorf("call %d was not stuck", i)
-				}
-			}
-			thaw()
-			for i, p := range calls {
-				if r := p.Wait(); r.Status != 0 {
-					t.Errorf("call %d: %v", i, r)
-				}
-			}
+			wantStuck(t, calls, thaw)
 			made, err := filepath.Glob(m.Back("*/f"))
 			if err != nil || len(made) != 2*frozenCalls+2 {
 				t.Errorf("made are %q (%v)", made, err)
 			}
 		})
+	}
+}
+
+// wantStuck expects that all of calls wait for the thaw, and succeed then.
+func wantStuck(t *testing.T, calls []*Proc, thaw func()) {
+	t.Helper()
+	for i, p := range calls {
+		if p.over() {
+			t.Errorf("call %d was not stuck", i)
+		}
+	}
+	thaw()
+	for i, p := range calls {
+		if r := p.Wait(); r.Status != 0 {
+			t.Errorf("call %d: %v", i, r)
+		}
 	}
 }
 
@@ -142,17 +148,7 @@ func TestFaultFrozenDescriptors(t *testing.T) {
 			if r := look.Wait(); r.Status != 0 || strings.Count(r.Out, "\n") != 10 {
 				t.Errorf("beside %d calls that are stuck: %v", stuck, r)
 			}
-			for i, p := range calls {
-				if p.over() {
-					t.Errorf("call %d was not stuck", i)
-				}
-			}
-			thaw()
-			for i, p := range calls {
-				if r := p.Wait(); r.Status != 0 {
-					t.Errorf("call %d: %v", i, r)
-				}
-			}
+			wantStuck(t, calls, thaw)
 			mustDo(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &old, nil))
 		})
 	}
