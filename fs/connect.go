@@ -65,7 +65,7 @@ func (fs *FS) mountOptions() *fuse.MountOptions {
 // transportOptions says what is served.
 func (s *Server) transportOptions(opts *fuse.MountOptions) transport.Options {
 	return transport.Options{
-		FS: s.fs, Mount: opts, Attach: func(k transport.Kernel) { s.fs.kernel = k },
+		FS: s.fs, Mount: opts, Attach: s.fs.attach,
 		Files: s.fs.knownFiles, Lines: s.fs.inLine, Hurry: s.fs.awaitsForget, Apart: firstFresh,
 	}
 }

@@ -139,7 +139,7 @@ func (c *control) fillEntry(out *fuse.EntryOut) {
 	if c.open != nil {
 		out.NodeId += firstFresh + freshStep*c.dir.fresh.Add(1)
 	} else {
-		out.SetEntryTimeout(validFor)
+		out.SetEntryTimeout(c.dir.fs.nodes.validFor)
 	}
 	c.fillAttr(&out.Attr)
 }

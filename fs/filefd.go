@@ -206,7 +206,7 @@ func (n *node) attrsValidFor(size uint64) time.Duration {
 	if size > 0 && n.mayBeMapped() {
 		return 0
 	}
-	return validFor
+	return n.tab.validFor
 }
 
 // mayBeMapped reports whether n may be mapped writable past the daemon.

@@ -93,12 +93,6 @@ type FS struct {
 	kernel transport.Kernel // set before the first request is answered
 }
 
-// validFor is how long the kernel may keep names and attributes. The backing
-// changes only through the mount, which tells the kernel of each change that
-// was not its own, so the time only bounds the harm if someone gets at the
-// backing all the same.
-const validFor = time.Minute
-
 func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) (*FS, error) {
 	fs := &FS{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
@@ -206,7 +200,7 @@ func (fs *FS) notifyAttr(n *node) {
 // notifyNames tells the kernel that n, a directory, has lost its name, or that
 // names came, on the daemon's own account. Where the kernel cannot be told of
 // names, it is told that it knows nothing of n any more, and asks again when it
-// hears ESTALE; a name that came is seen after validFor at the latest.
+// hears ESTALE; a name that came is seen when the old one has expired.
 func (fs *FS) notifyNames(n *node) {
 	if fs.kernel != nil && fs.kernel.ForgetNames() != fuse.OK {
 		fs.notifyAttr(n)

@@ -16,7 +16,7 @@ func (fs *FS) fillEntry(h *fuse.InHeader, out *fuse.EntryOut, n *node, st *unix.
 	out.NodeId, out.Generation = n.id, n.generation()
 	fillAttr(&out.Attr, st)
 	if !uncached {
-		out.SetEntryTimeout(validFor)
+		out.SetEntryTimeout(fs.nodes.validFor)
 	}
 	out.SetAttrTimeout(fs.disguise(h, n, &out.Attr))
 }
@@ -116,7 +116,7 @@ func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out 
 	}
 	if !fs.ns.TryRLock() {
 		if !uncached && fs.lacks(parent, name) {
-			out.SetEntryTimeout(validFor)
+			out.SetEntryTimeout(fs.nodes.validFor)
 			return fuse.OK
 		}
 		fs.ns.RLock()
@@ -131,7 +131,7 @@ func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out 
 	n, err := fs.nodes.lookAt(d.fd, parent, name, &st)
 	if err != nil {
 		if err == unix.ENOENT && !uncached {
-			out.SetEntryTimeout(validFor) // node 0: the name is known not to be there
+			out.SetEntryTimeout(fs.nodes.validFor) // node 0: the name is known not to be there
 			return fuse.OK
 		}
 		return statusOf(err)

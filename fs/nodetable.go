@@ -31,6 +31,8 @@ type nodeTable struct {
 	// reborn: see isReborn.
 	reborn bool
 
+	validFor time.Duration // see validity
+
 	files fileTable
 
 	// added is how often a file got one more link: what was known of any before
@@ -68,7 +70,7 @@ const firstNode = 1 << 10
 func newNodeTable(t *lockstate.Table) *nodeTable {
 	// The kernel makes file handles of the numbers, and takes those for whatever has the
 	// number in the next mount: so that has others, but for those of inodes.
-	tab := &nodeTable{table: t, next: firstSerial + rand.Uint64N(firstSerial>>1), round: 1}
+	tab := &nodeTable{table: t, next: firstSerial + rand.Uint64N(firstSerial>>1), round: 1, validFor: validForLess}
 	tab.byID.init()
 	tab.byKey.init()
 	tab.heap.locks = t.Len

@@ -10,7 +10,7 @@ import (
 
 // A plainMark remembers that a file has no extended attributes, and so no ACL:
 // most have none, and are asked for some all the time. It is forgotten when
-// they are changed, and after validFor at the latest.
+// they are changed, and when the kernel forgets, too (see validity).
 //
 // The low half says in which period that was found, 0 for not; the high half
 // grows with each change, so that what was found before it is not noted after.
@@ -55,10 +55,10 @@ func (m *plainMark) setPassed(passed bool) {
 	}
 }
 
-// period numbers the spans of validFor since the start, from 1 to 0xffff and
-// again.
+// period numbers the spans since the start in which the kernel keeps what it was
+// told, from 1 to 0xffff and again.
 func (fs *FS) period() uint32 {
-	return uint32(time.Since(fs.started)/validFor)%0xffff + 1
+	return uint32(time.Since(fs.started)/fs.nodes.validFor)%0xffff + 1
 }
 
 // hasXattrs reports whether the file at p may have extended attributes.

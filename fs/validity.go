@@ -1,0 +1,47 @@
+package fs
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/stagefs/stagefs/fs/transport"
+)
+
+// The backing changes only through the mount, and the kernel is told of each
+// change that was not its own. So how long it may keep names and attributes only
+// bounds the harm if somebody gets at the backing all the same.
+const (
+	validFor     = time.Hour
+	validForLess = time.Minute // others may change the backing, or the kernel can't be told of names
+)
+
+// attach is called before the first request.
+func (fs *FS) attach(k transport.Kernel) {
+	fs.kernel = k
+	fs.nodes.validFor = validity(fs.back.root, k)
+}
+
+// validity returns how long the kernel may keep what it is told of root.
+func validity(root int, k transport.Kernel) time.Duration {
+	if isLocal(root) && k.ForgetNames() == fuse.OK {
+		return validFor
+	}
+	return validForLess
+}
+
+// isLocal reports whether dir is on a file system that no other machine and no
+// other mount changes, as far as that is known.
+func isLocal(dir int) bool {
+	var st unix.Statfs_t
+	if unix.Fstatfs(dir, &st) != nil {
+		return false
+	}
+	switch st.Type {
+	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC, unix.TMPFS_MAGIC:
+		return true
+	}
+	return false
+}
