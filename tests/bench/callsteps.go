@@ -74,7 +74,7 @@ func (b *bout) loops(ctx context.Context, procs int, kind string, after map[stri
 		jobs = append(jobs, job{Kind: kind, Dir: b.path(b.state, procPlace(procs, i)), N: n, Hold: b.hold()})
 	}
 	if procs == 1 { // of several nobody knows whose a request is
-		jobs[0].Metrics = b.metrics()
+		jobs[0].Meter = b.meter()
 	}
 	t, err := runLoops(ctx, b.kit.root, jobs)
 	if err != nil {

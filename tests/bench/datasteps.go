@@ -13,12 +13,7 @@ import (
 // dataSteps are one large file, written and read in all ways.
 func dataSteps() []step {
 	s := func(row, kind string, before func(context.Context, *bout) error) step {
-		return step{rows: []string{row}, narrow: true, run: func(ctx context.Context, b *bout) ([]timing, error) {
-			if before != nil {
-				if err := before(ctx, b); err != nil {
-					return nil, err
-				}
-			}
+		return step{rows: []string{row}, narrow: true, before: before, run: func(ctx context.Context, b *bout) ([]timing, error) {
 			return b.data(ctx, kind)
 		}}
 	}

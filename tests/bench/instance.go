@@ -26,7 +26,10 @@ const (
 )
 
 // workers is how many processes do a row's work that says x4.
-const workers = 4
+const (
+	workers = 4
+	atOnce  = " x4"
+)
 
 // An instance is a subject at work in one round.
 type instance struct {

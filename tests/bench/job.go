@@ -34,9 +34,9 @@ type job struct {
 	Dir  string   // where it works
 	Hold string   // who has the lock on Dir: "" nobody, held: the process itself, parent: its parent
 	N    int      // how many operations
-	// Metrics is the file to count a loop's requests in that has several rows, or "".
-	Metrics string
-	Size    int64 // bytes, of the loops on data
+	// Meter is read by a loop that has several rows.
+	Meter meter
+	Size  int64 // bytes, of the loops on data
 }
 
 // A span is a stretch of CLOCK_MONOTONIC, in nanoseconds.
@@ -48,8 +48,8 @@ type result struct {
 	Spans []span
 	Ops   []int64
 	Best  []float64
-	// Requests are each row's, by kind, if they were counted.
-	Requests []map[string]int64
+	// Spent is what each row's part took of the daemon, if that was read.
+	Spent []Spent
 }
 
 // A loop prepares, and returns what is to be timed.

@@ -179,8 +179,8 @@ func together(found []result) []timing {
 		if len(found) == 1 && t.ops > 1 {
 			t.best = time.Duration(found[0].Best[i])
 		}
-		if len(found) == 1 && i < len(found[0].Requests) {
-			t.requests = found[0].Requests[i]
+		if len(found) == 1 && i < len(found[0].Spent) {
+			t.spent = found[0].Spent[i]
 		}
 		rows = append(rows, t)
 	}

@@ -138,16 +138,16 @@ func mkdirLoop(j job) (func() (result, error), error) {
 	d, err := openDir(j.Dir)
 	all := names("d", j.N)
 	return func() (result, error) {
-		none := requestsIn(j.Metrics)
+		none := j.Meter.read()
 		made, err := timed(j.N, func(i int) error { return d.mkdir(all[i]) })
 		if err != nil {
 			return made, err
 		}
-		there := requestsIn(j.Metrics)
+		there := j.Meter.read()
 		gone, err := timed(j.N, func(i int) error { return d.rmdir(all[i]) })
 		return result{
 			append(made.Spans, gone.Spans...), append(made.Ops, gone.Ops...), append(made.Best, gone.Best...),
-			[]map[string]int64{since(none, there), since(there, requestsIn(j.Metrics))},
+			[]Spent{there.since(none), j.Meter.read().since(there)},
 		}, err
 	}, err
 }

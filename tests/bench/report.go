@@ -27,6 +27,7 @@ func report(w io.Writer, r *Results) error {
 	reportRatios(t, r)
 	reportBest(t, r)
 	reportRequests(t, r)
+	reportSpent(t, r)
 	reportStates(t, r)
 	reportMemory(t, r)
 	reportMissed(t, r)

@@ -8,23 +8,13 @@ import (
 	"io"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// requests are those of the kernel that a stagefs had by now, by kind.
-func (in *instance) requests() map[string]int64 { return requestsIn(in.metrics()) }
-
-// metrics is the file that a stagefs counts them in, "" for others.
-func (in *instance) metrics() string {
-	if !in.ours {
-		return ""
-	}
-	return filepath.Join(in.mnt, ".stagefs", "metrics")
-}
-
+// requestsIn are those of the kernel that a stagefs had by now, by kind, as it counts
+// them in a file.
 func requestsIn(file string) map[string]int64 {
 	all := map[string]int64{}
 	text, _ := os.ReadFile(file)
@@ -35,17 +25,6 @@ func requestsIn(file string) map[string]int64 {
 		}
 	}
 	return all
-}
-
-// since are those that came after earlier ones were counted.
-func since(earlier, now map[string]int64) map[string]int64 {
-	more := map[string]int64{}
-	for kind, n := range now {
-		if n > earlier[kind] {
-			more[kind] = n - earlier[kind]
-		}
-	}
-	return more
 }
 
 // requestsOf are a row's of one operation, the median of the rounds by kind.

@@ -143,8 +143,15 @@ func (r *runner) work(ctx context.Context, round, turn, place int, w work, bouts
 			if err := settle(r.kit.root, s.memory(r.kit.size)); err != nil {
 				return err
 			}
-			before := b.requests()
-			found, err := s.run(ctx, b)
+			var found []timing
+			var err error
+			if s.before != nil {
+				err = s.before(ctx, b)
+			}
+			before := b.meter().read()
+			if err == nil {
+				found, err = s.run(ctx, b)
+			}
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
@@ -152,16 +159,16 @@ func (r *runner) work(ctx context.Context, round, turn, place int, w work, bouts
 				fail(b, s.rows, err)
 				continue
 			}
-			made := since(before, b.requests())
+			spent := b.meter().read().since(before)
 			for n, row := range s.rows {
 				if len(s.rows) > 1 {
-					made = found[n].requests // if its loop has counted
+					spent = found[n].spent
 				}
 				if r.o.rows.MatchString(row) {
 					r.res.Samples = append(r.res.Samples, Sample{
 						Row: row, Subject: b.Name, State: b.state, Round: round, Turn: turn,
 						Seconds: found[n].took.Seconds(), Ops: found[n].ops, Best: found[n].best.Seconds(),
-						Requests: made,
+						Spent: spent,
 					})
 				}
 			}

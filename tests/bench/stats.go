@@ -50,8 +50,7 @@ type Sample struct {
 	// tells something also where others use the machine; 0 if there is none.
 	Best float64 `json:"best_seconds,omitempty"`
 
-	// Requests are those that the kernel made of a stagefs, by kind.
-	Requests map[string]int64 `json:"requests,omitempty"`
+	Spent
 }
 
 // A side is one half of a comparison.

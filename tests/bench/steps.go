@@ -13,11 +13,12 @@ import (
 // A step measures one or more rows, on one instance in one state.
 type step struct {
 	rows     []string
-	prepares bool // later steps of the work need what it leaves
-	cleans   bool // removes what the earlier steps left
-	states   bool // measured in all states
-	narrow   bool // left out of narrow subjects
-	long     bool // that too, and of the later rounds
+	prepares bool                               // later steps of the work need what it leaves
+	cleans   bool                               // removes what the earlier steps left
+	states   bool                               // measured in all states
+	narrow   bool                               // left out of narrow subjects
+	long     bool                               // that too, and of the later rounds
+	before   func(context.Context, *bout) error // fills or empties the caches; nil: nothing to do
 	run      func(context.Context, *bout) ([]timing, error)
 }
 
@@ -27,7 +28,7 @@ type timing struct {
 	ops  int64
 	best time.Duration // of one operation in the fastest stretch of a loop
 
-	requests map[string]int64 // by kind; nil: they were not counted
+	spent Spent // of the daemon, if a loop has read it
 }
 
 // A work is steps on the same directory, in order.
@@ -75,7 +76,7 @@ func works() []work {
 	return []work{
 		{"data", dataSteps(), nil},
 		{"calls", callSteps(1, ""), procPlaces(1)},
-		{"calls of four", callSteps(workers, " x4"), procPlaces(workers)},
+		{"calls of four", callSteps(workers, atOnce), procPlaces(workers)},
 		{"locks", lockSteps(), []string{"locks"}},
 		{"tree", treeSteps(), nil},
 		{"git", gitSteps(), nil},

@@ -29,16 +29,11 @@ func looks() map[string][]string {
 // treeSteps are what one does with a tree of sources.
 func treeSteps() []step {
 	look := func(what, cache string, states bool) step {
-		return step{rows: []string{what + " " + cache}, states: states, run: func(ctx context.Context, b *bout) ([]timing, error) {
-			var err error
-			if cache == "cold" {
-				err = dropCaches()
-			} else {
-				_, err = b.look(ctx, what)
-			}
-			if err != nil {
-				return nil, err
-			}
+		before := func(context.Context, *bout) error { return dropCaches() }
+		if cache == "warm" {
+			before = func(ctx context.Context, b *bout) error { _, err := b.look(ctx, what); return err }
+		}
+		return step{rows: []string{what + " " + cache}, states: states, before: before, run: func(ctx context.Context, b *bout) ([]timing, error) {
 			return one(b.look(ctx, what))
 		}}
 	}
