@@ -3,7 +3,6 @@ package fs
 import (
 	"log/slog"
 	"path"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -233,10 +232,21 @@ func (fs *FS) matches(patterns []string, name string) bool {
 		if p == name {
 			return true
 		}
-		if !strings.ContainsAny(p, `*?[\`) {
+		if !isPattern(p) {
 			continue
 		}
 		if ok, _ := path.Match(p, name); ok {
+			return true
+		}
+	}
+	return false
+}
+
+// isPattern is strings.ContainsAny, which takes longer to prepare than to look.
+func isPattern(p string) bool {
+	for i := range len(p) {
+		switch p[i] {
+		case '*', '?', '[', '\\':
 			return true
 		}
 	}
