@@ -44,7 +44,7 @@ func (l *lineageText) append(b []byte, of []procid.Ancestor) []byte {
 
 // appendPlain reports false if it cannot write a record.
 func (rec *Record) appendPlain(b []byte, l *lineageText) ([]byte, bool) {
-	if rec.Move != nil || rec.Instead != 0 || len(rec.Opened) > 0 || len(rec.Members) > 0 || len(rec.Stagers) > 0 || len(rec.Foreign) > 0 {
+	if rec.Move != nil || rec.Instead != 0 || len(rec.Members) > 0 || len(rec.Stagers) > 0 || len(rec.Foreign) > 0 {
 		return nil, false
 	}
 	if rec.Scope != nil && !isPlain(rec.Scope.ID) {
@@ -103,6 +103,17 @@ func (rec *Record) appendPlain(b []byte, l *lineageText) ([]byte, bool) {
 		}
 	}
 	b = appendTrue(b, `,"keys":true`, rec.Keys)
+	for i, f := range rec.Opened {
+		if i == 0 {
+			b = append(b, `,"opened":[`...)
+		} else {
+			b = append(b, ',')
+		}
+		b = appendFileID(b, f)
+		if i == len(rec.Opened)-1 {
+			b = append(b, ']')
+		}
+	}
 	b = appendTrue(b, `,"command":true`, rec.Command)
 	if rec.Why != "" {
 		b = appendText(b, `,"why":`, rec.Why)
@@ -165,6 +176,13 @@ func appendID(b []byte, id procid.ID) []byte {
 func appendInode(b []byte, n Inode) []byte {
 	b = strconv.AppendUint(append(b, `{"ino":`...), n.Ino, 10)
 	b = strconv.AppendInt(append(b, `,"birth":`...), n.Birth, 10)
+	return append(b, '}')
+}
+
+func appendFileID(b []byte, f FileID) []byte {
+	b = strconv.AppendUint(append(b, `{"Dev":`...), f.Dev, 10)
+	b = strconv.AppendUint(append(b, `,"Ino":`...), f.Ino, 10)
+	b = strconv.AppendInt(append(b, `,"Birth":`...), f.Birth, 10)
 	return append(b, '}')
 }
 

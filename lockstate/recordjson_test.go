@@ -29,6 +29,9 @@ func TestRecordEncode(t *testing.T) {
 	inode := rapid.Custom(func(t *rapid.T) lockstate.Inode {
 		return lockstate.Inode{Ino: rapid.Uint64().Draw(t, "ino"), Birth: rapid.Int64().Draw(t, "birth")}
 	})
+	fileID := rapid.Custom(func(t *rapid.T) lockstate.FileID {
+		return lockstate.FileID{Dev: rapid.Uint64().Draw(t, "dev"), Ino: rapid.Uint64().Draw(t, "file's ino"), Birth: rapid.Int64().Draw(t, "file's birth")}
+	})
 	plain := 0
 	var reader lockstate.RecordReader
 	rapid.Check(t, func(t *rapid.T) {
@@ -73,7 +76,7 @@ func TestRecordEncode(t *testing.T) {
 		case 4:
 			rec.Move = &lockstate.Move{}
 		case 5:
-			rec.Opened = []lockstate.FileID{{Dev: 1}}
+			rec.Opened = rapid.SliceOfN(fileID, 1, 3).Draw(t, "opened")
 		}
 		want, err := json.Marshal(rec)
 		if err != nil {
@@ -120,7 +123,7 @@ func FuzzRecordRead(f *testing.F) {
 	rec := lockstate.Record{
 		Token: 1, World: "w", Path: "a/b", Inode: lockstate.Inode{Ino: 2, Birth: -3}, Protocol: "mkdir", Owner: procid.ID{Pid: 4, Start: 5}, Since: time.Unix(6, 7).UTC(),
 		Lineage: []procid.Ancestor{{ID: procid.ID{Pid: 8}}, {ID: procid.ID{Pid: 1}, Reaper: true}}, File: "f", Files: []lockstate.Bytes{"f", "g"},
-		Inodes: []lockstate.Inode{{Ino: 9}, {}}, Why: "so", Scope: &lockstate.Scope{ID: "s"}, Lease: &lockstate.LeaseRecord{Client: "c", TTL: 1},
+		Inodes: []lockstate.Inode{{Ino: 9}, {}}, Opened: []lockstate.FileID{{Dev: 1, Ino: 2, Birth: -4}, {}}, Why: "so", Scope: &lockstate.Scope{ID: "s"}, Lease: &lockstate.LeaseRecord{Client: "c", TTL: 1},
 	}
 	for _, bare := range []bool{false, true} {
 		if bare {

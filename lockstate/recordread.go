@@ -78,6 +78,11 @@ func (x *RecordReader) plain(data []byte) (rec Record, ok bool) {
 		}
 	}
 	rec.Keys = p.has(`,"keys":true`)
+	if p.has(`,"opened":[`) {
+		for more := true; more; more = p.more() {
+			rec.Opened = append(rec.Opened, p.fileID())
+		}
+	}
 	rec.Command = p.has(`,"command":true`)
 	if p.has(`,"why":`) {
 		rec.Why = string(p.text())
@@ -252,6 +257,17 @@ func (p *plainReader) id() (id procid.ID) {
 	id.Start = p.uint(64)
 	p.want(`}`)
 	return id
+}
+
+func (p *plainReader) fileID() (f FileID) {
+	p.want(`{"Dev":`)
+	f.Dev = p.uint(64)
+	p.want(`,"Ino":`)
+	f.Ino = p.uint(64)
+	p.want(`,"Birth":`)
+	f.Birth = p.int()
+	p.want(`}`)
+	return f
 }
 
 func (p *plainReader) inode() (n Inode) {
