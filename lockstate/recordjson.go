@@ -78,42 +78,15 @@ func (rec *Record) appendPlain(b []byte, l *lineageText) ([]byte, bool) {
 	if rec.File != "" {
 		b = appendText(b, `,"file":`, string(rec.File))
 	}
-	for i, f := range rec.Files {
-		switch {
-		case !isPlain(string(f)):
+	for _, f := range rec.Files {
+		if !isPlain(string(f)) {
 			return nil, false
-		case i == 0:
-			b = appendText(b, `,"files":[`, string(f))
-		default:
-			b = appendText(b, ",", string(f))
-		}
-		if i == len(rec.Files)-1 {
-			b = append(b, ']')
 		}
 	}
-	for i, n := range rec.Inodes {
-		if i == 0 {
-			b = append(b, `,"inodes":[`...)
-		} else {
-			b = append(b, ',')
-		}
-		b = appendInode(b, n)
-		if i == len(rec.Inodes)-1 {
-			b = append(b, ']')
-		}
-	}
+	b = appendList(b, `,"files":[`, rec.Files, func(b []byte, f Bytes) []byte { return appendText(b, "", string(f)) })
+	b = appendList(b, `,"inodes":[`, rec.Inodes, appendInode)
 	b = appendTrue(b, `,"keys":true`, rec.Keys)
-	for i, f := range rec.Opened {
-		if i == 0 {
-			b = append(b, `,"opened":[`...)
-		} else {
-			b = append(b, ',')
-		}
-		b = appendFileID(b, f)
-		if i == len(rec.Opened)-1 {
-			b = append(b, ']')
-		}
-	}
+	b = appendList(b, `,"opened":[`, rec.Opened, appendFileID)
 	b = appendTrue(b, `,"command":true`, rec.Command)
 	if rec.Why != "" {
 		b = appendText(b, `,"why":`, rec.Why)
@@ -161,6 +134,22 @@ func isPlain[T string | []byte](s T) bool {
 func appendText(b []byte, key, plain string) []byte {
 	b = append(append(b, key...), '"')
 	return append(append(b, plain...), '"')
+}
+
+// appendList appends nothing for an empty list.
+func appendList[T any](b []byte, begin string, all []T, appendOne func([]byte, T) []byte) []byte {
+	for i, x := range all {
+		if i == 0 {
+			b = append(b, begin...)
+		} else {
+			b = append(b, ',')
+		}
+		b = appendOne(b, x)
+	}
+	if len(all) > 0 {
+		b = append(b, ']')
+	}
+	return b
 }
 
 func appendTime(b []byte, key string, t time.Time) []byte {
