@@ -39,7 +39,7 @@
 //
 // Whoever reaches the backing past the mount is not seen: descriptors and
 // working directories from before the mount, other mount namespaces, root.
-// Changes made that way show up in the mount after at most a minute.
+// Changes made that way show up in the mount after at most an hour (see validity).
 //
 // # Invariants
 //
