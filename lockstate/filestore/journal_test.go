@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/filestore"
@@ -241,18 +241,34 @@ func stateSize(t *testing.T, dir string) (size int64) {
 	return size
 }
 
+// smallDisk is a file system of a megabyte that is mounted nowhere: it goes with the
+// process, however that ends.
+func smallDisk(t *testing.T) (dir string) {
+	t.Helper()
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if errors.Is(err, unix.EPERM) {
+		t.Skipf("needs root to mount a small file system: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fs)
+	err = errors.Join(unix.FsconfigSetString(fs, "size", "1m"), unix.FsconfigSetString(fs, "mode", "700"), unix.FsconfigCreate(fs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(root) })
+	return fmt.Sprintf("/proc/self/fd/%d", root)
+}
+
 // TestFullDisk fills the file system of the state: tokens go on, records are
 // kept as soon as there is room, and nothing that was kept before is lost.
 func TestFullDisk(t *testing.T) {
-	dir := t.TempDir()
-	if err := exec.Command("mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", dir).Run(); err != nil {
-		t.Skipf("needs root to mount a small file system: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := exec.Command("umount", dir).Run(); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := smallDisk(t)
 	s, err := filestore.Open(dir, "key")
 	if err != nil {
 		t.Fatal(err)
@@ -303,15 +319,7 @@ func TestFullDisk(t *testing.T) {
 // cut off.
 func TestFullDiskRestart(t *testing.T) {
 	for _, tail := range []string{"", `1234abcd P 9 {"tok`} {
-		dir := t.TempDir()
-		if err := exec.Command("mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", dir).Run(); err != nil {
-			t.Skipf("needs root to mount a small file system: %v", err)
-		}
-		t.Cleanup(func() {
-			if err := exec.Command("umount", dir).Run(); err != nil {
-				t.Error(err)
-			}
-		})
+		dir := smallDisk(t)
 		s := open(t, dir)
 		s.Put(1, []byte(`{"token":1}`))
 		if err := s.Close(); err != nil {
