@@ -3,9 +3,8 @@ package fs
 import (
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs/transport"
 )
@@ -18,7 +17,8 @@ const (
 	validForLess = time.Minute // others may change the backing, or the kernel can't be told of names
 )
 
-// attach is called before the first request.
+// attach is called before the first request. To ask what the kernel can be told also has
+// it look up again, once, what it knows from the daemon before, which may be an older one.
 func (fs *FS) attach(k transport.Kernel) {
 	fs.kernel = k
 	fs.nodes.validFor = validity(fs.back.root, k)
@@ -32,8 +32,8 @@ func validity(root int, k transport.Kernel) time.Duration {
 	return validForLess
 }
 
-// isLocal reports whether dir is on a file system that no other machine and no
-// other mount changes, as far as that is known.
+// isLocal reports whether dir is on a file system that no other machine changes, and no
+// other file system that it shows, as far as that is known.
 func isLocal(dir int) bool {
 	var st unix.Statfs_t
 	if unix.Fstatfs(dir, &st) != nil {

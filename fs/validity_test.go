@@ -4,13 +4,13 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs/transport"
 )
 
+// A namesKernel can be told of names, or not.
 type namesKernel struct {
 	transport.Kernel
 	status fuse.Status
@@ -18,6 +18,7 @@ type namesKernel struct {
 
 func (k namesKernel) ForgetNames() fuse.Status { return k.status }
 
+// TestValidity: long only where nobody else changes the files, and the kernel can be told.
 func TestValidity(t *testing.T) {
 	for _, c := range []struct {
 		dir    string

@@ -76,7 +76,7 @@ func (m meter) read() Spent {
 func spentOf(samples []Sample, row string, of side) (own, system float64) {
 	var owns, systems []float64
 	for _, s := range samples {
-		if s.Row == row && s.Subject == of.Subject && s.State == of.State && s.Ops > 0 && s.Own+s.System > 0 {
+		if s.is(row, of) && s.Ops > 0 && s.Own+s.System > 0 {
 			owns = append(owns, s.Own/float64(s.Ops))
 			systems = append(systems, s.System/float64(s.Ops))
 		}
@@ -114,13 +114,7 @@ func reportSpent(w io.Writer, r *Results) {
 		}
 		if lines++; lines == 1 {
 			fmt.Fprint(w, "\nProcessors' time of the daemon for one operation, in its own code + in the kernel; WITHOUT: the ratio if its own code took none\n\nROW")
-			for _, s := range r.Subjects[1:] {
-				fmt.Fprintf(w, "\t%s", s.Name)
-				if r.ours(s) {
-					fmt.Fprint(w, "\tWITHOUT\tGOAL")
-				}
-			}
-			fmt.Fprintln(w)
+			r.heads(w, "\tWITHOUT\tGOAL")
 		}
 		fmt.Fprintf(w, "%s\t%s\n", row, strings.Join(cells, "\t"))
 	}

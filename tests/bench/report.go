@@ -42,13 +42,7 @@ func reportRatios(w io.Writer, r *Results) {
 		return
 	}
 	fmt.Fprint(w, "\nTime relative to the bare directory: median (smallest–largest)\n\nROW\tBARE")
-	for _, s := range r.Subjects[1:] {
-		fmt.Fprintf(w, "\t%s", s.Name)
-		if r.ours(s) {
-			fmt.Fprint(w, "\tGOAL\tAHEAD")
-		}
-	}
-	fmt.Fprintln(w)
+	r.heads(w, "\tGOAL\tAHEAD")
 	for _, row := range r.rows() {
 		fmt.Fprintf(w, "%s\t%s", row, seconds(spreadOf(perOp(r.Samples, row, side{bareName, stateFree})).Median))
 		for _, s := range r.Subjects[1:] {
@@ -60,6 +54,18 @@ func reportRatios(w io.Writer, r *Results) {
 		}
 		fmt.Fprintln(w)
 	}
+}
+
+// heads ends a table's first line with a column for each subject, and further ones for a
+// stagefs.
+func (r *Results) heads(w io.Writer, ours string) {
+	for _, s := range r.Subjects[1:] {
+		fmt.Fprintf(w, "\t%s", s.Name)
+		if r.ours(s) {
+			fmt.Fprint(w, ours)
+		}
+	}
+	fmt.Fprintln(w)
 }
 
 // behind are the peers that count, and are faster than a stagefs in a row.

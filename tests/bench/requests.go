@@ -32,7 +32,7 @@ func requestsIn(file string) map[string]int64 {
 func requestsOf(samples []Sample, row string, of side) map[string]float64 {
 	rounds := map[string][]float64{}
 	for _, s := range samples {
-		if s.Row == row && s.Subject == of.Subject && s.State == of.State && s.Ops > 0 {
+		if s.is(row, of) && s.Ops > 0 {
 			for kind, n := range s.Requests {
 				rounds[kind] = append(rounds[kind], float64(n)/float64(s.Ops))
 			}

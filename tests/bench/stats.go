@@ -56,19 +56,24 @@ type Sample struct {
 // A side is one half of a comparison.
 type side struct{ Subject, State string }
 
+// is reports whether s is of a row on a side.
+func (s Sample) is(row string, of side) bool {
+	return s.Row == row && s.Subject == of.Subject && s.State == of.State
+}
+
 // ratios divides the times of a row on one side by those on the other, turn by
 // turn. Turns that lack either are left out.
 func ratios(samples []Sample, row string, of, to side) []float64 {
 	type turn struct{ round, turn int }
 	base := map[turn]float64{}
 	for _, s := range samples {
-		if s.Row == row && s.Subject == to.Subject && s.State == to.State && s.Seconds > 0 {
+		if s.is(row, to) && s.Seconds > 0 {
 			base[turn{s.Round, s.Turn}] = s.Seconds
 		}
 	}
 	var out []float64
 	for _, s := range samples {
-		if b := base[turn{s.Round, s.Turn}]; b > 0 && s.Row == row && s.Subject == of.Subject && s.State == of.State {
+		if b := base[turn{s.Round, s.Turn}]; b > 0 && s.is(row, of) {
 			out = append(out, s.Seconds/b)
 		}
 	}
@@ -79,7 +84,7 @@ func ratios(samples []Sample, row string, of, to side) []float64 {
 func perOp(samples []Sample, row string, of side) []float64 {
 	var out []float64
 	for _, s := range samples {
-		if s.Row == row && s.Subject == of.Subject && s.State == of.State && s.Ops > 0 {
+		if s.is(row, of) && s.Ops > 0 {
 			out = append(out, s.Seconds/float64(s.Ops))
 		}
 	}
@@ -91,7 +96,7 @@ func perOp(samples []Sample, row string, of side) []float64 {
 func bestOp(samples []Sample, row string, of side) float64 {
 	best := 0.0
 	for _, s := range samples {
-		if s.Row == row && s.Subject == of.Subject && s.State == of.State && s.Best > 0 && (best == 0 || s.Best < best) {
+		if s.is(row, of) && s.Best > 0 && (best == 0 || s.Best < best) {
 			best = s.Best
 		}
 	}

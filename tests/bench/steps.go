@@ -13,13 +13,14 @@ import (
 // A step measures one or more rows, on one instance in one state.
 type step struct {
 	rows     []string
-	prepares bool                               // later steps of the work need what it leaves
-	cleans   bool                               // removes what the earlier steps left
-	states   bool                               // measured in all states
-	narrow   bool                               // left out of narrow subjects
-	long     bool                               // that too, and of the later rounds
-	before   func(context.Context, *bout) error // fills or empties the caches; nil: nothing to do
-	run      func(context.Context, *bout) ([]timing, error)
+	prepares bool // later steps of the work need what it leaves
+	cleans   bool // removes what the earlier steps left
+	states   bool // measured in all states
+	narrow   bool // left out of narrow subjects
+	long     bool // that too, and of the later rounds
+
+	before func(context.Context, *bout) error // fills or empties the caches; nil: nothing to do
+	run    func(context.Context, *bout) ([]timing, error)
 }
 
 // A timing is one row's part of what a step found.
