@@ -78,26 +78,25 @@ type nodeIndex struct {
 	parts [256]nodePart
 }
 
-// A nodePart is a table with open addressing and linear probing.
+// A nodePart is a table with open addressing and linear probing. A search reads the
+// tags, which lie side by side, and hardly a node that is not the one.
 type nodePart struct {
 	slots []*node
+	tags  []uint16 // bits of the hashes, by which the slots are chosen; 0: a slot is empty
 	n     int
 }
 
 func (x *nodeIndex) init() { x.seed = [2]uint64{rand.Uint64(), rand.Uint64()} }
 
-// find returns the part where a node of that identity belongs, and its hash.
-func (x *nodeIndex) find(id identity) (*nodePart, uint64) {
+// find returns the part where a node of that identity belongs, and its tag.
+func (x *nodeIndex) find(id identity) (*nodePart, uint16) {
 	hi, lo := bits.Mul64(id.ino^x.seed[0], uint64(id.birth)^uint64(id.dev)<<40^x.seed[1])
 	h := (hi ^ lo) * 0x9e3779b97f4a7c15
-	return &x.parts[h>>56], h << 8
+	return &x.parts[h>>56], max(1, uint16(h>>40))
 }
 
-// home is where the search for a hash begins.
-func (p *nodePart) home(hash uint64) int {
-	hi, _ := bits.Mul64(hash, uint64(len(p.slots)))
-	return int(hi)
-}
+// home is where the search for a tag begins.
+func (p *nodePart) home(tag uint16) int { return int(uint64(tag) * uint64(len(p.slots)) >> 16) }
 
 func (p *nodePart) after(i int) int {
 	if i++; i == len(p.slots) {
@@ -106,60 +105,62 @@ func (p *nodePart) after(i int) int {
 	return i
 }
 
+// search returns the slot of the node with a tag that is says is the one, or else the
+// empty one where it would be. There is an empty one.
+func (p *nodePart) search(tag uint16, is func(*node) bool) (i int, found bool) {
+	for i = p.home(tag); p.tags[i] != 0; i = p.after(i) {
+		if p.tags[i] == tag && is(p.slots[i]) {
+			return i, true
+		}
+	}
+	return i, false
+}
+
 func (x *nodeIndex) get(id identity) *node {
-	p, h := x.find(id)
+	p, tag := x.find(id)
 	if p.n == 0 {
 		return nil
 	}
-	for i := p.home(h); p.slots[i] != nil; i = p.after(i) {
-		if n := p.slots[i]; n.key() == id {
-			return n
-		}
+	if i, found := p.search(tag, func(n *node) bool { return n.key() == id }); found {
+		return p.slots[i]
 	}
 	return nil
 }
 
 // put adds n, in place of another one of the same identity.
 func (x *nodeIndex) put(n *node) {
-	p, h := x.find(n.key())
+	p, tag := x.find(n.key())
 	if p.n*4 >= len(p.slots)*3 {
-		x.resize(p, max(8, len(p.slots)*4/3))
+		p.resize(max(8, len(p.slots)*4/3))
 	}
-	i := p.home(h)
-	for p.slots[i] != nil && p.slots[i].key() != n.key() {
-		i = p.after(i)
-	}
-	if p.slots[i] == nil {
+	i, found := p.search(tag, func(other *node) bool { return other.key() == n.key() })
+	if !found {
 		p.n++
 	}
-	p.slots[i] = n
+	p.slots[i], p.tags[i] = n, tag
 }
 
 // remove takes n out if it is there.
 func (x *nodeIndex) remove(n *node) {
-	p, h := x.find(n.key())
+	p, tag := x.find(n.key())
 	if p.n == 0 {
 		return
 	}
-	i := p.home(h)
-	for p.slots[i] != n {
-		if p.slots[i] == nil {
-			return
-		}
-		i = p.after(i)
+	i, found := p.search(tag, func(other *node) bool { return other == n })
+	if !found {
+		return
 	}
 	p.n--
 	// What was pushed on by n moves back.
-	for j := p.after(i); p.slots[j] != nil; j = p.after(j) {
-		_, h := x.find(p.slots[j].key())
-		if home := p.home(h); p.distance(home, j) >= p.distance(i, j) {
-			p.slots[i] = p.slots[j]
+	for j := p.after(i); p.tags[j] != 0; j = p.after(j) {
+		if home := p.home(p.tags[j]); p.distance(home, j) >= p.distance(i, j) {
+			p.slots[i], p.tags[i] = p.slots[j], p.tags[j]
 			i = j
 		}
 	}
-	p.slots[i] = nil
+	p.slots[i], p.tags[i] = nil, 0
 	if len(p.slots) > 8 && p.n*5 < len(p.slots) {
-		x.resize(p, max(8, p.n*2))
+		p.resize(max(8, p.n*2))
 	}
 }
 
@@ -171,18 +172,13 @@ func (p *nodePart) distance(i, j int) int {
 	return j - i
 }
 
-func (x *nodeIndex) resize(p *nodePart, size int) {
-	old := p.slots
-	p.slots = make([]*node, size)
-	for _, n := range old {
-		if n == nil {
-			continue
+func (p *nodePart) resize(size int) {
+	slots, tags := p.slots, p.tags
+	p.slots, p.tags = make([]*node, size), make([]uint16, size)
+	for i, tag := range tags {
+		if tag != 0 {
+			at, _ := p.search(tag, func(*node) bool { return false })
+			p.slots[at], p.tags[at] = slots[i], tag
 		}
-		_, h := x.find(n.key())
-		i := p.home(h)
-		for p.slots[i] != nil {
-			i = p.after(i)
-		}
-		p.slots[i] = n
 	}
 }
