@@ -176,8 +176,8 @@ func (h *Handle) Moved(name string, dirs ...*Dir) {
 	if h.revocable {
 		h.followLocked(dirs)
 	}
-	if h.closed || h.revoked.Load() {
-		return
+	if h.closed || h.revoked.Load() || name == h.name && slices.Equal(dirs, h.dirs) {
+		return // what is gone has no handles
 	}
 	h.leaveAllLocked()
 	h.name = name
