@@ -196,7 +196,7 @@ func (fs *FS) grantLock(r *request, q lockstate.Request, file *unix.Statx_t) (g 
 
 // acquired carries out what follows an acquisition.
 func (fs *FS) acquired(r *request, l lockstate.Lock) {
-	r.lock = l
+	r.lock = &l
 	fs.narrow(r.proc, l)
 	fs.log.Debug("acquired", "dir", l.Path, "protocol", l.Protocol, "pid", l.Owner.Pid, "token", l.Token)
 }

@@ -44,13 +44,13 @@ type request struct {
 	owner *lockstate.ScopeKind
 
 	proc   *procid.Process
-	asked  bool           // proc was looked up, without any lock
-	trying bool           // a try is under way: its locks are held
-	unseen bool           // it needs to know what is only found out without them
-	scoped *scopeAnswer   // of proc, likewise
-	alone  *scopeError    // why proc owns by itself what the mount's scope was to own
-	sure   bool           // what a refusal depends on was waited for
-	lock   lockstate.Lock // what was acquired
+	asked  bool            // proc was looked up, without any lock
+	trying bool            // a try is under way: its locks are held
+	unseen bool            // it needs to know what is only found out without them
+	scoped *scopeAnswer    // of proc, likewise
+	alone  *scopeError     // why proc owns by itself what the mount's scope was to own
+	sure   bool            // what a refusal depends on was waited for
+	lock   *lockstate.Lock // what was acquired
 
 	// What a try keeps until it is over.
 	aliases   bool  // FS.aliasMu, shared

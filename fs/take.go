@@ -39,14 +39,14 @@ func (c *command) acquire() fuse.Status {
 	if status != fuse.OK {
 		return status
 	}
-	if r.lock.Token == 0 { // the mount only observes
+	if r.lock == nil { // the mount only observes
 		c.answer.Kind = "off"
 		return fuse.OK
 	}
 	if c.client != "" {
 		c.fs.expiry.set()
 	}
-	return c.tell(r.lock)
+	return c.tell(*r.lock)
 }
 
 // await waits until a directory could be acquired, and leaves it alone.
