@@ -77,6 +77,22 @@
 //	            lockstate.Table
 //	              eventLog.mu
 //
+// Others stand beside that tree, taken before what is named behind them:
+//
+//	openDir.mu             a listing of a directory: all that it takes
+//	waitList.searching     waitList.mu, advisory.Table, lockstate.Table
+//	waitList.mu            nodeTable.mu
+//	candidates.mu          nodeTable.mu
+//	lockLooks.mu           nodeTable.mu
+//	expiry.mu              lockstate.Table
+//	lostKeys.mu            lockstate.Table
+//	hotDirs.mu             the store's
+//	denialLog.mu           lineLimit.mu
+//	controlDir.mu          ctl.mu, and eventReader.mu before eventLog.mu
+//	orphanList.mu          leftovers.mu, and that before lockstate.Table
+//
+// Beneath all further ones nothing is taken.
+//
 // No lock is held while a request waits for somebody else's lock to end, or for
 // more than a moment for a process in execve(2) (see.go). The caller of a FLUSH
 // may be in one: nothing of it is looked at but its status.
