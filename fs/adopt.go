@@ -49,8 +49,11 @@ func (fs *FS) adoptDir(dir string) (dirs []string) {
 		fs.log.Warn("cannot look for files that are still open for writing", "dir", dir, "err", err)
 	}
 	for _, name := range open {
-		err := fs.adoptFile(join(dir, name))
-		fs.log.Warn("a file is still open for writing by the mount of a daemon that died", "path", join(dir, name), "err", err)
+		about := []any{"path", join(dir, name)}
+		if err := fs.adoptFile(join(dir, name)); err != nil {
+			about = append(about, "err", err)
+		}
+		fs.log.Warn("a file is still open for writing by the mount of a daemon that died", about...)
 	}
 	return dirs
 }

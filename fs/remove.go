@@ -167,6 +167,6 @@ func (fs *FS) released(d *lockstate.Dir, name string) {
 	}
 }
 
-func (fs *FS) logReleased(l lockstate.Lock, why lockstate.Reason) {
-	fs.log.Debug("released", "dir", l.Path, "why", why, "pid", l.Owner.Pid, "token", l.Token)
+func (fs *FS) logReleased(l lockstate.Lock, reason lockstate.Reason) {
+	fs.log.Debug("released", "dir", l.Path, "reason", reason, "pid", l.Owner.Pid, "token", l.Token)
 }

@@ -59,7 +59,7 @@ func TestLog(t *testing.T) {
 	m.wantLog("lock broken", "pid="+itoa(a.Pid), "by="+itoa(breaker.Pid()), "uid=0", "it hangs")
 	token := a.mustCommand(m, "acquire board/v1").Token
 	a.mustCommand(m, "release board/v1")
-	m.wantLog("lock released", "pid="+itoa(a.Pid), "by="+itoa(a.Pid), "token="+itoa(int(token)), "why=released")
+	m.wantLog("lock released", "pid="+itoa(a.Pid), "by="+itoa(a.Pid), "token="+itoa(int(token)), "reason=released")
 	token = a.mustCommand(m, "acquire board/v1 client=x ttl=10ms").Token
 	m.wantLog("lease expired", "client=x", "token="+itoa(int(token)))
 	mustDo(t, syscall.Kill(first, syscall.SIGKILL))
