@@ -203,8 +203,9 @@ func (c *command) putBack(x *puttingBack) error {
 	return nil
 }
 
-// discardQuarantined deletes something that was put aside, or all that is older
-// than so long: `discard . id=N` or `discard . older=0s`.
+// discardQuarantined deletes something that was put aside, or all from a directory or
+// beneath it that is older than so long: `discard . id=N` or `discard DIR older=0s`.
+// Where something is from that is not known, it is from the root alone.
 func (c *command) discardQuarantined() fuse.Status {
 	if !c.admin() {
 		return c.notAdmin()
@@ -229,7 +230,8 @@ func (c *command) discardQuarantined() fuse.Status {
 	all, err := fs.quarantined()
 	for _, q := range all {
 		old := time.Since(q.Time) >= c.older && (!q.Time.IsZero() || c.older == 0)
-		if c.id != "" && q.ID != c.id || c.id == "" && !old {
+		here := c.dir == "." || within(string(q.Dir), c.dir)
+		if c.id != "" && q.ID != c.id || c.id == "" && !(old && here) {
 			continue
 		}
 		if fs.filling[quarantineDir+"/"+q.ID] { // more is to come

@@ -549,6 +549,18 @@ func TestR7Restore(t *testing.T) {
 	if left := m.quarantine(); len(left) != 1 || left[0].Why != "status 3" {
 		t.Errorf("left: %+v, want the new one, of exit status 3", left)
 	}
+	for _, dir := range []string{"E", "D/x"} { // it is from neither
+		if r := run(t, stagefsBin(), "quarantine", "--delete-older", "0s", m.At(dir)); r.Status != 0 || len(m.quarantine()) != 1 {
+			t.Errorf("--delete-older 0s %s: %v, left: %+v", dir, r, m.quarantine())
+		}
+	}
+	if r := run(t, stagefsBin(), "quarantine", "--delete-older", "0s", m.At("D")); r.Status != 0 || len(m.quarantine()) != 0 {
+		t.Errorf("--delete-older 0s D: %v, left: %+v", r, m.quarantine())
+	}
+	c := agent(t)
+	c.must("mkdir", m.At("D"))
+	c.Exit(3)
+	m.awaitFree("D")
 	if r := run(t, stagefsBin(), "quarantine", "--delete-older", "0s", m.Path); r.Status != 0 {
 		t.Error(r)
 	}

@@ -30,7 +30,7 @@ func (c *command) quarantineCommand() *cli.Command {
 			&cli.BoolFlag{Name: "json", Usage: "a line of JSON for each"},
 			&cli.StringFlag{Name: "restore", Usage: "put the content with this `ID` back: at DIR, or where it was if DIR is the root of the mount"},
 			&cli.StringFlag{Name: "delete", Usage: "delete the content with this `ID`"},
-			&cli.StringFlag{Name: "delete-older", Usage: "delete all that is older than `DURATION`: 0s for everything"},
+			&cli.StringFlag{Name: "delete-older", Usage: "delete what is from DIR or beneath it and older than `DURATION`, such as 72h: 0s for everything"},
 		},
 		Action: c.quarantineAction,
 	}
@@ -58,11 +58,12 @@ func (c *command) quarantineAction(ctx *cli.Context) error {
 		return err
 	}
 	if ctx.IsSet("delete-older") {
+		// No bare number, which is one of seconds elsewhere: who means days would lose all.
 		older, err := time.ParseDuration(ctx.String("delete-older"))
 		if err != nil || older < 0 {
-			return usagef("quarantine: --delete-older %s: want a duration like 72h", quote(ctx.String("delete-older")))
+			return usagef("quarantine: --delete-older %s: want a duration with its unit, like 72h", quote(ctx.String("delete-older")))
 		}
-		return c.quarantineControl(mountpoint, "discard . older="+older.String(), "")
+		return c.quarantineControl(mountpoint, "discard "+ctlWord(rel)+" older="+older.String(), "")
 	}
 	all, err := readQuarantine(mountpoint)
 	if err != nil {
