@@ -34,8 +34,7 @@ func (c *command) run(line string) fuse.Status {
 	}
 	c.answer.Dir, c.answer.DirBytes = text(c.dir)
 	if c.fs.opts.NoLocking && !oneOf(c.verb, "break", "restore", "discard") && c.dir != "" {
-		c.answer.Kind = "off"
-		return fuse.OK
+		return c.off()
 	}
 	switch c.verb {
 	case "acquire":
@@ -65,6 +64,13 @@ func (c *command) run(line string) fuse.Status {
 		return c.check()
 	}
 	return fuse.EINVAL
+}
+
+// off answers where there are no locks, or where one was refused, which was only noted:
+// a program that goes by the locks is not to fail for want of one.
+func (c *command) off() fuse.Status {
+	c.answer.Kind = "off"
+	return fuse.OK
 }
 
 // fail answers with an error of the tables.
@@ -142,12 +148,18 @@ func (c *command) find() (d *lockstate.Dir, done func(), ok bool) {
 func (c *command) release() fuse.Status {
 	d, done, ok := c.find()
 	defer done()
+	observed := c.fs.opts.Observe && c.token == 0 // the acquisition may have been refused
+	if !ok && observed {
+		return c.off()
+	}
 	if !ok {
 		return c.fail(lockstate.ErrNoLock)
 	}
 	p := c.process()
 	l, holds, err := c.ofClient(p, d)
 	switch {
+	case observed && (err != nil || l.Token == 0 || !holds):
+		return c.off()
 	case err != nil:
 		return c.fail(err)
 	case l.Token == 0, c.token != 0 && c.token != l.Token:

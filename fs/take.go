@@ -40,8 +40,7 @@ func (c *command) acquire() fuse.Status {
 		return status
 	}
 	if r.lock == nil { // the mount only observes
-		c.answer.Kind = "off"
-		return fuse.OK
+		return c.off()
 	}
 	if c.client != "" {
 		c.fs.expiry.set()

@@ -3,6 +3,7 @@ package tests
 import (
 	"bytes"
 	"os"
+	"strings"
 	"testing"
 )
 
@@ -74,6 +75,10 @@ func TestObserve(t *testing.T) {
 	}
 	mustShow(t, m, "locks", "observing only")
 	m.wantOwner("D", holder.Pid)
+	r := run(t, stagefsBin(), "acquire", "-n", m.At("D"))
+	if r.Status != 0 || r.Out != "0\n" || !strings.Contains(r.Err, "no lock was taken") {
+		t.Errorf("acquire of what somebody else has: %v, want token 0, and that it is none", r)
+	}
 }
 
 func mustShow(t *testing.T, m *Mount, file, want string) {

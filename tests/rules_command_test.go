@@ -520,6 +520,15 @@ func TestA7Off(t *testing.T) {
 			if noted := slices.ContainsFunc(m.Denials(), func(d denial) bool { return d.Op == "acquire" }); noted != (first.Token != 0) {
 				t.Errorf("the refusal is noted: %t, locks are kept: %t", noted, first.Token != 0)
 			}
+			b.mustCommand(m, "acquire D client=x")
+			for _, c := range []string{"release D", "release E", "release D client=x"} {
+				if got := b.mustCommand(m, "%s", c); got.Token != 0 || got.Kind != "off" {
+					t.Errorf("%s by who was refused: %+v, want token 0 and kind off", c, got)
+				}
+			}
+			if first.Token != 0 {
+				m.wantOwner("D", a.Pid)
+			}
 		})
 	}
 }

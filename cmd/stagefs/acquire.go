@@ -101,8 +101,11 @@ func (c *command) acquireAs(ctx *cli.Context, id string) error {
 	if err != nil {
 		return lockError(dir, exitHeld, err)
 	}
+	if status.Token == 0 {
+		c.say("%s: no lock was taken: locking is disabled there, or somebody else has it and that is only observed", quote(dir))
+	}
 	err = c.printStatus(ctx, d, status)
-	if err != nil && status.Token != had {
+	if err != nil && status.Token != had && status.Token != 0 {
 		return unprinted(d, id, status.Token, err)
 	}
 	return err
