@@ -136,11 +136,11 @@ func (fs *FS) showLocks() []byte {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%d\t%s\n", plain(dir), r.Kind, r.Protocol, r.Token,
 			r.Since.UTC().Format(time.RFC3339), pid, r.UID, shorten(ownerText(r)))
 		for _, k := range r.Blockers {
-			fmt.Fprintf(w, "  open: %s\t\t\t\t\t%d\t\t%s\n", plain(k.Path), k.Pid, shorten(plain(k.Cmd)))
+			fmt.Fprintf(w, "  open: %s\t\t\t\t\t%s\n", plain(k.Path), blockerText(k))
 		}
 	}
 	for _, k := range l.Blockers {
-		fmt.Fprintf(w, "%s\tleft-open\t\t\t\t%d\t\t%s\n", plain(k.Path), k.Pid, shorten(plain(k.Cmd)))
+		fmt.Fprintf(w, "%s\tleft-open\t\t\t\t%s\n", plain(k.Path), blockerText(k))
 	}
 	for _, o := range l.Orphans {
 		path := o.Path
@@ -151,6 +151,14 @@ func (fs *FS) showLocks() []byte {
 	}
 	w.Flush()
 	return b.Bytes()
+}
+
+// blockerText is the end of a row, from the process on.
+func blockerText(b lockstate.Blocker) string {
+	if b.Pid == 0 {
+		return "-\t\tnot known"
+	}
+	return fmt.Sprintf("%d\t\t%s", b.Pid, shorten(plain(b.Cmd)))
 }
 
 // ownerText tells whose lock a row is.

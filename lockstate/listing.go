@@ -39,7 +39,7 @@ type Row struct {
 // A Blocker is a write handle that keeps others from acquiring a directory
 // (C3d, R8).
 type Blocker struct {
-	Pid       int    `json:"pid"`
+	Pid       int    `json:"pid"` // 0: not known, as of one that an earlier daemon served
 	Start     uint64 `json:"start"`
 	Cmd       string `json:"cmd"`
 	Path      string `json:"path"`

@@ -199,7 +199,11 @@ func (c *command) printBlockers(title string, blockers []lockstate.Blocker) {
 	}
 	fmt.Fprintln(c.out, title)
 	for _, b := range blockers {
-		fmt.Fprintf(c.out, "  %s: process %d (%s)\n", quote(pathOf(b)), b.Pid, brief(b.Cmd))
+		who := fmt.Sprintf("process %d (%s)", b.Pid, brief(b.Cmd))
+		if b.Pid == 0 {
+			who = "a process that is not known: from before this daemon's start, or outside of its PID namespace"
+		}
+		fmt.Fprintf(c.out, "  %s: %s\n", quote(pathOf(b)), who)
 	}
 }
 

@@ -49,6 +49,13 @@ func TestWhy(t *testing.T) {
 	m.check(t, []string{"why", "/"}, 69, "", "no stagefs mount")
 }
 
+// Who has a file open is not known of what an earlier daemon served.
+func TestWhyUnknown(t *testing.T) {
+	const listing = `{"locks": [], "waiters": [], "orphans": [], "blockers": [{"pid": 0, "start": 0, "cmd": "", "path": "D/x"}]}`
+	m := newFakeMount(t, map[string]string{"locks.json": listing, "denials": ""})
+	m.check(t, []string{"why", filepath.Join(m.dir, "D")}, 0, "D/x: a process that is not known: from before", "")
+}
+
 // The nearest lock governs (C2); of several on one directory, the last (A13).
 func TestGoverning(t *testing.T) {
 	rows := []lockstate.Row{

@@ -66,7 +66,7 @@ func (h *Holder) String() string {
 // A Blocker is a process that has something beneath the directory open for
 // writing, or mapped.
 type Blocker struct {
-	Pid       int    `json:"pid"`
+	Pid       int    `json:"pid"` // 0: not known, since it opened it before the daemon's start or outside of its PID namespace
 	Cmd       string `json:"cmd"`
 	Path      string `json:"path"` // relative to the mount
 	PathBytes []byte `json:"path_bytes"`
@@ -90,7 +90,11 @@ func (e *HeldError) Error() string {
 		return fmt.Sprintf("%s is held by %s", dir, e.Holder)
 	case len(e.Blockers) > 0:
 		b := e.Blockers[0]
-		return fmt.Sprintf("%s: process %d (%s) has %s open for writing", dir, b.Pid, strconv.Quote(b.Cmd), strconv.Quote(b.Path))
+		who := fmt.Sprintf("process %d (%s)", b.Pid, strconv.Quote(b.Cmd))
+		if b.Pid == 0 {
+			who = "a process that is not known"
+		}
+		return fmt.Sprintf("%s: %s has %s open for writing", dir, who, strconv.Quote(b.Path))
 	case e.Reason != "":
 		return fmt.Sprintf("%s: %s", dir, e.Reason)
 	}
