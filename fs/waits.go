@@ -301,6 +301,16 @@ func (w *waitList) on(t *nodeTable, node uint64) bool {
 	return false
 }
 
+// len counts the requests that wait.
+func (w *waitList) len() (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, line := range w.lines {
+		n += len(line)
+	}
+	return n
+}
+
 // list returns who waits, in order of arrival.
 func (w *waitList) list(fs *FS) []lockstate.Waiter {
 	w.mu.Lock()

@@ -136,6 +136,15 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("stagefs_%s = %d, want %d", name, got, want)
 		}
 	}
+	got := b.Start("ctl", m.control("ctl"), "acquire D wait=forever")
+	eventually(t, "a waiter is counted", func() bool { return m.metric("waiters") == 1 })
+	a.mustCommand(m, "release D")
+	if s := got(); s != "ok" {
+		t.Errorf("the waiter gets %s, want ok", s)
+	}
+	if n := m.metric("waiters"); n != 0 {
+		t.Errorf("stagefs_waiters = %d, want 0", n)
+	}
 }
 
 // metric is the sum of a metric over all its labels.
