@@ -41,6 +41,7 @@ func TestCommandWords(t *testing.T) {
 		{"", []string{"acquire", m.At("none")}, 66, m.At("none") + ": no such directory; make it first"},
 		{"", []string{"acquire", m.At(".stagefs")}, 66, ".stagefs is a reserved name"},
 		{"", []string{"run", m.At(".stagefs"), "true"}, 66, ".stagefs is a reserved name"},
+		{"", []string{"wait", m.At("none")}, 0, m.At("none") + " is missing"},
 		{"", []string{"wait", m.At(".stagefs")}, 66, ".stagefs is a reserved name"},
 		{"", []string{"wait", m.At(".stagefs/x/y")}, 66, ".stagefs is a reserved name"},
 		{"", []string{"release", m.Path}, 66, m.Path + ": there is no lock on it"},

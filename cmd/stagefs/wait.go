@@ -39,7 +39,13 @@ func (c *command) waitCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return lockError(dir, exitHeld, d.Wait(until))
+			if err := d.Wait(until); err != nil {
+				return lockError(dir, exitHeld, err)
+			}
+			if !pathExists(d.Path()) { // misspelt, perhaps
+				c.say("%s is missing; stagefs run could make and take it", quote(dir))
+			}
+			return nil
 		},
 	}
 }
