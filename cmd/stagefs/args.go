@@ -4,6 +4,7 @@ package main
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -106,6 +107,10 @@ func reorder(cmd *cli.Command, args []string) ([]string, error) {
 			}
 			i++
 			value, hasValue = args[i], true
+		case !needs && hasValue:
+			if _, err := strconv.ParseBool(value); err != nil {
+				return nil, usagef("%s: option %s takes no value", cmd.Name, strings.TrimSuffix(arg, "="+value))
+			}
 		}
 		if hasValue {
 			options = append(options, "--"+name+"="+value)

@@ -23,6 +23,7 @@ func TestNormalize(t *testing.T) {
 		{"mount -- -d --depth", "mount -- -d --depth"},
 		{"mount -", "mount -- -"},
 		{"mount --strict DIR", "mount --strict -- DIR"},
+		{"mount --strict=true DIR", "mount --strict=true -- DIR"},
 		{"-d mount DIR", "mount --d -- DIR"},
 		{"umount -l M", "umount --l -- M"},
 		{"unmount M", "umount -- M"},
@@ -41,7 +42,7 @@ func TestNormalize(t *testing.T) {
 			t.Errorf("normalize(%s) = %q, %v, want %s", tt.args, got, err, tt.want)
 		}
 	}
-	for _, args := range []string{"", "--x", "mount --x", "mount -x D", "mount D --depth", "x", "run -E", "run -x D y", "run -nx D y"} {
+	for _, args := range []string{"", "--x", "mount --x", "mount --strict=x D", "umount -l=D", "mount -x D", "mount D --depth", "x", "run -E", "run -x D y", "run -nx D y"} {
 		if got, err := normalize(app, strings.Fields(args)); err == nil {
 			t.Errorf("normalize(%s) = %q, want an error", args, got)
 		}
