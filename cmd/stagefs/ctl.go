@@ -69,7 +69,7 @@ func (c *command) sayStillHeld(ctx context.Context, dir string) {
 		return
 	}
 	if l, err := d.Check(ctx, ""); err == nil && l.Token != 0 && l.Dir == rel {
-		c.say("%s: still held by this process or one of its ancestors: %s, token %d", quote(rel), l.Kind, l.Token)
+		c.say("%s: still held by this process or one of its ancestors: %s, token %d", quote(dir), l.Kind, l.Token)
 	}
 }
 

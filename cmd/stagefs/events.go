@@ -20,7 +20,7 @@ import (
 func (c *command) eventsCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "events",
-		Usage:     "print what happens to the locks at and below a directory, until interrupted",
+		Usage:     "print what happens to the locks at, above and below a directory, until interrupted",
 		ArgsUsage: "[--json] DIR",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "json", Usage: "as JSON, a line an event"},
@@ -116,7 +116,11 @@ func eventText(e lockstate.Event, dir string) string {
 		fmt.Fprintf(&b, " by process %d", e.By)
 	}
 	if e.Why != "" {
-		fmt.Fprintf(&b, ": %s", quote(e.Why))
+		why := e.Why
+		if !printable(why) {
+			why = quote(why)
+		}
+		fmt.Fprintf(&b, ": %s", why) // the names in it are quoted
 	}
 	return b.String()
 }

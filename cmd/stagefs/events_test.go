@@ -9,7 +9,7 @@ import (
 )
 
 const fourEvents = `{"time":"2026-01-02T03:04:05Z","event":"acquired","dir":"board/v1","token":7,"pid":41,"kind":"explicit","protocol":"link"}
-{"time":"2026-01-02T03:04:06Z","event":"refused","dir":"other","token":9,"pid":70,"reason":"EBUSY","by":42}
+{"time":"2026-01-02T03:04:06Z","event":"refused","dir":"other","token":9,"pid":70,"reason":"EBUSY","by":42,"why":"\"other\" is held"}
 {"time":"2026-01-02T03:04:07Z","event":"broken","dir":"board/v1","token":7,"client":"c\u001b[2J","reason":"broken","by":43,"why":"it hangs","later":1}
 {"time":"2026-01-02T03:04:08Z","event":"lost-events","dir":"","count":12}
 `
@@ -23,7 +23,7 @@ func TestEvents(t *testing.T) {
 		want []string
 	}{
 		{".", []string{
-			"acquired board/v1 token 7 process 41 explicit (link)", "refused other token 9 process 70: EBUSY by process 42",
+			"acquired board/v1 token 7 process 41 explicit (link)", `refused other token 9 process 70: EBUSY by process 42: "other" is held`,
 			`broken board/v1 token 7 client "c\x1b[2J": broken by process 43: it hangs`, "lost-events 12",
 		}},
 		{"board", []string{"acquired", "broken", "lost-events"}},
