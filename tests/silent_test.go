@@ -175,6 +175,11 @@ func TestMountStale(t *testing.T) {
 	m.kill()
 	refused("stagefs mount "+m.Dir, m.At("sub"))
 	refused("stagefs mount "+m.Dir, staticDir(t), m.At("sub"))
+	ordinary := exec.Command(stagefsBin(), "mount", "--state-dir", state+".nobody", m.Dir)
+	ordinary.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	if r := runCmd(t, ordinary); r.Status != 77 || !strings.Contains(r.Err, "is the user 0's") {
+		t.Errorf("mount by an ordinary user: %v; want 77, and whose the dead mount is", r)
+	}
 	m.start(nil)
 	m.awaitReady()
 }

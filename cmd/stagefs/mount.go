@@ -337,7 +337,21 @@ func explainMount(o fs.Options, err error) error {
 		// fusermount3 has said the same, but go-fuse does not pass it on.
 		return exitf(exitNoPerm, "%s: ordinary users can only mount over directories that they may write; mount as root", quote(target(o)))
 	}
+	if mount := foreignDead(target(o)); mount != nil {
+		return exitf(exitNoPerm, "%s: the dead mount at %s is the user %d's; only that one and root can take its place, or unmount it",
+			quote(o.Dir), quote(mount.Path), mountedBy(mount))
+	}
 	return err
+}
+
+// foreignDead returns the dead mount that a path leads into, if another user made it
+// and this one is not root.
+func foreignDead(path string) *fs.MountEntry {
+	mount := leadsTo(path)
+	if mount == nil || os.Geteuid() == 0 || os.Geteuid() == mountedBy(mount) || !isDead(ask(mount.Path, false, answerTime)) {
+		return nil
+	}
+	return mount
 }
 
 // staleError tells of a dead mount in whose place no new one can be made: it is
