@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stagefs/stagefs/fs"
 	"github.com/stagefs/stagefs/lockstate"
 )
@@ -61,8 +63,15 @@ func controlError(mountpoint string, err error) error {
 		return exitf(exitUnavailable, "%s has no control directory; is it a stagefs mount?", quote(mountpoint))
 	case errors.Is(err, os.ErrPermission):
 		return exitf(exitNoPerm, "%s: not allowed; an ordinary user's mount is for that user alone", quote(mountpoint))
+	case errors.Is(err, unix.EROFS):
+		return readOnly(mountpoint)
 	}
 	return err
+}
+
+// readOnly is the failure of a command beneath a mount that is read-only.
+func readOnly(dir string) error {
+	return exitf(exitOS, "%s: the mount is read-only, and takes no commands; for root: stagefs mount -o remount,rw MOUNTPOINT", quote(dir))
 }
 
 // place finds the mount that path is on, and path relative to its root. Names

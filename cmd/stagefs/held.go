@@ -264,6 +264,8 @@ func lockError(dir string, held int, err error) error {
 		return exitf(exitNoInput, "%s: there is no lock on it", quote(dir))
 	case errors.Is(err, os.ErrExist):
 		return exitf(exitCantCreate, "%s exists already", quote(dir))
+	case errors.Is(err, unix.EROFS):
+		return readOnly(dir)
 	case errors.Is(err, unix.ENOTDIR):
 		return exitf(exitNoInput, "%s: not a directory, or beneath none", quote(dir))
 	case errors.Is(err, unix.ENOENT):
