@@ -176,7 +176,7 @@ func (c *ctlLine) set(key, value string, valued bool) (err error) {
 			err = errors.New("is no number of something in quarantine")
 		}
 	case "older":
-		if c.older, err = duration(value); err == nil && c.older < 0 {
+		if c.older, err = ParseDuration(value); err == nil && c.older < 0 {
 			err = errors.New("is below zero")
 		}
 	case "client":
@@ -184,7 +184,7 @@ func (c *ctlLine) set(key, value string, valued bool) (err error) {
 	case "why":
 		c.why, err = value, badWhy(value)
 	case "ttl":
-		c.ttl, err = duration(value)
+		c.ttl, err = ParseDuration(value)
 		if err == nil && (c.ttl < minTTL || c.ttl > maxTTL) {
 			err = errors.New("want 10ms to 24h")
 		}
@@ -193,7 +193,7 @@ func (c *ctlLine) set(key, value string, valued bool) (err error) {
 			c.wait = forever
 			return nil
 		}
-		c.wait, err = duration(value)
+		c.wait, err = ParseDuration(value)
 		if err == nil && c.wait < 0 {
 			err = errors.New("is below zero")
 		}
@@ -214,9 +214,8 @@ func (c *ctlLine) set(key, value string, valued bool) (err error) {
 	return err
 }
 
-// duration reads a number of seconds, as the commands' options are, or one with a
-// unit.
-func duration(s string) (time.Duration, error) {
+// ParseDuration reads a number of seconds, as for flock(1), or one with a unit.
+func ParseDuration(s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
 	if err == nil {
 		return d, nil

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -24,16 +23,11 @@ func readControl(mountpoint, name string) ([]byte, error) {
 
 // servedBy returns the process that serves a mount, as that tells.
 func servedBy(mountpoint string) (pid int, err error) {
-	version, err := readControl(mountpoint, "version")
-	if err != nil {
-		return 0, err
+	d, err := daemonSays(mountpoint)
+	if err == nil && d.pid == 0 {
+		err = exitf(exitSoftware, "%s: its version tells no pid", quote(mountpoint))
 	}
-	for line := range strings.Lines(string(version)) {
-		if text, ok := strings.CutPrefix(line, "pid "); ok {
-			return strconv.Atoi(strings.TrimSpace(text))
-		}
-	}
-	return 0, exitf(exitSoftware, "%s: its version tells no pid", quote(mountpoint))
+	return d.pid, err
 }
 
 func readListing(mountpoint string) (lockstate.Listing, error) {

@@ -186,9 +186,9 @@ func checkServed(name, dir string, mount *fs.MountEntry) finding {
 		return finding{name, statusWarn, quote(dir) + " is in the mount at " + quote(mount.Path) + ", which " + state, fix}
 	}
 	by := ""
-	d := daemonSays(mount.Path)
-	if pid, err := servedBy(mount.Path); err == nil {
-		by = " by process " + strconv.Itoa(pid)
+	d, _ := daemonSays(mount.Path)
+	if d.pid != 0 {
+		by = " by process " + strconv.Itoa(d.pid)
 	}
 	if d.unwritable != "" {
 		return finding{name, statusWarn, quote(dir) + " is served" + by + d.transport + ", which cannot write its state: " + d.unwritable, "make room for it, or make it writable"}

@@ -61,7 +61,8 @@ func (c *command) doctorAction(ctx *cli.Context) error {
 		served := leadsTo(abs)
 		ours := served != nil && (m.euid == 0 || m.euid == mountedBy(served)) // or who asks may not even look into it
 		if ours && state == "" && about[0].Status == statusOK {
-			state = daemonSays(served.Path).stateDir
+			d, _ := daemonSays(served.Path)
+			state = d.stateDir
 		}
 	}
 	all = append(all, m.checkStateDir(state, ctx.Args().First()))

@@ -101,17 +101,13 @@ func takeOptions(ctx *cli.Context, id string) (client.Options, context.Context, 
 
 func oneOf(s string, known ...string) bool { return slices.Contains(known, s) }
 
-// durationOf reads a flag that is a number of seconds, as for flock(1), or has
-// a unit.
+// durationOf reads a flag that is a time.
 func durationOf(ctx *cli.Context, flag string) (time.Duration, error) {
 	text := ctx.String(flag)
 	if !ctx.IsSet(flag) {
 		return 0, nil
 	}
-	d, err := time.ParseDuration(text)
-	if seconds, notNumber := strconv.ParseFloat(text, 64); notNumber == nil && seconds < 1e9 {
-		d, err = time.Duration(seconds*float64(time.Second)), nil
-	}
+	d, err := fs.ParseDuration(text)
 	if err != nil || d < 0 || d == 0 && flag == "ttl" {
 		return 0, usagef("%s: --%s %s: want seconds, or a duration like 1m30s", ctx.Command.Name, flag, quote(text))
 	}

@@ -17,15 +17,18 @@ import (
 
 // A daemonInfo is what a live mount says of its daemon.
 type daemonInfo struct {
+	pid        int
 	transport  string // how the requests come
 	unwritable string // why its state can't be written, if that is so
 	stateDir   string // "" if it is too old to tell
 }
 
-func daemonSays(mountpoint string) (d daemonInfo) {
-	b, _ := os.ReadFile(filepath.Join(mountpoint, fs.ControlDir, "version"))
+func daemonSays(mountpoint string) (d daemonInfo, err error) {
+	b, err := readControl(mountpoint, "version")
 	for line := range strings.Lines(string(b)) {
 		switch key, value, _ := strings.Cut(strings.TrimSpace(line), " "); key {
+		case "pid":
+			d.pid, _ = strconv.Atoi(value)
 		case "transport":
 			d.transport = " (" + value + ")"
 		case "unwritable":
@@ -36,7 +39,7 @@ func daemonSays(mountpoint string) (d daemonInfo) {
 			}
 		}
 	}
-	return d
+	return d, err
 }
 
 // checkMounts looks for mounts whose daemon is gone, or does not answer.
@@ -51,7 +54,7 @@ func checkMounts() finding {
 			continue
 		}
 		if state, fix := mountState(&e); state == "" {
-			d := daemonSays(e.Path)
+			d, _ := daemonSays(e.Path) // another user's is not to be read
 			if d.unwritable == "" {
 				live = append(live, quote(e.Path)+d.transport)
 				continue
