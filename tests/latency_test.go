@@ -16,8 +16,7 @@ import (
 
 // TestR4Time measures how long after kill -9 of its owner a lock is somebody
 // else's, as seen by a rival that tries without a pause: kill(2), the owner's
-// death and the rival's own tries included. It judges nothing: machines differ.
-// STAGEFS_KILLS sets how many owners die.
+// death and the rival's own tries included. STAGEFS_KILLS sets how many owners die.
 func TestR4Time(t *testing.T) {
 	kills := 50
 	if n, err := strconv.Atoi(os.Getenv("STAGEFS_KILLS")); err == nil {
@@ -39,9 +38,22 @@ func TestR4Time(t *testing.T) {
 		took = append(took, time.Duration(at-start))
 		rival.must("unlink", lock)
 	}
+	wantPrompt(t, "from kill -9 to the rival's lock", took)
+}
+
+// wantPrompt reports how long it took from a death, or a deadline, until a lock ended,
+// and wants of it what no load of the machine is taken for: R4 has 10 ms. If the half
+// of them took fifty times as long, nobody had told the daemon, and it came upon them in
+// a look for such, as it makes one every two seconds.
+func wantPrompt(t *testing.T, what string, took []time.Duration) {
+	t.Helper()
+	const most = 500 * time.Millisecond
 	slices.Sort(took)
-	t.Logf("from kill -9 to the rival's lock, %d kills: median %v, p99 %v, worst %v",
-		kills, took[len(took)/2], took[len(took)*99/100], took[len(took)-1])
+	n := len(took)
+	t.Logf("%s, %d times: median %v, p99 %v, worst %v", what, n, took[n/2], took[n*99/100], took[n-1])
+	if took[n/2] > most {
+		t.Errorf("%s: the median of %d is %v, want no more than %v", what, n, took[n/2], most)
+	}
 }
 
 // TestR4Priority: each thread of root's daemon runs before ordinary processes,
