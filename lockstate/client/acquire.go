@@ -64,10 +64,10 @@ type Options struct {
 	MakeParents, MustBeNew bool
 }
 
-// Acquire takes the lock on a directory. It fails with an error that is
-// [ErrFailedToLock] if somebody else has it, or, with Options.Wait, still has it
-// when ctx is done. One try is made even if the deadline of ctx has passed. ctx has
-// no part in how long the lock lasts.
+// Acquire takes the lock on a directory, which must exist unless the options have it
+// made. It fails with an error that is [ErrFailedToLock] if somebody else has it, or,
+// with Options.Wait, still has it when ctx is done. One try is made even if the
+// deadline of ctx has passed. ctx has no part in how long the lock lasts.
 func Acquire(ctx context.Context, dir string, opts Options) (*Lock, error) {
 	return linux().acquire(ctx, dir, opts)
 }

@@ -4,9 +4,9 @@ package client
 
 import "context"
 
-// TryWithLock calls f while the client has the lease on a directory, unless
-// somebody else has it: then it fails with [ErrFailedToLock]. f's context is
-// cancelled when the lock is lost, with the [*LostError] as its cause.
+// TryWithLock calls f while the client has the lease on a directory, which must
+// exist, unless somebody else has it: then it fails with [ErrFailedToLock]. f's
+// context is cancelled when the lock is lost, with the [*LostError] as its cause.
 //
 // It returns f's own error. If f returns none though the lock was lost, or the
 // release fails, it returns that.
