@@ -35,6 +35,7 @@ type FS struct {
 	openDirs openDirs // of an ordinary user's mount
 	table    *lockstate.Table
 	unkept   atomic.Pointer[string] // why the state can't be written now
+	noTokens atomic.Pointer[string] // why none could be reserved at last
 	procs    *procid.Resolver
 	nodes    *nodeTable
 	root     *node

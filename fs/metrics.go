@@ -31,7 +31,7 @@ func (fs *FS) showMetrics() []byte {
 		return 0
 	}
 	gauge("passthrough", "Whether the kernel reads and writes files of the backing itself.", yes(fs.pass.on.Load()))
-	gauge("state_writable", "Whether the state can be written: if not, new locks would not outlive the daemon.", yes(fs.unkept.Load() == nil))
+	gauge("state_writable", "Whether the state can be written: if not, new locks would not outlive the daemon, or none can be had.", yes(fs.unwritable() == nil))
 	gauge("goroutines", "Goroutines of the daemon.", runtime.NumGoroutine())
 
 	head("acquisitions_total", "counter", "Locks taken, by protocol.")

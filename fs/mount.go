@@ -268,8 +268,11 @@ func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) 
 func (s *Server) reserve(upTo uint64) error {
 	err := s.store.Reserve(upTo)
 	if err == nil {
+		s.fs.noTokens.Store(nil)
 		return nil
 	}
+	reason := "reserving tokens, without which no lock can be had: " + err.Error()
+	s.fs.noTokens.Store(&reason)
 	if now := time.Now().Unix(); s.noTokens.Swap(now) < now { // at most once a second
 		s.fs.log.Error("no lock can be had until the state can be written again", "err", err)
 	}

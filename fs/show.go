@@ -2,6 +2,7 @@ package fs
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -185,6 +186,9 @@ func printable(r rune) rune {
 	return ' '
 }
 
+// unwritable returns why the state can't be written, nil if it can.
+func (fs *FS) unwritable() *string { return cmp.Or(fs.noTokens.Load(), fs.unkept.Load()) }
+
 func (fs *FS) showVersion() []byte {
 	b := fmt.Appendf(nil, "stagefs %s\npid %d\nmounter %d\ntransport %s\n", fs.opts.Version, os.Getpid(), fs.uid, fs.kernel.Name())
 	if !fs.opts.NoLocking {
@@ -199,7 +203,7 @@ func (fs *FS) showVersion() []byte {
 	if err == nil {
 		b = fmt.Appendf(b, "state %s\n", plain(dir))
 	}
-	if reason := fs.unkept.Load(); reason != nil {
+	if reason := fs.unwritable(); reason != nil {
 		b = fmt.Appendf(b, "unwritable %s\n", strings.Map(printable, *reason))
 	}
 	return b

@@ -260,7 +260,13 @@ func TestFaultStateTokens(t *testing.T) {
 	}
 	m.wantLog("no lock can be had until the state can be written again", "operation not permitted")
 	a.want("ok", "stat", m.Path)
+	if m.stateWritable() {
+		t.Error("the state counts as writable though no lock can be had")
+	}
 	mend()
 	a.must("mkdir", m.At("D"))
 	m.wantOwner("D", a.Pid)
+	if !m.stateWritable() {
+		t.Error("the state does not count as writable though locks can be had")
+	}
 }

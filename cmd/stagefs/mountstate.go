@@ -59,7 +59,7 @@ func checkMounts() finding {
 				live = append(live, quote(e.Path)+d.transport)
 				continue
 			}
-			bad = append(bad, quote(e.Path)+d.transport+" cannot write its state, so new locks would not outlive the daemon: "+d.unwritable)
+			bad = append(bad, quote(e.Path)+d.transport+" cannot write its state, so new locks would not outlive the daemon, if any can be had: "+d.unwritable)
 			fixes = append(fixes, "make room for the state of "+quote(e.Path)+", or make it writable; its daemon goes on by itself")
 		} else {
 			bad = append(bad, quote(e.Path)+" "+state)
