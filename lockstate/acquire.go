@@ -162,6 +162,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	r := t.newRowLocked(&q, heirs)
 	r.instead = instead
 	t.insertLocked(r)
+	t.touchOpenLocked(r)
 	t.noteLocked(r)
 	g = &Grant{t: t, row: r, made: true, file: q.File, request: q}
 	g.drainLocked()

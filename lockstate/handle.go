@@ -224,6 +224,15 @@ func (h *Handle) Close() {
 	h.t.ringLocked()
 }
 
+// touchOpenLocked marks r as one that something is changed under if a holder of it
+// has a write handle beneath already: what is written through that, nobody tells (R5).
+func (t *Table) touchOpenLocked(r *row) {
+	closed := func(h *Handle) bool { return !r.holds(h.proc) }
+	if !r.changed && !r.dir.walkHandles(closed) {
+		r.touch()
+	}
+}
+
 func (h *Handle) leaveAllLocked() {
 	for _, d := range slices.Clone(h.dirs) {
 		h.leaveLocked(d)

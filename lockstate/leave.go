@@ -77,6 +77,7 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 				t.disownLocked(r)
 				r.owner, r.heirs = p, r.heirs[1:]
 				t.ownLocked(r)
+				t.touchOpenLocked(r)
 				t.noteLocked(r)
 				t.stats.HandedOver++
 				t.tellLocked(EventHandedOver, r, Ending{By: id.Pid})

@@ -471,8 +471,17 @@ func (m *model) acquire(t *rapid.T, kind lockstate.Kind, file string) {
 		if file != "" {
 			r.Files = []string{file}
 		}
+		m.touchOpen(r)
 		m.rows = append(m.rows, r)
 		m.grants = append(m.grants, &modelGrant{token: r.Token, made: true, real: real})
+	}
+}
+
+// touchOpen marks a lock whose holders have something open for writing already (R5).
+func (m *model) touchOpen(r *modelRow) {
+	for _, h := range m.handles {
+		beneath := slices.ContainsFunc(h.paths, func(path string) bool { return at(path, r.Path) })
+		r.Changed = r.Changed || beneath && r.holder(h.proc)
 	}
 }
 
@@ -626,6 +635,7 @@ func (m *model) Exit(t *rapid.T) {
 			continue
 		}
 		r.Owner, r.heirs = r.heirs[0].ID, r.heirs[1:]
+		m.touchOpen(r)
 		if !slices.Contains(wantHeirs, r.Owner) {
 			wantHeirs = append(wantHeirs, r.Owner)
 		}

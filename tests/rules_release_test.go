@@ -171,15 +171,25 @@ func TestR5(t *testing.T) {
 			m.awaitFree(dir)
 		})
 		for _, status := range []int{0, 1, 75} {
-			for _, changed := range []string{"nothing", "lock file's content", "own", "child's", "removed"} {
+			for _, changed := range []string{"nothing", "lock file's content", "own", "child's", "removed", "open before"} {
 				t.Run(name+"/exit "+strconv.Itoa(status)+" changed "+changed, func(t *testing.T) {
 					m := m.on(t)
 					a := agent(t)
 					b := a.Child()
 					dir := name + strconv.Itoa(status) + changed
 					path := fresh(t, dir)
+					if changed == "open before" {
+						if name == "mkdir" {
+							return // nothing is there
+						}
+						mustDo(t, os.WriteFile(m.Back(dir, "old"), nil, 0o666))
+						b.must("open", "h", filepath.Join(path, "old"), "wronly")
+					}
 					b.must(acquire(path)...)
 					switch changed {
+					case "open before":
+						b.must("write", "h", "new")
+						b.must("close", "h")
 					case "own":
 						b.must("creat", filepath.Join(path, "new"), "wronly,creat")
 					case "child's":
@@ -223,6 +233,21 @@ func TestR5(t *testing.T) {
 			m.awaitFree(dir)
 		})
 	}
+	t.Run("heir has it open", func(t *testing.T) {
+		m := m.on(t)
+		a := agent(t)
+		b := a.Child()
+		c := b.Child()
+		b.must("mkdir", m.At("heir"))
+		b.must("mkdir", m.At("heir/sub"))
+		b.must("open", "h", m.At("heir/sub/file"), "wronly,creat")
+		c.must("creat", m.At("heir/sub/devserver"), "wronly,creat,excl")
+		c.Exit(0)
+		eventually(t, "the parent has it", func() bool { return m.Locks()["heir/sub"].Pid == b.Pid })
+		b.must("write", "h", "new")
+		b.Exit(0)
+		m.awaitFree("heir/sub")
+	})
 }
 
 // TestR5Reapers: nothing passes to what adopts or supervises others: known by its
