@@ -5,21 +5,21 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // cgroupOf returns the cgroup of a process as "CONTROLLERS:PATH", in the
 // hierarchy of version 2 if it has one of its own there, else in one that is for
 // telling processes apart. The root is nobody's own.
 func cgroupOf(pid int) (id string, ok bool) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	if err != nil {
-		return "", false
-	}
+	b := cgroupsOf(pid)
 	for _, want := range []string{"", "name=systemd", "pids"} {
-		for line := range strings.Lines(string(b)) {
+		for line := range strings.Lines(b) {
 			_, id, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
 			if controllers, path, _ := strings.Cut(id, ":"); controllers == want && path != "/" && path != "" {
 				return id, true
@@ -29,13 +29,51 @@ func cgroupOf(pid int) (id string, ok bool) {
 	return "", false
 }
 
-// inCgroup reports whether a process is in a cgroup or one within it.
-func inCgroup(pid int, id string) bool {
+// cgroupsOf returns the lines that tell of the cgroups of a process, "" if it is gone.
+// In the hierarchies of version 1 the kernel shows a thread that has ended in the
+// root, also the first one of a process that lives: another one tells then.
+func cgroupsOf(pid int) string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
-		return false
+		return ""
 	}
-	for line := range strings.Lines(string(b)) {
+	lines := string(b)
+	if all := strings.Count(lines, "\n"); all <= 1 || strings.Count(lines, ":/\n") < all-1 {
+		return lines // mostly
+	}
+	if tid := runningThread(pid); tid != 0 {
+		if b, err = os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/cgroup", pid, tid)); err == nil {
+			return string(b)
+		}
+	}
+	return lines
+}
+
+// runningThread returns a thread that has not ended of a process whose first one has;
+// 0: that one has not, or it was the last.
+func runningThread(pid int) int {
+	if has, known := procid.HasMemory(pid); has || !known {
+		return 0
+	}
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		return 0
+	}
+	for _, t := range threads {
+		tid, err := strconv.Atoi(t.Name())
+		if err != nil || tid == pid {
+			continue
+		}
+		if has, _ := procid.HasMemory(tid); has {
+			return tid
+		}
+	}
+	return 0
+}
+
+// inCgroup reports whether a process is in a cgroup or one within it.
+func inCgroup(pid int, id string) bool {
+	for line := range strings.Lines(cgroupsOf(pid)) {
 		_, its, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
 		if its == id || strings.HasPrefix(its, id+"/") {
 			return true

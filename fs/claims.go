@@ -292,12 +292,12 @@ const maxEnviron = 8 << 20
 // carriesClient reports whether a process was started with a client's ID in its
 // environment. The first of several counts, as for getenv(3).
 func carriesClient(pid int, client string) bool {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/environ", pid))
-	if err != nil {
-		return false
+	b, err := readEnviron(fmt.Sprintf("/proc/%d/environ", pid))
+	if len(b) == 0 { // as of a thread that has ended
+		if tid := runningThread(pid); tid != 0 {
+			b, err = readEnviron(fmt.Sprintf("/proc/%d/task/%d/environ", pid, tid))
+		}
 	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxEnviron))
 	if err != nil {
 		return false
 	}
@@ -307,4 +307,13 @@ func carriesClient(pid int, client string) bool {
 		}
 	}
 	return false
+}
+
+func readEnviron(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxEnviron))
 }

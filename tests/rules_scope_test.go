@@ -83,7 +83,12 @@ func cgroupRoot(t *testing.T) string {
 // cgroup makes one for the time of the test.
 func cgroup(t *testing.T) string {
 	t.Helper()
-	root := cgroupRoot(t)
+	return cgroupIn(t, cgroupRoot(t))
+}
+
+// cgroupIn makes it in a hierarchy.
+func cgroupIn(t *testing.T, root string) string {
+	t.Helper()
 	dir, err := os.MkdirTemp(root, "stagefs-test-")
 	mustDo(t, err)
 	t.Cleanup(func() {

@@ -1,0 +1,109 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A process whose first thread has ended: it does what it reads.
+const firstEnds = `
+import ctypes, os, sys, threading
+libc = ctypes.CDLL(None)
+def work():
+    print("ready", flush=True)
+    for line in sys.stdin:
+        try:
+            with open(line.strip(), "w"):
+                print("ok", flush=True)
+        except OSError as e:
+            print(e.strerror, flush=True)
+    os._exit(0)
+threading.Thread(target=work).start()
+libc.syscall({'x86_64': 60}.get(os.uname().machine, 93), 0) # exit(2) of this thread alone
+`
+
+// startFirstEnds starts one, in a cgroup if one is named. put has it write a file.
+func startFirstEnds(t *testing.T, cgroup string, env ...string) (pid int, put func(path string) string, end func()) {
+	t.Helper()
+	need(t, "/usr/bin/python3")
+	prog := filepath.Join(tempDir(t), "first.py")
+	mustDo(t, os.WriteFile(prog, []byte(firstEnds), 0o644))
+	cmd := exec.Command("/usr/bin/python3", prog)
+	cmd.Env = append(os.Environ(), env...)
+	in, err := cmd.StdinPipe()
+	mustDo(t, err)
+	start, out := linesOf(t, cmd)
+	p := start()
+	hear := func() string { line, _ := out.ReadString('\n'); return strings.TrimSpace(line) }
+	if cgroup != "" {
+		enter(t, p.Pid(), cgroup)
+	}
+	if got := hear(); got != "ready" {
+		t.Fatalf("it says %q, want ready", got)
+	}
+	eventually(t, "the first thread is a zombie", func() bool {
+		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Pid()))
+		return strings.Contains(string(stat), ") Z ")
+	})
+	put = func(path string) string {
+		fmt.Fprintln(in, path)
+		return hear()
+	}
+	return p.Pid(), put, func() { in.Close(); p.Wait() }
+}
+
+// TestH3FirstThread: who is in a cgroup is so also when its first thread has ended,
+// which a hierarchy of version 1 shows in its root: it holds, and the lock lasts as
+// long as it lives.
+func TestH3FirstThread(t *testing.T) {
+	for _, root := range []string{"/sys/fs/cgroup/unified", "/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
+		if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
+			continue
+		}
+		t.Run(filepath.Base(root), func(t *testing.T) {
+			m := mount(t)
+			openDir(t, m.Back("D"))
+			taker, other := agent(t), agent(t)
+			dir := cgroupIn(t, root)
+			enter(t, taker.Pid, dir)
+			taker.mustCommand(m, "acquire D owner=cgroup")
+			token := m.Locks()["D"].Token
+			pid, put, end := startFirstEnds(t, dir)
+			if got := put(m.At("D/x")); got != "ok" {
+				t.Errorf("a member whose first thread has ended: %s, want ok", got)
+			}
+			taker.Kill()
+			eventually(t, "the other member stands for the cgroup", func() bool { return m.Locks()["D"].Pid == pid })
+			other.want("EBUSY", "creat", m.At("D/y"), "wronly,creat")
+			if row := m.Locks()["D"]; row.Token != token {
+				t.Errorf("the row: %+v, want token %d", row, token)
+			}
+			end()
+			m.awaitFree("D")
+		})
+	}
+}
+
+// TestL2FirstThread: a process that carries a client's ID holds, although its first
+// thread, of which the kernel shows no environment then, has ended.
+func TestL2FirstThread(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	agent(t).mustCommand(m, "acquire D client=c ttl=60s")
+	_, put, end := startFirstEnds(t, "", "STAGEFS_CLIENT=c")
+	if got := put(m.At("D/x")); got != "ok" {
+		t.Errorf("who carries the ID: %s, want ok", got)
+	}
+	end()
+	_, put, end = startFirstEnds(t, "", "STAGEFS_CLIENT=other")
+	if got := put(m.At("D/x")); got != "Device or resource busy" {
+		t.Errorf("who carries another one: %s, want it refused", got)
+	}
+	end()
+}
