@@ -188,13 +188,18 @@ func inScope(r *procid.Resolver, pid int, s lockstate.Scope) (in, busy bool) {
 // member returns the oldest process that lives in a scope, or nil. Processes
 // that are made while the list is read may be missed, so an empty one is read
 // again, more often where it is known that there was one, if only a dead one. busy:
-// there is one, but only such as can't be looked at now.
+// there is one, but only such as can't be looked at now; or there may have been one
+// that was gone before it was, and has made another.
 func (fs *FS) member(s lockstate.Scope) (p *procid.Process, busy bool) {
+	gone := false
+	dead := make(map[int]bool) // zombies, of which all that they made was there at the last try
 	for try := range 8 {
-		if s.Kind == lockstate.GroupScope && groupIsGone(s.ID) || s.Kind != lockstate.GroupScope && try == 2 {
-			break
+		if s.Kind == lockstate.GroupScope && groupIsGone(s.ID) || s.Kind != lockstate.GroupScope && try >= 2 && !gone {
+			return nil, busy
 		}
-		pids, err := membersOf(fs.procs, s)
+		var pids []int
+		var err error
+		pids, gone, err = membersOf(fs.procs, s)
 		busy = busy || err != nil
 		for _, pid := range pids {
 			p, err := fs.procs.ByPid(pid)
@@ -202,9 +207,11 @@ func (fs *FS) member(s lockstate.Scope) (p *procid.Process, busy bool) {
 				return p, false
 			}
 			busy = busy || err != nil && !errors.Is(err, unix.ESRCH)
+			gone = gone || !dead[pid]
+			dead[pid] = true
 		}
 	}
-	return nil, busy
+	return nil, busy || gone
 }
 
 // groupIsGone reports whether a process group has no members at all, dead ones that
@@ -229,31 +236,28 @@ func mayBeIn(pid int, s lockstate.Scope) bool {
 	return err == nil && strconv.Itoa(id) == s.ID
 }
 
-// membersOf lists the processes in a scope, but for the daemon, oldest first.
-func membersOf(r *procid.Resolver, s lockstate.Scope) ([]int, error) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, err
-	}
+// membersOf lists the processes in a scope, but for the daemon, oldest first. gone:
+// some of which it is not known were gone too soon.
+func membersOf(r *procid.Resolver, s lockstate.Scope) (pids []int, gone bool, err error) {
 	type found struct {
 		pid   int
 		start uint64
 	}
 	var all []found
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() {
-			continue
+	err = eachProcess(func(pid int) {
+		in := pid != os.Getpid() && mayBeIn(pid, s)
+		if in {
+			in, _ = inScope(r, pid, s)
 		}
-		if !mayBeIn(pid, s) {
-			continue
+		if !in {
+			gone = gone || unix.Kill(pid, 0) == unix.ESRCH
+			return
 		}
-		if in, _ := inScope(r, pid, s); !in {
-			continue
-		}
-		if start, busy, ok := startOf(r, pid); ok || busy {
-			all = append(all, found{pid, start})
-		}
+		start, _, _ := startOf(r, pid)
+		all = append(all, found{pid, start})
+	})
+	if err != nil {
+		return nil, false, err
 	}
 	slices.SortFunc(all, func(a, b found) int {
 		if a.start != b.start {
@@ -261,11 +265,34 @@ func membersOf(r *procid.Resolver, s lockstate.Scope) ([]int, error) {
 		}
 		return a.pid - b.pid
 	})
-	pids := make([]int, len(all))
-	for i, f := range all {
-		pids[i] = f.pid
+	for _, f := range all {
+		pids = append(pids, f.pid)
 	}
-	return pids, nil
+	return pids, gone, nil
+}
+
+// eachProcess calls f with all pids. Few are read at a time, so that hardly any of them
+// is gone before it is looked at.
+func eachProcess(f func(pid int)) error {
+	fd, err := unix.Open("/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var buf [128]byte
+	for {
+		n, err := getdents(fd, buf[:])
+		if err != nil || n == 0 {
+			return err
+		}
+		for rest := buf[:n]; len(rest) > 0; {
+			var e dirEntry
+			e, rest = nextEntry(rest)
+			if pid, err := strconv.Atoi(e.name); err == nil {
+				f(pid)
+			}
+		}
+	}
 }
 
 // hasUser reports whether a process is entirely a user's, or root's. A program

@@ -107,3 +107,53 @@ func TestL2FirstThread(t *testing.T) {
 	}
 	end()
 }
+
+// A session in which each process makes the next one, and ends. The first makes a
+// directory, and stages.
+const relay = `
+import os, sys, time
+os.setsid()
+os.mkdir(sys.argv[1])
+open(sys.argv[1] + "/x", "w").close()
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    if os.fork():
+        os._exit(0)
+try:
+    open(sys.argv[1] + "/y", "w").close()
+    print("ok", flush=True)
+except OSError as e:
+    print(e.strerror, flush=True)
+sys.stdin.readline()
+`
+
+// TestH3Relay: a scope is not empty while each of its processes makes the next one
+// within less than a millisecond, so that none is there for long enough to be looked at.
+func TestH3Relay(t *testing.T) {
+	need(t, "root", "fuse", "/usr/bin/python3")
+	m := mount(t, "--owner=session")
+	prog := filepath.Join(tempDir(t), "relay.py")
+	mustDo(t, os.WriteFile(prog, []byte(relay), 0o644))
+	cmd := exec.Command("/usr/bin/python3", prog, m.At("D"))
+	r, w, err := os.Pipe() // which the end of the first process does not close
+	mustDo(t, err)
+	defer r.Close()
+	defer w.Close()
+	cmd.Stdin = r
+	start, out := linesOf(t, cmd)
+	start()
+	eventually(t, "it is made", func() bool { return m.Locks()["D"].Token != 0 })
+	token, other := m.Locks()["D"].Token, agent(t)
+	for range 20 {
+		other.want("EBUSY", "creat", m.At("D/other"), "wronly,creat")
+	}
+	if line, _ := out.ReadString('\n'); line != "ok\n" {
+		t.Errorf("the last one says %q, want ok", line)
+	}
+	if got := m.Locks()["D"].Token; got != token {
+		t.Errorf("the lock has token %d, want %d: it has ended meanwhile", got, token)
+	}
+	other.want("EBUSY", "creat", m.At("D/other"), "wronly,creat")
+	w.Close()
+	m.awaitFree("D")
+}
