@@ -235,6 +235,44 @@ func TestFaultSuperviseNoProcess(t *testing.T) {
 	}
 }
 
+// TestFaultSuperviseNoThread: a supervisor that gets no thread any more, as where others
+// have made all the processes that a container may have, starts one daemon after the
+// other all the same.
+func TestFaultSuperviseNoThread(t *testing.T) {
+	needInject(t)
+	m := newMount(t, staticDir(t), filepath.Join(tempDir(t), "mnt"))
+	var supervisor atomic.Int64
+	m.inject(&fault{
+		call: unix.SYS_CLONE, errno: unix.EAGAIN, times: 1 << 30,
+		is: func(a asked) bool {
+			pid := supervisor.Load()
+			if a.args[0]&unix.CLONE_THREAD == 0 || pid == 0 {
+				return false
+			}
+			_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", pid, a.pid))
+			return err == nil
+		},
+	})
+	m.start([]string{"--supervise"})
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	supervisor.Store(int64(m.cmd.Process.Pid))
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	for range 20 {
+		old := m.daemon()
+		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+		eventually(t, "the next daemon answers", func() bool {
+			if m.dead() {
+				t.Fatalf("the supervisor ended: %v", m.cmd.ProcessState)
+			}
+			pid := m.daemon()
+			return pid != 0 && pid != old
+		})
+	}
+	m.wantOwner("D", a.Pid)
+}
+
 // TestFaultSuperviseTransport: a daemon that has taken a dead one's place and cannot
 // serve it leaves nothing there; another one mounts anew.
 func TestFaultSuperviseTransport(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -126,6 +127,8 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 	signals := make(chan os.Signal, 4)
 	notifyStop(signals, ignoredStops()) // to the end, as in serve
 	keepServing()
+	runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), 2)) // it has next to nothing to do, and needs fewer threads so
+	spareThreads(8)
 
 	stopped, failures := false, 0
 	first := true                 // none has served or crashed
