@@ -575,6 +575,7 @@ func (s *faultSoak) account(last bool) {
 func (s *faultSoak) foldBooks() {
 	all := &book{path: filepath.Join(s.dir, "folded"), tried: map[string]int{}, wrote: map[string]int{}, gone: map[string]bool{}}
 	for path, b := range s.books {
+		s.readBook(b) // the last time may be minutes ago, on a slow machine
 		if time.Since(b.at) < 2*patience {
 			continue
 		}
