@@ -13,7 +13,7 @@ import (
 var ErrNoPassthrough = errors.New("data goes through the daemon")
 
 // CheckPassthrough reports why the file system of dir does not do for
-// passthrough, which needs to know whether a file is open for writing (W3).
+// passthrough, which needs to know whether a file may be written to (W3).
 func CheckPassthrough(dir string) error {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -26,6 +26,9 @@ func CheckPassthrough(dir string) error {
 // withProbe tries leases on a file without a name below dir, and calls do with
 // a read-only descriptor of it.
 func withProbe(dir int, do func(fd int) error) error {
+	if inMemory(dir) {
+		return fmt.Errorf("%w: a program could go on writing to files in memory (tmpfs) after it has unmapped them", ErrNoPassthrough)
+	}
 	w, err := unix.Openat(dir, ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("%w: no file without a name can be made: %w", ErrNoPassthrough, err)
@@ -45,6 +48,15 @@ func withProbe(dir int, do func(fd int) error) error {
 		return fmt.Errorf("%w: leases do not work: %w", ErrNoPassthrough, err)
 	}
 	return do(fd)
+}
+
+// inMemory reports whether files are the memory that mappings of them are made of. Who
+// registers that with io_uring keeps it when it is mapped no more, of which no lease
+// tells; where files are written back, the kernel refuses that (Linux 6.5).
+func inMemory(dir int) bool {
+	var st unix.Statfs_t
+	err := ignoringEINTR(func() error { return unix.Fstatfs(dir, &st) })
+	return err == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC)
 }
 
 // readLease takes a read lease on fd and gives it back. It fails with EAGAIN if
