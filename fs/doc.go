@@ -86,6 +86,7 @@
 //	lockLooks.mu           nodeTable.mu
 //	expiry.mu              lockstate.Table
 //	lostKeys.mu            lockstate.Table
+//	openers.mu             nodeTable.mu, lockstate.Table
 //	hotDirs.mu             the store's
 //	denialLog.mu           lineLimit.mu
 //	controlDir.mu          ctl.mu, and eventReader.mu before eventLog.mu

@@ -25,6 +25,7 @@ type FS struct {
 	mountID    int    // what the kernel calls the mount,
 	mountDev   uint64 // and the device that its files show
 	lostKeys   lostKeys
+	openers    openers
 	privileged bool // root: other users' files and processes are served too
 	uid        uint32
 	caps       capabilities

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/filestore"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // plain returns s as it may stand in a line of text: quoted if it could be
@@ -99,9 +100,15 @@ func (fs *FS) row(s lockstate.LockState) lockstate.Row {
 func (fs *FS) blockers(hs []lockstate.HandleState) []lockstate.Blocker {
 	all := make([]lockstate.Blocker, 0, len(hs))
 	for _, h := range hs {
-		b := lockstate.Blocker{Pid: h.Owner.Pid, Start: h.Owner.Start, Cmd: fs.procs.Cmdline(h.Owner)}
-		b.Path, b.PathBytes = text(h.Path)
-		all = append(all, b)
+		who := fs.openersOf(h.Handle)
+		if len(who) == 0 {
+			who = []procid.ID{h.Owner}
+		}
+		for _, id := range who {
+			b := lockstate.Blocker{Pid: id.Pid, Start: id.Start, Cmd: fs.procs.Cmdline(id)}
+			b.Path, b.PathBytes = text(h.Path)
+			all = append(all, b)
+		}
 	}
 	return all
 }

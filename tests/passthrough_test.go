@@ -90,6 +90,44 @@ func TestR8Mapping(t *testing.T) {
 	}
 }
 
+// TestR8Restart: also of files that were open when the daemon was killed, the listing
+// shows who has them, by a descriptor or a mapping alone.
+func TestR8Restart(t *testing.T) {
+	m := mountOver(t)
+	needPassthrough(m)
+	openDir(t, m.At("D"))
+	if s := m.Ctl("release D"); s != "ok" {
+		t.Fatal(s)
+	}
+	openFile(t, m.At("D/file"), "content of the file")
+	openFile(t, m.At("D/other file"), "content of the file")
+	a := agent(t)
+	opened, mapped := a.Child(), a.Child()
+	a.must(lockIt(m)...)
+	opened.must("open", "h", m.At("D/file"), "wronly")
+	mapped.must("open", "h", m.At("D/other file"), "rdwr")
+	mapped.must("mmap", "map", "h")
+	mapped.must("close", "h")
+	mapped.must("open", "read", m.At("D/file"), "rdonly")
+	m.restart(nil)
+	a.must("unlink", m.At("D/devserver"))
+	b := agent(t)
+	b.want("EEXIST", lockIt(m)...)
+	want := map[string]int{"D/file": opened.Pid, "D/other file": mapped.Pid}
+	found := m.Listing().Blockers
+	for _, is := range found {
+		if want[is.Path] != is.Pid || is.Cmd == "" {
+			t.Errorf("blocker %+v, want pid %d", is, want[is.Path])
+		}
+	}
+	if len(found) != len(want) {
+		t.Errorf("blockers: %+v, want %v", found, want)
+	}
+	opened.Kill()
+	mapped.must("munmap", "map")
+	b.must(lockIt(m)...)
+}
+
 // mapper maps what it is told to, closes the descriptors and says so; the second
 // argument says what it does then.
 const mapper = `

@@ -1,0 +1,130 @@
+package fs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// Of a file that an earlier daemon served, the lock table knows that somebody may write
+// to it, but not who: the kernel told that one. The listing names those in whose
+// descriptors or mappings it is seen (R8). Nothing is decided by that: others may have it
+// open whom /proc does not show.
+
+// openers remembers who was seen.
+type openers struct {
+	mu   sync.Mutex
+	at   time.Time
+	seen map[*lockstate.Handle][]procid.ID
+}
+
+// openersTime is for how long: anybody may read the listing, again and again, and it
+// takes a look at all processes.
+const openersTime = time.Second
+
+// A servedFile is a file as the processes show it that opened it through a mount that
+// is no more.
+type servedFile struct {
+	handle *lockstate.Handle
+	ino    string
+	path   string // below the mountpoint, of which nothing is left to see perhaps
+}
+
+// openersOf returns the processes that are seen to have the file of a handle open of which
+// the table does not know who opened it.
+func (fs *FS) openersOf(h *lockstate.Handle) []procid.ID {
+	if h.Owner().ID().Pid != 0 {
+		return nil
+	}
+	o := &fs.openers
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if time.Since(o.at) > openersTime {
+		o.seen = fs.findOpeners()
+		o.at = time.Now()
+	}
+	return o.seen[h]
+}
+
+func (fs *FS) findOpeners() map[*lockstate.Handle][]procid.ID {
+	files := make(map[string][]servedFile) // by the last element of the path
+	for _, h := range fs.handles.writers() {
+		if h.lock.Owner().ID().Pid != 0 {
+			continue
+		}
+		if dirs, name := h.node.covering(); len(dirs) > 0 {
+			f := servedFile{h.lock, strconv.FormatUint(h.node.key().ino, 10), join(fs.table.Path(dirs[0]), name)}
+			files[name] = append(files[name], f)
+		}
+	}
+	seen := make(map[*lockstate.Handle][]procid.ID)
+	if len(files) == 0 {
+		return seen
+	}
+	err := eachProcess(func(pid int) {
+		if pid == os.Getpid() {
+			return
+		}
+		// What one has open that is in execve(2) is not known.
+		open, _ := procid.Soon(fs.procs, pid, func() []*lockstate.Handle { return fs.openIn(pid, files) }, nil)
+		if len(open) == 0 {
+			return
+		}
+		p, err := fs.procs.ByPid(pid)
+		if err != nil {
+			return
+		}
+		for _, h := range open {
+			seen[h] = append(seen[h], p.ID())
+		}
+	})
+	if err != nil {
+		fs.log.Warn("cannot look who has files open", "err", err)
+	}
+	return seen
+}
+
+// openIn returns those of some files that a process has open for writing, or mapped and
+// shared.
+func (fs *FS) openIn(pid int, files map[string][]servedFile) (open []*lockstate.Handle) {
+	found := func(path, ino string, shown func() bool) {
+		for _, f := range files[filepath.Base(path)] {
+			if strings.HasSuffix(path, "/"+f.path) && (ino == "" || ino == f.ino) && !slices.Contains(open, f.handle) && shown() {
+				open = append(open, f.handle)
+			}
+		}
+	}
+	proc := fmt.Sprintf("/proc/%d/", pid)
+	fds, _ := os.ReadDir(proc + "fd")
+	for _, fd := range fds {
+		link := proc + "fd/" + fd.Name()
+		path, err := os.Readlink(link)
+		if err != nil || len(files[filepath.Base(path)]) == 0 {
+			continue
+		}
+		info := descriptorInfo(link)
+		flags, err := strconv.ParseUint(info["flags"], 8, 32)
+		found(path, info["ino"], func() bool {
+			return err == nil && writes(uint32(flags)) && info["mnt_id"] != strconv.Itoa(fs.mountID)
+		})
+	}
+	maps, _ := os.ReadFile(proc + "maps")
+	for line := range strings.Lines(string(maps)) {
+		// proc_pid_maps(5): addresses, permissions, offset, device, inode, path
+		var of [5]string
+		path := strings.TrimSuffix(line, "\n")
+		for i := range of {
+			of[i], path, _ = strings.Cut(path, " ")
+		}
+		found(strings.TrimLeft(path, " "), of[4], func() bool { return strings.HasSuffix(of[1], "s") })
+	}
+	return open
+}
