@@ -54,8 +54,11 @@ type HeldError struct {
 func (e *HeldError) Error() string {
 	switch {
 	case e.Err == ErrOpen && len(e.Handles) > 0:
-		h := e.Handles[0]
-		return fmt.Sprintf("%s is %v (pid %d)", strconv.Quote(h.Path), e.Err, h.Owner.Pid)
+		h, by := e.Handles[0], "which one is not known"
+		if h.Owner.Pid != 0 {
+			by = fmt.Sprintf("pid %d", h.Owner.Pid)
+		}
+		return fmt.Sprintf("%s is %v (%s)", strconv.Quote(h.Path), e.Err, by)
 	case e.Lock.Token != 0 && e.Err == ErrHeld:
 		by, has := fmt.Sprintf("pid %d", e.Lock.Owner.Pid), ErrHeld.Error()
 		if e.Lock.Client != "" { // whatever became of the process that took it
