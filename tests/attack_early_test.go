@@ -40,7 +40,7 @@ func TestS1AttackEarly(t *testing.T) {
 				asked++
 			}
 		}
-		eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+		m.awaitNext(old)
 	}
 	t.Logf("refused %d times", asked)
 }

@@ -14,7 +14,7 @@ func TestS1AttackLostName(t *testing.T) {
 	restart := func(m *Mount) {
 		old := m.daemon()
 		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
-		eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+		m.awaitNext(old)
 	}
 	// The locker holds the directory against all others, until it has closed its
 	// descriptor.

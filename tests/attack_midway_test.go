@@ -44,7 +44,7 @@ func TestS1AttackMidway(t *testing.T) {
 		for _, w := range workers {
 			w.Kill()
 		}
-		eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+		m.awaitNext(old)
 		var left []string
 		eventually(t, "all locks end", func() bool {
 			l := m.Listing()

@@ -109,7 +109,7 @@ func TestFaultSuperviseExits(t *testing.T) {
 			for range 2 {
 				old := m.daemon()
 				run(t, bad, m.control("ctl"), stagefsBin())
-				eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+				m.awaitNext(old)
 				if row := m.Locks()["D"]; row.Token != token || row.Pid != a.Pid {
 					t.Fatalf("D: %+v, want token %d of pid %d", row, token, a.Pid)
 				}
@@ -229,7 +229,7 @@ func TestFaultSuperviseNoProcess(t *testing.T) {
 	served.Store(true)
 	old := m.daemon()
 	mustDo(t, syscall.Kill(old, syscall.SIGKILL))
-	eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+	m.awaitNext(old)
 	if n := failing.did()[0]; n != 3 {
 		t.Errorf("%d starts have failed, want 3", n)
 	}
@@ -262,13 +262,7 @@ func TestFaultSuperviseNoThread(t *testing.T) {
 	for range 20 {
 		old := m.daemon()
 		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
-		eventually(t, "the next daemon answers", func() bool {
-			if m.dead() {
-				t.Fatalf("the supervisor ended: %v", m.cmd.ProcessState)
-			}
-			pid := m.daemon()
-			return pid != 0 && pid != old
-		})
+		m.awaitSupervised(old)
 	}
 	m.wantOwner("D", a.Pid)
 }
@@ -291,13 +285,7 @@ func TestFaultSuperviseTransport(t *testing.T) {
 	served.Store(true)
 	old := m.daemon()
 	mustDo(t, syscall.Kill(old, syscall.SIGKILL))
-	eventually(t, "the next daemon answers", func() bool {
-		if m.dead() {
-			t.Fatalf("the supervisor ended: %v", m.cmd.ProcessState)
-		}
-		pid := m.daemon()
-		return pid != 0 && pid != old
-	})
+	m.awaitSupervised(old)
 	if n := failing.did()[0]; n != 1 {
 		t.Errorf("%d rings have failed, want 1", n)
 	}

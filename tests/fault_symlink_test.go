@@ -44,7 +44,7 @@ func TestFaultLinkKilled(t *testing.T) {
 		old := m.daemon()
 		m.forget()
 		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
-		eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+		m.awaitNext(old)
 		if row := m.Locks()["D"]; row.Token != token || row.Pid != a.Pid {
 			t.Fatalf("D: %+v, want token %d of pid %d", row, token, a.Pid)
 		}

@@ -88,7 +88,7 @@ func TestM2MountFlags(t *testing.T) {
 			check("replaced")
 			old := m.daemon()
 			mustDo(t, unix.Kill(old, unix.SIGKILL))
-			eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+			m.awaitNext(old)
 			check("after a crash")
 		})
 	}

@@ -525,7 +525,7 @@ func TestS1ReplaceSupervised(t *testing.T) {
 	for range 5 {
 		old := m.daemon()
 		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
-		eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+		m.awaitNext(old)
 		m.replace() // as soon as it answers
 	}
 	mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))

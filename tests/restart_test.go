@@ -179,6 +179,29 @@ func (m *Mount) daemon() int {
 	return 0
 }
 
+// servedAnew reports whether another daemon than that one answers.
+func (m *Mount) servedAnew(old int) bool {
+	pid := m.daemon()
+	return pid != 0 && pid != old
+}
+
+// awaitNext waits until another daemon than that one answers.
+func (m *Mount) awaitNext(old int) {
+	m.t.Helper()
+	eventually(m.t, "the next daemon answers", func() bool { return m.servedAnew(old) })
+}
+
+// awaitSupervised is awaitNext for a supervisor's daemon, which is not to end itself.
+func (m *Mount) awaitSupervised(old int) {
+	m.t.Helper()
+	eventually(m.t, "the next daemon answers", func() bool {
+		if m.dead() {
+			m.t.Fatalf("the supervisor ended: %v", m.cmd.ProcessState)
+		}
+		return m.servedAnew(old)
+	})
+}
+
 // TestS1Supervise: with --supervise another daemon takes over at once, however
 // often one is killed, and what ends the supervisor ends the mount.
 func TestS1Supervise(t *testing.T) {
@@ -191,7 +214,7 @@ func TestS1Supervise(t *testing.T) {
 		old := m.daemon()
 		killed := time.Now()
 		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
-		eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+		m.awaitNext(old)
 		outages = append(outages, time.Since(killed))
 		if b, err := os.ReadFile(m.At("file")); string(b) != "kept" {
 			t.Fatalf("read after a restart: %q, %v", b, err)
@@ -257,7 +280,7 @@ func TestS1SuperviseDaemon(t *testing.T) {
 	}
 	old := m.daemon()
 	mustDo(t, syscall.Kill(old, syscall.SIGKILL))
-	eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != old })
+	m.awaitNext(old)
 	now := m.daemon()
 	if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
 		t.Error(r)
