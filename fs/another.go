@@ -64,8 +64,7 @@ func (d *deadMount) showed(dir string) bool {
 // bornAs reports whether a key differs from a directory's own only in what its file
 // system is known by: that may have another device number, or have got a UUID.
 func bornAs(root int, keys []string, key string) bool {
-	var fs unix.Statfs_t
-	if len(keys) < 2 || unix.Fstatfs(root, &fs) != nil || fs.Type == unix.BTRFS_SUPER_MAGIC {
+	if kind := fsType(root); len(keys) < 2 || kind == 0 || kind == unix.BTRFS_SUPER_MAGIC {
 		return false // no birth time is known, or snapshots have the same
 	}
 	own := strings.Split(keys[0], "-")

@@ -47,9 +47,16 @@ func identityIn(reborn bool, st *unix.Statx_t) identity {
 
 // isReborn reports whether a file gets another birth time with its first change,
 // because overlayfs copies it then.
-func isReborn(dir int) bool {
+func isReborn(dir int) bool { return fsType(dir) == unix.OVERLAYFS_SUPER_MAGIC }
+
+// fsType returns f_type of statfs(2) for the file system of a descriptor, 0 if it can't
+// be had.
+func fsType(fd int) int64 {
 	var st unix.Statfs_t
-	return unix.Fstatfs(dir, &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC
+	if ignoringEINTR(func() error { return unix.Fstatfs(fd, &st) }) != nil {
+		return 0
+	}
+	return int64(st.Type)
 }
 
 // inode is id from mount to mount.

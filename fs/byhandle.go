@@ -188,9 +188,8 @@ func openByIno(root int, ino uint64) (int, error) {
 
 // opensByIno reports whether openByIno works in the file system of root.
 func opensByIno(root int) bool {
-	var fsys unix.Statfs_t
 	var st, found unix.Statx_t
-	if unix.Fstatfs(root, &fsys) != nil || fsys.Type != unix.EXT4_SUPER_MAGIC || statAt(root, "", &st) != nil {
+	if fsType(root) != unix.EXT4_SUPER_MAGIC || statAt(root, "", &st) != nil {
 		return false
 	}
 	fd, err := openByIno(root, st.Ino)

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -41,34 +40,12 @@ func cgroupsOf(pid int) string {
 	if all := strings.Count(lines, "\n"); all <= 1 || strings.Count(lines, ":/\n") < all-1 {
 		return lines // mostly
 	}
-	if tid := runningThread(pid); tid != 0 {
+	if tid := procid.RunningThread(pid); tid != 0 && tid != pid {
 		if b, err = os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/cgroup", pid, tid)); err == nil {
 			return string(b)
 		}
 	}
 	return lines
-}
-
-// runningThread returns a thread that has not ended of a process whose first one has;
-// 0: that one has not, or it was the last.
-func runningThread(pid int) int {
-	if has, known := procid.HasMemory(pid); has || !known {
-		return 0
-	}
-	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if err != nil {
-		return 0
-	}
-	for _, t := range threads {
-		tid, err := strconv.Atoi(t.Name())
-		if err != nil || tid == pid {
-			continue
-		}
-		if has, _ := procid.HasMemory(tid); has {
-			return tid
-		}
-	}
-	return 0
 }
 
 // inCgroup reports whether a process is in a cgroup or one within it.

@@ -244,17 +244,18 @@ func membersOf(r *procid.Resolver, s lockstate.Scope) (pids []int, gone bool, er
 		start uint64
 	}
 	var all []found
-	err = eachProcess(func(pid int) {
-		in := pid != os.Getpid() && mayBeIn(pid, s)
+	err = eachProcess(func(pid int) bool {
+		in := mayBeIn(pid, s)
 		if in {
 			in, _ = inScope(r, pid, s)
 		}
-		if !in {
+		if in {
+			start, _, _ := startOf(r, pid)
+			all = append(all, found{pid, start})
+		} else {
 			gone = gone || unix.Kill(pid, 0) == unix.ESRCH
-			return
 		}
-		start, _, _ := startOf(r, pid)
-		all = append(all, found{pid, start})
+		return true
 	})
 	if err != nil {
 		return nil, false, err
@@ -271,28 +272,19 @@ func membersOf(r *procid.Resolver, s lockstate.Scope) (pids []int, gone bool, er
 	return pids, gone, nil
 }
 
-// eachProcess calls f with all pids. Few are read at a time, so that hardly any of them
-// is gone before it is looked at.
-func eachProcess(f func(pid int)) error {
+// eachProcess calls f with all pids but the daemon's own until it returns false. Few are
+// read at a time, so that hardly any of them is gone before it is looked at.
+func eachProcess(f func(pid int) bool) error {
 	fd, err := unix.Open("/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
 	var buf [128]byte
-	for {
-		n, err := getdents(fd, buf[:])
-		if err != nil || n == 0 {
-			return err
-		}
-		for rest := buf[:n]; len(rest) > 0; {
-			var e dirEntry
-			e, rest = nextEntry(rest)
-			if pid, err := strconv.Atoi(e.name); err == nil {
-				f(pid)
-			}
-		}
-	}
+	return eachEntryIn(buf[:], fd, func(e dirEntry) bool {
+		pid, err := strconv.Atoi(e.name)
+		return err != nil || pid == os.Getpid() || f(pid)
+	})
 }
 
 // hasUser reports whether a process is entirely a user's, or root's. A program
@@ -321,7 +313,7 @@ const maxEnviron = 8 << 20
 func carriesClient(pid int, client string) bool {
 	b, err := readEnviron(fmt.Sprintf("/proc/%d/environ", pid))
 	if len(b) == 0 { // as of a thread that has ended
-		if tid := runningThread(pid); tid != 0 {
+		if tid := procid.RunningThread(pid); tid != 0 && tid != pid {
 			b, err = readEnviron(fmt.Sprintf("/proc/%d/task/%d/environ", pid, tid))
 		}
 	}

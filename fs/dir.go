@@ -73,7 +73,11 @@ func nextEntry(b []byte) (e dirEntry, rest []byte) {
 func eachEntry(fd int, f func(dirEntry) bool) error {
 	room := direntBuffers.Get().(*[direntBuffer]byte)
 	defer direntBuffers.Put(room)
-	buf := room[:]
+	return eachEntryIn(room[:], fd, f)
+}
+
+// eachEntryIn is eachEntry that reads no more at a time than buf has room for.
+func eachEntryIn(buf []byte, fd int, f func(dirEntry) bool) error {
 	for {
 		n, err := getdents(fd, buf)
 		if err != nil || n == 0 {

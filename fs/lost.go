@@ -90,27 +90,22 @@ func (fs *FS) stillOpen(l lockstate.Lock) bool {
 	if open(l.Owner.Pid, func() openFile { return fs.findOpen(l.Owner, files) }) {
 		return true
 	}
-	pids, err := os.ReadDir("/proc")
-	if err != nil {
-		return true
-	}
-	for _, e := range pids {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() || pid == l.Owner.Pid {
-			continue
-		}
-		p, err := fs.procs.ByPid(pid)
-		if errors.Is(err, procid.ErrBusy) {
-			return true // it may be a holder
-		}
-		if err != nil {
-			continue
-		}
-		if _, holds := fs.table.HoldsBy(p, l.Token); holds && open(pid, func() openFile { return fs.findOpen(p.ID(), files) }) {
+	still := false
+	err := eachProcess(func(pid int) bool {
+		if pid == l.Owner.Pid {
 			return true
 		}
-	}
-	return false
+		p, err := fs.procs.ByPid(pid)
+		switch {
+		case errors.Is(err, procid.ErrBusy):
+			still = true // it may be a holder
+		case err == nil:
+			_, holds := fs.table.HoldsBy(p, l.Token)
+			still = holds && open(pid, func() openFile { return fs.findOpen(p.ID(), files) })
+		}
+		return !still
+	})
+	return still || err != nil
 }
 
 // inoAt returns the inode number of a file, or 0.

@@ -69,22 +69,18 @@ func (fs *FS) findOpeners() map[*lockstate.Handle][]procid.ID {
 	if len(files) == 0 {
 		return seen
 	}
-	err := eachProcess(func(pid int) {
-		if pid == os.Getpid() {
-			return
-		}
+	err := eachProcess(func(pid int) bool {
 		// What one has open that is in execve(2) is not known.
 		open, _ := procid.Soon(fs.procs, pid, func() []*lockstate.Handle { return fs.openIn(pid, files) }, nil)
 		if len(open) == 0 {
-			return
+			return true
 		}
-		p, err := fs.procs.ByPid(pid)
-		if err != nil {
-			return
+		if p, err := fs.procs.ByPid(pid); err == nil {
+			for _, h := range open {
+				seen[h] = append(seen[h], p.ID())
+			}
 		}
-		for _, h := range open {
-			seen[h] = append(seen[h], p.ID())
-		}
+		return true
 	})
 	if err != nil {
 		fs.log.Warn("cannot look who has files open", "err", err)

@@ -54,9 +54,8 @@ func withProbe(dir int, do func(fd int) error) error {
 // registers that with io_uring keeps it when it is mapped no more, of which no lease
 // tells; where files are written back, the kernel refuses that (Linux 6.5).
 func inMemory(dir int) bool {
-	var st unix.Statfs_t
-	err := ignoringEINTR(func() error { return unix.Fstatfs(dir, &st) })
-	return err == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC)
+	kind := fsType(dir)
+	return kind == unix.TMPFS_MAGIC || kind == unix.RAMFS_MAGIC
 }
 
 // readLease takes a read lease on fd and gives it back. It fails with EAGAIN if

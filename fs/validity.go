@@ -35,11 +35,7 @@ func validity(root int, k transport.Kernel) time.Duration {
 // isLocal reports whether dir is on a file system that no other machine changes, and no
 // other file system that it shows, as far as that is known.
 func isLocal(dir int) bool {
-	var st unix.Statfs_t
-	if unix.Fstatfs(dir, &st) != nil {
-		return false
-	}
-	switch st.Type {
+	switch fsType(dir) {
 	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC, unix.TMPFS_MAGIC:
 		return true
 	}

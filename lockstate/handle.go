@@ -227,8 +227,8 @@ func (h *Handle) Close() {
 // touchOpenLocked marks r as one that something is changed under if a holder of it
 // has a write handle beneath already: what is written through that, nobody tells (R5).
 func (t *Table) touchOpenLocked(r *row) {
-	closed := func(h *Handle) bool { return !r.holds(h.proc) }
-	if !r.changed && !r.dir.walkHandles(closed) {
+	foreign := func(h *Handle) bool { return !r.holds(h.proc) }
+	if !r.changed && !r.dir.walkHandles(foreign) {
 		r.touch()
 	}
 }
