@@ -88,8 +88,8 @@ func (fs *FS) findOpeners() map[*lockstate.Handle][]procid.ID {
 	return seen
 }
 
-// openIn returns those of some files that a process has open for writing, or mapped and
-// shared.
+// openIn returns those of some files that a process has open for writing, or mapped so,
+// through another mount than this one.
 func (fs *FS) openIn(pid int, files map[string][]servedFile) (open []*lockstate.Handle) {
 	found := func(path, ino string, shown func() bool) {
 		for _, f := range files[filepath.Base(path)] {
@@ -112,6 +112,7 @@ func (fs *FS) openIn(pid int, files map[string][]servedFile) (open []*lockstate.
 			return err == nil && writes(uint32(flags)) && info["mnt_id"] != strconv.Itoa(fs.mountID)
 		})
 	}
+	dev := fmt.Sprintf("%02x:%02x", fs.mountDev>>20, fs.mountDev&0xfffff) // as an identity has it
 	maps, _ := os.ReadFile(proc + "maps")
 	for line := range strings.Lines(string(maps)) {
 		// proc_pid_maps(5): addresses, permissions, offset, device, inode, path
@@ -120,7 +121,9 @@ func (fs *FS) openIn(pid int, files map[string][]servedFile) (open []*lockstate.
 		for i := range of {
 			of[i], path, _ = strings.Cut(path, " ")
 		}
-		found(strings.TrimLeft(path, " "), of[4], func() bool { return strings.HasSuffix(of[1], "s") })
+		found(strings.TrimLeft(path, " "), of[4], func() bool {
+			return strings.Contains(of[1], "w") && strings.HasSuffix(of[1], "s") && of[3] != dev
+		})
 	}
 	return open
 }

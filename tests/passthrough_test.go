@@ -109,6 +109,12 @@ func TestR8Restart(t *testing.T) {
 	mapped.must("mmap", "map", "h")
 	mapped.must("close", "h")
 	mapped.must("open", "read", m.At("D/file"), "rdonly")
+	reader, err := os.Open(m.At("D/file")) // a mapping that only reads is in nobody's way
+	mustDo(t, err)
+	page, err := unix.Mmap(int(reader.Fd()), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
+	mustDo(t, err)
+	defer unix.Munmap(page)
+	mustDo(t, reader.Close())
 	m.restart(nil)
 	a.must("unlink", m.At("D/devserver"))
 	b := agent(t)
