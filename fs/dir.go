@@ -116,9 +116,11 @@ func (fs *FS) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntr
 
 // ReadDirPlus is getdents(2) with attributes.
 func (fs *FS) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	w := fs.wanted(in.Pid, fs.nodes.get(in.NodeId), in.Offset)
+	n := fs.nodes.get(in.NodeId)
+	w, walked := fs.wanted(in.Pid, n, in.Offset), fs.walked(n, in.Offset)
 	// With attributes an entry takes some five times as much.
-	return fs.readDir(in, in.Size/5, func(parent *node, fd int, e dirEntry) bool {
+	status := fs.readDir(in, in.Size/5, func(parent *node, fd int, e dirEntry) bool {
+		walked.entry(e)
 		entry := out.AddDirLookupEntry(fuse.DirEntry{Name: e.name, Ino: e.ino, Mode: uint32(e.typ) << 12, Off: e.next})
 		if entry == nil {
 			return false
@@ -135,6 +137,8 @@ func (fs *FS) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.Dir
 		}
 		return true
 	})
+	walked.end(!w.lean)
+	return status
 }
 
 // readDir calls add with the entries from a position on until it returns

@@ -144,7 +144,7 @@ func (fs *FS) removeLockEntry(dir int, name string) error {
 }
 
 func smallTree(dir int, name string, depth int, left *int) bool {
-	fd, err := openHere(dir, name)
+	fd, err := openHere(dir, name, 0)
 	if err != nil || depth == 0 {
 		if err == nil {
 			unix.Close(fd)

@@ -77,6 +77,7 @@ type FS struct {
 	capsOff   capsOff
 	labels    labels
 	listers   listers
+	ahead     readahead
 	lockLooks lockLooks
 	stale     staleFinds
 	underWay  changesUnderWay

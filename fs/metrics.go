@@ -57,6 +57,9 @@ func (fs *FS) showMetrics() []byte {
 		fmt.Fprintf(&b, "stagefs_denials_total{op=%q} %d\n", k, counts[k])
 	}
 
+	head("read_ahead_directories_total", "counter", "Directories read from a slow disk before somebody who walks a tree listed them.")
+	fmt.Fprintf(&b, "stagefs_read_ahead_directories_total %d\n", fs.ahead.total.Load())
+
 	head("requests_total", "counter", "Requests of the kernel, by kind, since this daemon began.")
 	requests := fs.kernel.Requests()
 	for _, k := range slices.Sorted(maps.Keys(requests)) {

@@ -116,6 +116,16 @@ func (n *node) location() (parent *node, name string, fd int) {
 	return l.parent, l.name, -1
 }
 
+// parentID returns the ID of the directory that n is in by one of its names, or 0.
+func (n *node) parentID() uint64 {
+	n.tab.mu.RLock()
+	defer n.tab.mu.RUnlock()
+	if n.parent == nil {
+		return 0
+	}
+	return n.parent.id
+}
+
 func (n *node) isDir() bool { return n.kind == unix.S_IFDIR>>12 }
 
 // adrift reports whether nothing leads to n any more: the daemon has put it aside, or

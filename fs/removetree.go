@@ -66,7 +66,7 @@ func (r *removal) removeDir(dir int, name, path string, depth int) error {
 		return r.lift(dir, name)
 	}
 	var fd int
-	err := r.fs.back.asOwner(func() (err error) { fd, err = openHere(dir, name); return err }, place{fd: dir, name: name})
+	err := r.fs.back.asOwner(func() (err error) { fd, err = openHere(dir, name, 0); return err }, place{fd: dir, name: name})
 	if err != nil {
 		return err
 	}
@@ -93,12 +93,12 @@ func (r *removal) removeDir(dir int, name, path string, depth int) error {
 }
 
 // openHere opens a directory to read it, with EXDEV if something is mounted there:
-// that may be another's, and what nobody answers for.
-func openHere(dir int, name string) (int, error) {
+// that may be another's, and what nobody answers for. flags are further ones.
+func openHere(dir int, name string, flags uint64) (int, error) {
 	var fd int
 	err := ignoringEINTR(func() (err error) {
 		fd, err = unix.Openat2(dir, name, &unix.OpenHow{
-			Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+			Flags:   flags | unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 			Resolve: unix.RESOLVE_NO_XDEV,
 		})
 		return err
