@@ -120,19 +120,21 @@ func (a *attempt) stands() (hung <-chan struct{}, stop func()) {
 	return ch, stop
 }
 
-// extent is how much there is in a tree that somebody works on.
+// extent is how much there is in a tree that somebody works on, and when it was
+// changed: a stager's last step is to set modes.
 func extent(dir string) string {
-	var entries, size int64
+	var entries, size, changed int64
 	filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err == nil {
 			entries++
 			if info, err := d.Info(); err == nil {
 				size += info.Size()
+				changed = max(changed, info.Sys().(*syscall.Stat_t).Ctim.Nano())
 			}
 		}
 		return nil
 	})
-	return fmt.Sprint(entries, size)
+	return fmt.Sprint(entries, size, changed)
 }
 
 // name is the attempt's among all soaks of the machine.

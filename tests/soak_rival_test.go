@@ -181,8 +181,13 @@ func (s *soak) serve(own string, argv ...string) *server {
 }
 
 func (v *server) attack(line string) (op, answer string) {
-	late := time.AfterFunc(2*patience, func() { // what it hangs in is in its own group
-		v.s.violate("a rival's operation hangs: %s", line)
+	limit := 2 * patience
+	if v.s.whole {
+		limit = 20 * patience // to remove a build is to be refused ten thousand times
+	}
+	late := time.AfterFunc(limit, func() { // what it hangs in is in its own group
+		at, _ := exec.Command("pgrep", "-a", "-g", itoa(v.cmd.Process.Pid)).CombinedOutput()
+		v.s.violate("a rival's operation hangs: %s\n%s", line, at)
 		v.all.signal(syscall.SIGKILL)
 	})
 	defer late.Stop()
