@@ -199,7 +199,7 @@ func (fs *FS) readAhead() {
 // or 0 if it can't: that is for who lists it to find out.
 func (fs *FS) readDirAhead(id uint64, name string, attrs bool, buf []byte) (took time.Duration) {
 	n := fs.nodes.get(id)
-	if n == nil || !n.isDir() {
+	if n == nil {
 		return 0
 	}
 	parent := fs.back.dirs.get(n)

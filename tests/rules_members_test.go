@@ -81,8 +81,8 @@ func TestH3FirstThread(t *testing.T) {
 			taker.Kill()
 			eventually(t, "the other member stands for the cgroup", func() bool { return m.Locks()["D"].Pid == pid })
 			other.want("EBUSY", "creat", m.At("D/y"), "wronly,creat")
-			if row := m.Locks()["D"]; row.Token != token {
-				t.Errorf("the row: %+v, want token %d", row, token)
+			if row := m.Locks()["D"]; row.Token != token || !strings.Contains(row.Cmd, "python3") {
+				t.Errorf("the row: %+v, want token %d and the command", row, token)
 			}
 			end()
 			m.awaitFree("D")

@@ -143,6 +143,11 @@ func (l *lineLook) read(pid int) {
 	l.tid.Store(int32(unix.Gettid()))
 	var buf [maxCmdline]byte
 	b, err := readProc(pid, "cmdline", buf[:])
+	if err == nil && len(b) == 0 { // as of a thread that has ended
+		if tid := RunningThread(pid); tid != 0 && tid != pid {
+			b, err = readProc(tid, "cmdline", buf[:])
+		}
+	}
 	if err != nil {
 		return
 	}
