@@ -54,11 +54,14 @@ type dirEntry struct {
 	name string
 }
 
+// direntSize is how many bytes there are before the name.
+const direntSize = 19
+
 // nextEntry cuts an entry off what getdents64(2) returned. Its name is valid as
 // long as b is not written to.
 func nextEntry(b []byte) (e dirEntry, rest []byte) {
 	size := int(binary.NativeEndian.Uint16(b[16:]))
-	name := unsafe.String(&b[19], size-19)
+	name := unsafe.String(&b[direntSize], size-direntSize)
 	if i := strings.IndexByte(name, 0); i >= 0 {
 		name = name[:i]
 	}
@@ -117,10 +120,11 @@ func (fs *FS) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntr
 // ReadDirPlus is getdents(2) with attributes.
 func (fs *FS) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	n := fs.nodes.get(in.NodeId)
-	w, walked := fs.wanted(in.Pid, n, in.Offset), fs.walked(n, in.Offset)
+	w := fs.wanted(in.Pid, n, in.Offset)
+	ahead := fs.listingAhead(n, in.Offset, !w.lean)
 	// With attributes an entry takes some five times as much.
 	status := fs.readDir(in, in.Size/5, func(parent *node, fd int, e dirEntry) bool {
-		walked.entry(e)
+		ahead.entry(e)
 		entry := out.AddDirLookupEntry(fuse.DirEntry{Name: e.name, Ino: e.ino, Mode: uint32(e.typ) << 12, Off: e.next})
 		if entry == nil {
 			return false
@@ -137,7 +141,7 @@ func (fs *FS) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.Dir
 		}
 		return true
 	})
-	walked.end(!w.lean)
+	ahead.end()
 	return status
 }
 

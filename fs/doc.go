@@ -45,7 +45,7 @@
 //
 //	I1  a node is in the table as long as the kernel has it, or a node
 //	    beneath it, or the daemon has pinned it
-//	I2  a node number is never used twice
+//	I2  a node number is never used twice with the same generation
 //	I3  a node has at least one name, or a descriptor that stands for it, or
 //	    is private to one process; or it stands for another node, or reaches
 //	    nothing any more

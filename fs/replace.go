@@ -178,13 +178,18 @@ func (fs *FS) checkProgram(f *os.File) error {
 // as soon as the mount answers waits until the daemon is whole.
 func (s *Server) replace(q *replacement) {
 	<-s.ready
-	t, err := s.transport.Stop(q.node, func() { s.fs.pauseLines(true) })
+	var t *transport.State
+	err := fmt.Errorf("%w for more than %v", transport.ErrBusy, aheadStop)
+	if s.fs.ahead.pause(aheadStop) { // execve(2) waits for a thread that the disk keeps
+		t, err = s.transport.Stop(q.node, func() { s.fs.pauseLines(true) })
+	}
 	if err == nil {
 		err = s.exec(q, t)
 	}
 	if t != nil {
 		s.fs.pauseLines(false)
 	}
+	s.fs.ahead.resume()
 	if errors.Is(err, transport.ErrBusy) {
 		err = fmt.Errorf("%w: %w; try again when it answers", ErrReplacing, err)
 	}

@@ -19,6 +19,7 @@ func (s *Server) serve() {
 	s.fs.linger.close()
 	s.fs.hot.close()
 	s.fs.stopRepresenting()
+	s.fs.ahead.pause(aheadStop)
 	err := s.fs.procs.Close()
 	s.fs.leftovers.close() // no death comes any more
 	s.fs.close()
