@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ControlDir is the name of the control directory in the root of a mount (§9).
+// ControlDir is the name of the control directory in the root of a mount.
 const ControlDir = ".stagefs"
 
 // A control is the control directory or a file in it. What a file of text

@@ -13,7 +13,7 @@ import (
 )
 
 // A ctlLine is one command as it is written to the ctl file: a verb, a
-// directory and options (§9).
+// directory and options.
 type ctlLine struct {
 	verb, dir string
 	why       string

@@ -11,6 +11,9 @@
 // name is one of Options.LockNames; a candidate is the temporary file of a
 // link(2) protocol.
 //
+// Rules are named by a letter and a number, as in W1: the documentation of package
+// lockstate lists them.
+//
 // # Guarantees
 //
 // Every operation that changes something passes the gate (gate.go) and is

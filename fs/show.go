@@ -19,7 +19,7 @@ import (
 )
 
 // plain returns s as it may stand in a line of text: quoted if it could be
-// taken for more than one word, or could drive a terminal (§9).
+// taken for more than one word, or could drive a terminal.
 func plain(s string) string {
 	for _, r := range s {
 		if r == utf8.RuneError || r == '"' || r == '\\' || !unicode.IsPrint(r) || unicode.IsSpace(r) {

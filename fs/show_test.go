@@ -6,7 +6,7 @@ import (
 	"unicode"
 )
 
-// §9: no file name can forge a row, or drive a terminal.
+// TestPlain: no file name can forge a row of a listing, or drive a terminal.
 func TestPlain(t *testing.T) {
 	for in, want := range map[string]string{
 		"board/v1":    "board/v1",

@@ -12,7 +12,7 @@ import (
 )
 
 // xattrPrefix is what the attributes begin with that tell of a path's
-// governing lock (§9).
+// governing lock.
 const xattrPrefix = "user.stagefs."
 
 // GetXAttr is getxattr(2).

@@ -20,7 +20,7 @@ type Request struct {
 
 	// Scope owns the lock together with Process (H3); the zero Scope: nobody
 	// else. Client is whose lease it is instead, UID the user it is for, and
-	// TTL its time to live, DefaultTTL if 0 (§8).
+	// TTL its time to live, DefaultTTL if 0 (L1).
 	Scope  Scope
 	Client string
 	UID    uint32

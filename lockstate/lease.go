@@ -12,7 +12,7 @@ import (
 // DefaultTTL is the time to live of a lease whose client names none (L1).
 const DefaultTTL = 16 * time.Second
 
-// A lease is what a row has whose owner is a client instead of processes (§8).
+// A lease is what a row has whose owner is a client instead of processes (L1).
 // All fields are protected by Table.mu.
 type lease struct {
 	client   string

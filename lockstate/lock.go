@@ -11,7 +11,7 @@ import (
 // Kind tells where a lock comes from.
 type Kind uint8
 
-// The kinds of locks (§4).
+// The kinds of locks.
 const (
 	Implicit Kind = iota // made by mkdir (A1)
 	Explicit             // made by a lock file or a command (A3, A4, A6, A7)
@@ -25,7 +25,7 @@ func (k Kind) String() string {
 // Reason tells why a lock ended.
 type Reason string
 
-// The ends of a lock (§5).
+// The ends of a lock.
 const (
 	Unlinked  Reason = "unlinked"  // R1
 	Unlocked  Reason = "unlocked"  // R2
@@ -64,7 +64,7 @@ type Lock struct {
 	Sealed   bool     // its owner is no more, and what he left is being cleared away (R7)
 	Crashed  bool     // its owner did so already when the last daemon died
 
-	Client   string        // whose lease it is (§8); "": it is no lease
+	Client   string        // whose lease it is (L1); "": it is no lease
 	TTL      time.Duration // of a lease
 	Deadline time.Duration // of a lease, on the clock of the table
 	Pending  bool          // it is about to be acquired: a lease has no deadline yet

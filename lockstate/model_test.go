@@ -95,7 +95,7 @@ func (m *model) top(path string) *modelRow {
 	return nil
 }
 
-// governing is §1: the lock on the nearest directory at or above path.
+// governing is the governing lock: that on the nearest directory at or above path.
 func (m *model) governing(path string) *modelRow {
 	for _, p := range upward(path) {
 		if r := m.top(p); r != nil {

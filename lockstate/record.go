@@ -46,7 +46,7 @@ type Record struct {
 	Fresh     bool              `json:"fresh,omitempty"`   // the directory was made under the lock,
 	Foreign   []FileID          `json:"foreign,omitempty"` // and in it these came from elsewhere
 	Scope     *Scope            `json:"scope,omitempty"`   // H3
-	Lease     *LeaseRecord      `json:"lease,omitempty"`   // §8
+	Lease     *LeaseRecord      `json:"lease,omitempty"`   // L1
 }
 
 // A LeaseRecord is what is recorded of a lease besides.

@@ -293,8 +293,9 @@ func TestReserveFails(t *testing.T) {
 	}
 }
 
-// §1: tokens never go back, also not from one table to the next, as long as
-// the mark is kept: the second begins above all that the first reserved.
+// TestTokensGrowAcrossTables: tokens never go back, also not from one table to the
+// next, as long as the mark is kept: the second begins above all that the first
+// reserved.
 func TestTokensGrowAcrossTables(t *testing.T) {
 	var mark, last uint64
 	reserve := func(upTo uint64) error {

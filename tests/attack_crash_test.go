@@ -268,9 +268,9 @@ func deepTree(t *testing.T, dir string, depth int, content string) string {
 	return string(b)
 }
 
-// TestS9AttackSetuid: a program with root's rights that a stranger starts, and
+// TestAttackControlSetuid: a program with root's rights that a stranger starts, and
 // that writes to a ctl file that the stranger has opened, gives him none.
-func TestS9AttackSetuid(t *testing.T) {
+func TestAttackControlSetuid(t *testing.T) {
 	m := mount(t)
 	a := agent(t)
 	a.must("mkdir", m.At("D"))
@@ -422,9 +422,9 @@ func TestW4AttackOff(t *testing.T) {
 	}
 }
 
-// TestS9AttackCrowd: a user who has as many requests wait as he can keeps nobody
+// TestAttackControlCrowd: a user who has as many requests wait as he can keeps nobody
 // else from being answered.
-func TestS9AttackCrowd(t *testing.T) {
+func TestAttackControlCrowd(t *testing.T) {
 	m := mount(t)
 	crowd, other := stranger(t), agent(t)
 	other.must("mkdir", m.At("D"))

@@ -12,7 +12,7 @@ import (
 )
 
 // TestControlHidden: the control directory can be used, is not listed, and its
-// name and files are nobody's to change (§9).
+// name and files are nobody's to change.
 func TestControlHidden(t *testing.T) {
 	m := mount(t)
 	openDir(t, m.Back("D"))

@@ -1,8 +1,14 @@
 package tests
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -58,5 +64,73 @@ func TestElsewhere(t *testing.T) {
 	cmd.Dir, cmd.Env = "..", append(os.Environ(), "GOOS=darwin")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestRules: the rules and invariants that comments and the names of tests refer to are
+// listed: rules in package lockstate's documentation, invariants in that of the package
+// itself. Each rule that is listed is referred to.
+func TestRules(t *testing.T) {
+	const listed = "lockstate"
+	type reference struct{ dir, name string } // dir is "" for a rule
+	lists, found := make(map[reference]bool), make(map[reference]string)
+	item := regexp.MustCompile(`^(?:\t|  - )([A-Z]\d+[a-z]?)[: ]`)
+	named := regexp.MustCompile(`\b([ACHILMRSW]\d+[a-z]?)\b`)
+	tested := regexp.MustCompile(`^Test([ACHLMRSW]\d+[a-z]?)([A-Z]|$)`)
+	err := filepath.WalkDir("..", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		dir, err := filepath.Rel("..", filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		add := func(names [][]string) {
+			for _, m := range names {
+				r := reference{name: m[1]}
+				if strings.HasPrefix(r.name, "I") {
+					r.dir = dir
+				}
+				found[r] = path
+			}
+		}
+		for _, c := range file.Comments {
+			if c != file.Doc {
+				add(named.FindAllStringSubmatch(c.Text(), -1))
+				continue
+			}
+			for line := range strings.Lines(c.Text()) {
+				m := item.FindStringSubmatch(line)
+				switch {
+				case m == nil:
+					add(named.FindAllStringSubmatch(line, -1))
+				case strings.HasPrefix(m[1], "I"):
+					lists[reference{dir, m[1]}] = true
+				case dir == listed:
+					lists[reference{name: m[1]}] = true
+				}
+			}
+		}
+		for _, d := range file.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok {
+				add(tested.FindAllStringSubmatch(f.Name.Name, -1))
+			}
+		}
+		return nil
+	})
+	mustDo(t, err)
+	for r, path := range found {
+		if !lists[r] {
+			t.Errorf("%s refers to %s, which is not listed", path, r.name)
+		}
+	}
+	for r := range lists {
+		if r.dir == "" && found[r] == "" {
+			t.Errorf("nothing refers to %s, which is listed", r.name)
+		}
 	}
 }

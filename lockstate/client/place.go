@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlDir is the control directory's name in the root of a mount (§9).
+// controlDir is the control directory's name in the root of a mount.
 const controlDir = ".stagefs"
 
 // A place is a directory, which may not exist yet, on a mount.
