@@ -117,13 +117,16 @@ func (c *clearing) finish(err error) bool {
 	return true
 }
 
-// tellKernel makes what was moved aside disappear.
+// tellKernel makes what was moved aside disappear: the kernel asks for its attributes,
+// hears ESTALE, and looks up the name again.
 func (c *clearing) tellKernel() {
-	for i, n := range c.gone {
+	elsewhere := false // a file is, too, which would not tell
+	for _, n := range c.gone {
 		c.fs.notifyAttr(n)
-		if i == 0 {
-			c.fs.notifyNames(n)
-		}
+		elsewhere = elsewhere || !n.adrift()
+	}
+	if elsewhere {
+		c.fs.forgetNames()
 	}
 	c.gone = nil
 }

@@ -51,8 +51,8 @@ func (fs *FS) discardOf(token uint64, name string, only *identity, place func() 
 	if parent != nil {
 		fs.notifyDir(parent)
 	}
-	if assumed && fs.kernel != nil {
-		fs.kernel.ForgetNames() // R4: nobody is to see it any more
+	if assumed {
+		fs.forgetNames() // R4: nobody is to see it any more
 	}
 	return id, err
 }

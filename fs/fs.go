@@ -3,6 +3,7 @@ package fs
 import (
 	"log/slog"
 	"path"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -199,14 +200,29 @@ func (fs *FS) notifyAttr(n *node) {
 	}
 }
 
-// notifyNames tells the kernel that n, a directory, has lost its name, or that
-// names came, on the daemon's own account. Where the kernel cannot be told of
-// names, it is told that it knows nothing of n any more, and asks again when it
-// hears ESTALE; a name that came is seen when the old one has expired.
-func (fs *FS) notifyNames(n *node) {
-	if fs.kernel != nil && fs.kernel.ForgetNames() != fuse.OK {
-		fs.notifyAttr(n)
+// forgetNames has the kernel ask again for all names, because one came or went on the
+// daemon's own account that it may not ask for by itself: one that went leads to a file
+// that has others, or an old one is not there. What somebody has mounted inside would be
+// gone with its name; so where something is, or the kernel can't be told, the names are
+// seen when the old ones have expired.
+func (fs *FS) forgetNames() {
+	if fs.kernel != nil && fs.kernel.TellsNames() && !fs.isMountedOn() {
+		fs.kernel.ForgetNames()
 	}
+}
+
+// isMountedOn reports whether something is mounted on a directory of the mount, or that
+// can't be seen. Other mount namespaces are not.
+func (fs *FS) isMountedOn() bool {
+	mounts, err := ReadMounts()
+	if err != nil {
+		return true
+	}
+	ours := make(map[int]bool)
+	for _, m := range mounts {
+		ours[m.ID] = m.device() == fs.mountDev
+	}
+	return slices.ContainsFunc(mounts, func(m MountEntry) bool { return ours[m.Parent] })
 }
 
 // notifyDir tells the kernel that a name in n came or went without it: it drops

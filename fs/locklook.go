@@ -41,7 +41,7 @@ func (t *lockLooks) note(tid uint32, n *node, at link, several bool) {
 // it knew the one before, for some time. (Before Linux 6.16 it can't be told.)
 func (fs *FS) lookedUpByName(n *node) {
 	if len(n.lockNames()) > 1 {
-		fs.kernel.ForgetNames()
+		fs.forgetNames()
 	}
 }
 

@@ -125,7 +125,7 @@ func (c *command) restore() fuse.Status {
 	}
 	if x.touched != nil {
 		fs.notifyDir(x.touched)
-		fs.notifyNames(x.touched)
+		fs.forgetNames()
 	}
 	fs.hiddenMu.Lock()
 	fs.tidyHidden()

@@ -3,7 +3,6 @@ package fs
 import (
 	"time"
 
-	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs/transport"
@@ -17,8 +16,7 @@ const (
 	validForLess = time.Minute // others may change the backing, or the kernel can't be told of names
 )
 
-// attach is called before the first request. To ask what the kernel can be told also has
-// it look up again, once, what it knows from the daemon before, which may be an older one.
+// attach is called before the first request.
 func (fs *FS) attach(k transport.Kernel) {
 	fs.kernel = k
 	fs.nodes.validFor = validity(fs.back.root, k)
@@ -26,7 +24,7 @@ func (fs *FS) attach(k transport.Kernel) {
 
 // validity returns how long the kernel may keep what it is told of root.
 func validity(root int, k transport.Kernel) time.Duration {
-	if isLocal(root) && k.ForgetNames() == fuse.OK {
+	if isLocal(root) && k.TellsNames() {
 		return validFor
 	}
 	return validForLess

@@ -65,3 +65,68 @@ func mountsAt(dir string) (all []string) {
 	}
 	return all
 }
+
+// TestM2MountedOn: what somebody has mounted on a directory of the mount stays there
+// when content is destroyed, put aside and restored elsewhere, when a lock file goes
+// with its owner, and when the daemon is replaced.
+func TestM2MountedOn(t *testing.T) {
+	need(t, "root", "fuse")
+	for _, policy := range []string{"destroy", "quarantine"} {
+		t.Run(policy, func(t *testing.T) {
+			m := mount(t, "--on-crash", policy)
+			inside := m.At("T", "sub")
+			mustDo(t, os.MkdirAll(m.Back("T", "sub"), 0o755))
+			mustDo(t, unix.Mount("none", inside, "tmpfs", 0, "size=1m"))
+			t.Cleanup(func() { unix.Unmount(inside, unix.MNT_DETACH) })
+			mustDo(t, os.WriteFile(filepath.Join(inside, "file"), nil, 0o644))
+			stays := func(after string) {
+				t.Helper()
+				tree(t, m.Path) // looks up each name
+				if _, err := os.Stat(filepath.Join(inside, "file")); err != nil {
+					t.Fatalf("after %s: %v", after, err)
+				}
+			}
+			openDir(t, m.Back("E"))
+			for _, dir := range []string{"D", "E"} { // which was made, and was there
+				a := agent(t)
+				if dir == "D" {
+					a.must("mkdir", m.At(dir))
+				}
+				a.must("open", "lock", m.At(dir, "devserver"), "wronly,creat,excl")
+				a.must("put", m.At(dir, "own"), "staged", "wronly,creat,excl")
+				tree(t, m.At(dir))
+				a.Kill()
+				m.awaitFree(dir)
+				stays("content of " + dir + " was cleared away")
+				if _, err := os.Stat(m.At(dir, "own")); !os.IsNotExist(err) {
+					t.Errorf("%s/own, which was cleared away: %v", dir, err)
+				}
+			}
+			if policy == "quarantine" {
+				m.wantStatus(0, "", "quarantine", "--restore", m.quarantine()[0].ID, m.Path)
+				stays("content was restored")
+			}
+			m.replace()
+			stays("the daemon was replaced")
+		})
+	}
+}
+
+// TestR7LinkedGone: of what was cleared away the name is gone at once, also if the file
+// has another one elsewhere.
+func TestR7LinkedGone(t *testing.T) {
+	m := mount(t, "--on-crash", "destroy")
+	openDir(t, m.Back("D"))
+	openDir(t, m.Back("E"))
+	a := agent(t)
+	a.must("open", "lock", m.At("D", "devserver"), "wronly,creat,excl")
+	a.must("put", m.At("D", "own"), "staged", "wronly,creat,excl")
+	a.must("link", m.At("D", "own"), m.At("E", "alias"))
+	tree(t, m.Path)
+	a.Kill()
+	m.awaitFree("D")
+	wantTree(t, m.Path, []string{"D/", "E/", "E/alias=staged"})
+	if _, err := os.Stat(m.At("D", "own")); !os.IsNotExist(err) {
+		t.Errorf("D/own, which was cleared away: %v", err)
+	}
+}

@@ -206,11 +206,15 @@ func (c *conn) InodeNotify(node uint64, off, length int64) fuse.Status {
 }
 
 func (c *conn) ForgetNames() fuse.Status {
-	err := c.notify(notifyIncEpoch, nil)
-	if err == unix.EINVAL {
-		err = unix.ENOSYS
+	if !c.TellsNames() {
+		return fuse.ENOSYS
 	}
-	return fuse.ToStatus(err)
+	return fuse.ToStatus(c.notify(notifyIncEpoch, nil))
+}
+
+func (c *conn) TellsNames() bool {
+	const since = 44 // minor version of the protocol
+	return (*fuse.InitIn)(unsafe.Pointer(&c.init[0])).Minor >= since
 }
 
 func (c *conn) Stopping() bool { return c.stopping.Load() || c.ended.Load() }

@@ -35,8 +35,11 @@ type Kernel interface {
 	DropPages(node uint64, off, length int64)
 	// ForgetNames makes the kernel ask again for each name that it knows, or
 	// knows not to be there. Unlike news of a single name it waits for no
-	// lock. ENOSYS: before Linux 6.16.
+	// lock; but what is mounted on a directory is gone with its name, whatever the
+	// answer. ENOSYS: see TellsNames.
 	ForgetNames() fuse.Status
+	// TellsNames reports whether ForgetNames can do that: from Linux 6.16 on.
+	TellsNames() bool
 	// RegisterBackingFd gives the kernel a file for passthrough.
 	RegisterBackingFd(*fuse.BackingMap) (int32, syscall.Errno)
 	UnregisterBackingFd(id int32) syscall.Errno
@@ -120,6 +123,7 @@ func (goFuse) Stop(uint64, func()) (*State, error) {
 func (goFuse) Resume(*State) {}
 
 func (goFuse) ForgetNames() fuse.Status { return fuse.ENOSYS }
+func (goFuse) TellsNames() bool         { return false }
 
 func (goFuse) Stopping() bool { return false }
 
@@ -151,6 +155,7 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 	if err != nil {
 		return nil, "", orGone(err)
 	}
+	c.init = req
 	var u *uring
 	var entries []*entry
 	start := make(chan bool)
