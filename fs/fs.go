@@ -237,16 +237,17 @@ func (fs *FS) notifyDir(n *node) {
 // isLockName reports whether an entry called name in parent is a lock file.
 // The root has none: it is never locked (C4).
 func (fs *FS) isLockName(parent *node, name string) bool {
-	return parent != fs.root && !fs.opts.NoLocking && fs.matches(fs.opts.LockNames, name)
+	return parent != fs.root && !fs.opts.NoLocking && matchesAny(fs.opts.LockNames, name)
 }
 
 // isSharedName reports whether no lock covers a file of this name, although one
 // covers its directory (W5).
 func (fs *FS) isSharedName(parent *node, name string) bool {
-	return len(fs.opts.SharedNames) > 0 && fs.matches(fs.opts.SharedNames, name) && !fs.isLockName(parent, name)
+	return len(fs.opts.SharedNames) > 0 && matchesAny(fs.opts.SharedNames, name) && !fs.isLockName(parent, name)
 }
 
-func (fs *FS) matches(patterns []string, name string) bool {
+// matchesAny reports whether a name is one of those given, or matches a pattern among them.
+func matchesAny(patterns []string, name string) bool {
 	for _, p := range patterns {
 		if p == name {
 			return true

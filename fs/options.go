@@ -139,7 +139,20 @@ func (o *Options) Validate() error {
 			}
 		}
 	}
+	for _, n := range o.SharedNames {
+		if !isPattern(n) && matchesAny(o.lockNames(), n) {
+			return &OptionError{"shared name", n, "is a lock file's name"}
+		}
+	}
 	return nil
+}
+
+// lockNames are the names and patterns of lock files.
+func (o *Options) lockNames() []string {
+	if o.LockNames == nil {
+		return DefaultLockNames
+	}
+	return o.LockNames
 }
 
 func badPattern(n string) string {
@@ -164,9 +177,7 @@ func (o *Options) setDefaults() {
 	if o.MountFlags.Set&unix.MS_RDONLY != 0 { // where access times don't change
 		o.MountFlags.add(flagOptions["noatime"])
 	}
-	if o.LockNames == nil {
-		o.LockNames = DefaultLockNames
-	}
+	o.LockNames = o.lockNames()
 	if o.Depth == 0 {
 		o.Depth = 1
 	}

@@ -60,7 +60,7 @@ func (o *orphanList) walk(fs *FS, dir string) {
 	var subdirs []string
 	eachEntry(fd, func(e dirEntry) bool {
 		switch {
-		case dir != "." && fs.matches(fs.opts.LockNames, e.name):
+		case dir != "." && matchesAny(fs.opts.LockNames, e.name):
 			if fs.isOrphan(dir, e.name) {
 				o.add(orphanAt{dir, e.name})
 			}

@@ -63,7 +63,7 @@ func isThisHost(name string) bool {
 
 // isAddedName is for the patterns of the mount.
 func (fs *FS) isAddedName(name string) bool {
-	return len(fs.opts.Candidates) > 0 && fs.matches(fs.opts.Candidates, name)
+	return len(fs.opts.Candidates) > 0 && matchesAny(fs.opts.Candidates, name)
 }
 
 func hasTemplate(name string) bool {

@@ -215,6 +215,8 @@ func TestBadOptions(t *testing.T) {
 		{"lock-name", []string{"mount", "--lock-name", "..", dir}},
 		{"lock-name", []string{"mount", "--lock-name", "[", dir}},
 		{"lock-name", []string{"mount", "--lock-name", "ok", dir, "--lock-name=a/b"}},
+		{"--shared-name devserver: is a lock file's name", []string{"mount", "--shared-name", "devserver", dir}},
+		{"is a lock file's name", []string{"mount", "--lock-name", "*.lck", "--shared-name", "a.lck", dir}},
 		{"candidate", []string{"mount", "--candidate", "a/b", dir}},
 		{"candidate", []string{"mount", "--candidate", "", dir}},
 		{"depth", []string{"mount", "--depth", "-1", dir}},
