@@ -15,7 +15,7 @@ import (
 	"github.com/stagefs/stagefs/lockstate"
 )
 
-// readControl reads one file of a mount's control directory (§9).
+// readControl reads one file of a mount's control directory.
 func readControl(mountpoint, name string) ([]byte, error) {
 	data, err := os.ReadFile(filepath.Join(mountpoint, fs.ControlDir, name))
 	return data, controlError(mountpoint, err)

@@ -100,7 +100,7 @@ func (c *command) breakCommand() *cli.Command {
 	}
 }
 
-// control sends one command line to the daemon (§9), whose answer is the errno
+// control sends one command line to the daemon, whose answer is the errno
 // of the write.
 func (c *command) control(dir, verb, more string) error {
 	mountpoint, rel, err := c.place(dir)

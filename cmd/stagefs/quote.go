@@ -54,7 +54,7 @@ func shellWord(name string) string {
 	return b.String()
 }
 
-// ctlWord is name as one word of a control line (§9). The quotes are needed for
+// ctlWord is name as one word of a control line. The quotes are needed for
 // a blank too, which ends a word.
 func ctlWord(name string) string {
 	if quoted := quote(name); quoted != name || !strings.ContainsAny(name, " \\'\"") {
