@@ -113,6 +113,9 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 		}
 		if x.Lock != nil {
 			h.lock = fs.takeUpLock(n, *x.Lock)
+			if x.Flushed {
+				h.lock.Closing()
+			}
 		}
 		all[i] = h
 		t.takeUp(h)

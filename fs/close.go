@@ -15,6 +15,9 @@ import (
 func (fs *FS) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if h := fs.handles.get(in.Fh, in.NodeId); h != nil {
 		h.flushed.Store(true)
+		if h.lock != nil {
+			h.lock.Closing()
+		}
 		in.NodeId = h.node.id // which the locks on the file go by
 		fs.closedCopy(in, h)
 	}

@@ -14,6 +14,7 @@ type Handle struct {
 
 	revocable bool // set once
 	revoked   atomic.Bool
+	closing   atomic.Bool // see Closing
 
 	// Protected by Table.mu.
 	dirs   []*Dir   // where the file has a name
@@ -224,10 +225,31 @@ func (h *Handle) Close() {
 	h.t.ringLocked()
 }
 
+// Closing says that a descriptor of the file was closed, perhaps the last one: then
+// Close follows, but a moment later, when whoever closed it may have taken a lock
+// already (R5). If one was closed before, that was not the last, and something may have
+// been written since.
+func (h *Handle) Closing() {
+	if !h.closing.Swap(true) || h.t.Len() == 0 {
+		return
+	}
+	h.t.mu.Lock()
+	defer h.t.mu.Unlock()
+	for _, d := range h.dirs {
+		for ; d != nil; d = d.parent {
+			for _, r := range d.rows {
+				if r.holds(h.proc) {
+					r.touch()
+				}
+			}
+		}
+	}
+}
+
 // touchOpenLocked marks r as one that something is changed under if a holder of it
 // has a write handle beneath already: what is written through that, nobody tells (R5).
 func (t *Table) touchOpenLocked(r *row) {
-	foreign := func(h *Handle) bool { return !r.holds(h.proc) }
+	foreign := func(h *Handle) bool { return h.closing.Load() || !r.holds(h.proc) }
 	if !r.changed && !r.dir.walkHandles(foreign) {
 		r.touch()
 	}

@@ -35,6 +35,8 @@ type modelHandle struct {
 	proc  *procid.Process
 	paths []string
 	real  *lockstate.Handle
+
+	closing bool
 }
 
 type modelOp struct {
@@ -480,9 +482,15 @@ func (m *model) acquire(t *rapid.T, kind lockstate.Kind, file string) {
 // touchOpen marks a lock whose holders have something open for writing already (R5).
 func (m *model) touchOpen(r *modelRow) {
 	for _, h := range m.handles {
-		beneath := slices.ContainsFunc(h.paths, func(path string) bool { return at(path, r.Path) })
-		r.Changed = r.Changed || beneath && r.holder(h.proc)
+		r.Changed = r.Changed || !h.closing && h.changes(r)
 	}
+}
+
+// changes reports whether what is written through h is a change under a lock, by one of
+// its holders.
+func (h *modelHandle) changes(r *modelRow) bool {
+	beneath := slices.ContainsFunc(h.paths, func(path string) bool { return at(path, r.Path) })
+	return beneath && r.holder(h.proc)
 }
 
 func (m *model) pickGrant(t *rapid.T) *modelGrant {
@@ -568,6 +576,16 @@ func (m *model) Close(t *rapid.T) {
 	h := pick(t, m.handles, "handle")
 	h.real.Close()
 	m.handles = slices.DeleteFunc(m.handles, func(e *modelHandle) bool { return e == h })
+}
+
+// Closing is for a descriptor that may not be the last.
+func (m *model) Closing(t *rapid.T) {
+	h := pick(t, m.handles, "handle")
+	h.real.Closing()
+	for _, r := range m.rows {
+		r.Changed = r.Changed || h.closing && h.changes(r)
+	}
+	h.closing = true
 }
 
 func (m *model) Moved(t *rapid.T) {

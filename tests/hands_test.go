@@ -24,6 +24,7 @@ type hands struct {
 
 	client clientHands
 	killed chan error // see killAfter
+	flying []int
 }
 
 // do runs one command; the names of all of them are its cases.
@@ -111,6 +112,24 @@ func (h *hands) do(w []string) (out string, err error) {
 		return "", err
 	case "close":
 		return "", unix.Close(fd(w[1]))
+	case "dup": // dup NAME NEW
+		n, err := unix.FcntlInt(uintptr(fd(w[1])), unix.F_DUPFD_CLOEXEC, 0)
+		h.fds[w[2]] = n
+		return "", err
+	case "flight": // flight NAME: closed, but in a message that nobody has received, see land
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return "", err
+		}
+		h.flying = append(h.flying, pair[:]...)
+		err = unix.Sendmsg(pair[0], []byte{0}, unix.UnixRights(fd(w[1])), nil, 0)
+		return "", errors.Join(err, unix.Close(fd(w[1])))
+	case "land": // nobody has any more what was in flight
+		for _, n := range h.flying {
+			unix.Close(n)
+		}
+		h.flying = nil
+		return "", nil
 	case "write":
 		_, err := unix.Write(fd(w[1]), []byte(w[2]))
 		return "", err

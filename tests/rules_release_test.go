@@ -171,25 +171,34 @@ func TestR5(t *testing.T) {
 			m.awaitFree(dir)
 		})
 		for _, status := range []int{0, 1, 75} {
-			for _, changed := range []string{"nothing", "lock file's content", "own", "child's", "removed", "open before"} {
+			for _, changed := range []string{"nothing", "lock file's content", "own", "child's", "removed", "open before", "copy closed before", "closed before"} {
 				t.Run(name+"/exit "+strconv.Itoa(status)+" changed "+changed, func(t *testing.T) {
 					m := m.on(t)
 					a := agent(t)
 					b := a.Child()
 					dir := name + strconv.Itoa(status) + changed
 					path := fresh(t, dir)
-					if changed == "open before" {
+					if oneOf(changed, "open before|copy closed before|closed before") {
 						if name == "mkdir" {
 							return // nothing is there
 						}
 						mustDo(t, os.WriteFile(m.Back(dir, "old"), nil, 0o666))
 						b.must("open", "h", filepath.Join(path, "old"), "wronly")
+						switch changed {
+						case "copy closed before":
+							b.must("dup", "h", "copy")
+							b.must("close", "copy")
+						case "closed before": // of which the daemon hears late
+							b.must("flight", "h")
+						}
 					}
 					b.must(acquire(path)...)
 					switch changed {
-					case "open before":
+					case "open before", "copy closed before":
 						b.must("write", "h", "new")
 						b.must("close", "h")
+					case "closed before":
+						b.must("land")
 					case "own":
 						b.must("creat", filepath.Join(path, "new"), "wronly,creat")
 					case "child's":
@@ -204,7 +213,7 @@ func TestR5(t *testing.T) {
 						b.must("put", filepath.Join(path, "devserver"), itoa(b.Pid), "creat")
 					}
 					b.Exit(status)
-					if status == 0 && oneOf(changed, "nothing|lock file's content") {
+					if status == 0 && oneOf(changed, "nothing|lock file's content|closed before") {
 						eventually(t, "the parent has it", func() bool { return m.Locks()[dir].Pid == a.Pid })
 						return
 					}
