@@ -83,7 +83,9 @@ func TestBadDirectory(t *testing.T) {
 	wantRefusal(t, "66", []string{"ro"}, "mount", state, at("ro"))
 	wantRefusal(t, "66", []string{"ro"}, "mount", state, at("ro"), at("mnt"))
 	wantRefusal(t, "66|73|75", []string{m.Path}, "mount", state, m.Path)
+	wantRefusal(t, "75", []string{m.Dir + " is served already", ", at " + m.Path, "stagefs umount " + m.Path}, "mount", state, m.Dir)
 	over := mountOver(t)
+	wantRefusal(t, "75", []string{over.Path + " is served already", "stagefs mount --replace " + over.Path}, "mount", state, over.Path)
 	mustDo(t, os.Symlink(over.Path, at("link")))
 	if r := run(t, stagefsBin(), "mount", state, at("link")); r.Status != 75 || strings.Contains(r.Err, "not mounted here") {
 		t.Errorf("mount of a link to what is served: %v, want status 75", r)
@@ -242,7 +244,8 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
-// TestNoMount: commands about a mount that is not there are status 69.
+// TestNoMount: commands about a mount that is not there are status 69, and name the one
+// that serves the directory elsewhere.
 func TestNoMount(t *testing.T) {
 	dir := staticDir(t)
 	for _, args := range [][]string{
@@ -250,6 +253,14 @@ func TestNoMount(t *testing.T) {
 	} {
 		wantRefusal(t, "69", nil, args...)
 	}
+	m := mount(t)
+	for _, args := range [][]string{
+		{"umount"}, {"mount", "--replace"}, {"mount", "-o", "remount,ro"}, {"locks"}, {"why"}, {"events"}, {"release"}, {"check"}, {"wait"}, {"acquire"},
+		{"break", "--why", "x"}, {"quarantine"},
+	} {
+		wantRefusal(t, "69", []string{m.Dir + " is ", "no stagefs mount: it is served at " + m.Path}, append(args, m.Dir)...)
+	}
+	wantRefusal(t, "69", []string{m.Dir + "/D is in no stagefs mount: it is served at " + m.At("D")}, "run", m.Dir+"/D", "true")
 }
 
 // TestCommands: what the good commands print is data, and nothing else.

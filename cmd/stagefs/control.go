@@ -77,9 +77,17 @@ func (c *command) place(path string) (mountpoint, rel string, err error) {
 	}
 	mountpoint, rel, err = c.find(real)
 	if errors.Is(err, fs.ErrNoMount) {
-		return "", "", exitf(exitUnavailable, "%s is in no stagefs mount; mount one with: stagefs mount DIR", quote(path))
+		return "", "", noMount(path)
 	}
 	return mountpoint, rel, err
+}
+
+// noMount is the failure of a command about a path that is in no mount.
+func noMount(path string) error {
+	if at := servedAt(path); at != "" {
+		return exitf(exitUnavailable, "%s is in no stagefs mount: it is served at %s; name that", quote(path), quote(at))
+	}
+	return exitf(exitUnavailable, "%s is in no stagefs mount; mount one with: stagefs mount DIR", quote(path))
 }
 
 // resolve follows symlinks, in the last element too, as far as names exist.

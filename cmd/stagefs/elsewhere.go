@@ -56,7 +56,7 @@ const (
 // so has let go of the backing. It says what keeps it, unless the mount was detached
 // though it may be in use. pid is the daemon's where it was seen.
 func (c *command) awaitEnd(mount *fs.MountEntry, pid int, lazy bool) {
-	if pid == 0 && !mountedFrom(mount.Source) {
+	if _, here := mountedFrom(mount.Source); pid == 0 && !here {
 		pid = fs.ServedBy(mount.Source)
 	}
 	if pid == 0 {
@@ -97,20 +97,21 @@ func ended(pidfd int, within time.Duration) bool {
 	}
 }
 
-// mountedFrom reports whether a static directory is served here.
-func mountedFrom(dir string) bool {
+// mountedFrom reports whether a static directory is served here, and where, if that
+// is seen.
+func mountedFrom(dir string) (at string, here bool) {
 	mounts, err := fs.ReadMounts()
 	if err != nil {
-		return true
+		return "", true
 	}
-	at, err := fs.AbsoluteOf(dir)
+	real, err := fs.AbsoluteOf(dir)
 	if err != nil {
-		at = dir
+		real = dir
 	}
 	for _, m := range mounts {
-		if m.FSType == fsType && (m.Source == dir || m.Path == dir || m.Source == at || m.Path == at) {
-			return true
+		if m.FSType == fsType && (m.Source == dir || m.Path == dir || m.Source == real || m.Path == real) {
+			return m.Path, true
 		}
 	}
-	return false
+	return "", false
 }

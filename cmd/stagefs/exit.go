@@ -68,11 +68,18 @@ func explain(err error) (status int, text string) {
 	}
 	var served *stagefs.ServedError
 	if errors.As(err, &served) {
-		if served.Pid == 0 {
-			return exitHeld, fmt.Sprintf("%s is served already, by another process", quote(served.Dir))
+		by := "another process"
+		if served.Pid != 0 {
+			by = "process " + strconv.Itoa(served.Pid)
 		}
-		text = fmt.Sprintf("%s is served already, by process %d", quote(served.Dir), served.Pid)
-		if !mountedFrom(served.Dir) {
+		text = fmt.Sprintf("%s is served already, by %s", quote(served.Dir), by)
+		switch at, here := mountedFrom(served.Dir); {
+		case at != "":
+			if at != served.Dir {
+				text += ", at " + quote(at)
+			}
+			text += fmt.Sprintf("; unmount it with: stagefs umount %s, or upgrade it with: stagefs mount --replace %s", shellWord(at), shellWord(at))
+		case !here && served.Pid != 0:
 			text += ", though it is not mounted here"
 			if other := elsewhere(func(m stagefs.MountEntry) bool { return m.Source == served.Dir }); other != 0 {
 				text += ": it is in the mount namespace of " + nameOf(other)

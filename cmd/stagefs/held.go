@@ -246,6 +246,8 @@ func lockError(dir string, held int, err error) error {
 		return err // explain says so
 	case errors.Is(err, client.ErrFailedToLock), errors.Is(err, context.DeadlineExceeded):
 		return exitf(held, "%s (see: stagefs why %s)", oneLine(err), shellWord(dir))
+	case errors.Is(err, client.ErrNotStagefs) && leadsTo(dir) == nil:
+		return noMount(dir)
 	case errors.Is(err, client.ErrNotStagefs), errors.Is(err, unix.ENOTCONN):
 		return exitf(exitUnavailable, "%s", oneLine(err))
 	case errors.Is(err, client.ErrRoot), errors.Is(err, client.ErrLockName):

@@ -113,6 +113,8 @@ func findExact(given string) (string, *fs.MountEntry, error) {
 		hint := ""
 		if over := covering(mounts, path); over != nil && over.FSType == fsType {
 			hint = "; it is inside the one at " + quote(over.Path)
+		} else if at := servedAt(path); at != "" {
+			hint = ": it is served at " + quote(at) + "; name that"
 		}
 		return "", nil, exitf(exitUnavailable, "%s is no stagefs mount%s", quote(path), hint)
 	}

@@ -85,7 +85,7 @@ func openControl(root string) (conn, error) {
 			continue
 		}
 		if err == unix.ENOENT || err == unix.ENOTDIR {
-			return nil, notStagefs(root, root)
+			return nil, notWhole(root)
 		}
 		if err != nil {
 			return nil, notAnswering(root, &os.PathError{Op: "open", Path: filepath.Join(root, controlDir, "ctl"), Err: err})

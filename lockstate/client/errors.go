@@ -25,7 +25,7 @@ var (
 	ErrLockName = errors.New("a lock file's name")
 	// ErrNotStagefs: the path is not on a stagefs mount, or the root of its
 	// mount can't be seen from here.
-	ErrNotStagefs = errors.New("not on a stagefs mount")
+	ErrNotStagefs = errors.New("in no stagefs mount")
 )
 
 // Errors of a lock that was acquired.

@@ -40,7 +40,7 @@ func find(dir string) (place, error) {
 	case err != nil:
 		return place{}, notAnswering(dir, err)
 	case st.Type != unix.FUSE_SUPER_MAGIC:
-		return place{}, notStagefs(dir, root)
+		return place{}, fmt.Errorf("%s is %w; mount one with: stagefs mount DIR", dir, ErrNotStagefs)
 	}
 	rel := strings.TrimPrefix(strings.TrimPrefix(path, root), "/")
 	if rel == "" {
@@ -124,9 +124,10 @@ func mountRoot(path string) (string, error) {
 	}
 }
 
-func notStagefs(dir, root string) error {
-	return fmt.Errorf("%s is %w: the mount at %s has no %s; mount one with: stagefs mount DIR (in a container, the whole mount must be visible, not a part of it)",
-		dir, ErrNotStagefs, root, controlDir)
+// notWhole is the failure where the root of a mount is not to be seen, as in a container
+// that shows a part of one.
+func notWhole(root string) error {
+	return fmt.Errorf("%s is %w: it has no %s; in a container, the whole mount must be visible, not a part of it", root, ErrNotStagefs, controlDir)
 }
 
 // notAnswering is a failure to reach the control directory.
