@@ -160,8 +160,11 @@ func TestBadMountpoint(t *testing.T) {
 	}
 	mustDo(t, os.WriteFile(at("file"), nil, 0o644))
 	m := mount(t)
-	wantRefusal(t, "66|73", []string{"missing"}, "mount", state, at("dir"), at("missing"))
-	wantRefusal(t, "66|73", []string{"file"}, "mount", state, at("dir"), at("file"))
+	mustDo(t, os.Symlink("loop", at("loop")))
+	mustDo(t, os.Symlink("nowhere", at("dangling")))
+	for _, bad := range []string{"missing", "file", "file/sub", "loop", "dangling"} {
+		wantRefusal(t, "73", []string{"mountpoint", at(bad)}, "mount", state, at("dir"), at(bad))
+	}
 	wantRefusal(t, "73", []string{m.Path}, "mount", state, at("dir"), m.Path)
 	if _, err := os.ReadFile(m.control("version")); err != nil {
 		t.Errorf("the mount that was in the way: %v", err)

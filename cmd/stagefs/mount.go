@@ -328,7 +328,11 @@ func explainMount(o fs.Options, err error) error {
 	case errors.Is(err, fs.ErrNotExist) && !pathExists(o.Dir):
 		return exitf(exitNoInput, "%s: no such directory; make it first: mkdir -p %s", quote(o.Dir), shellWord(o.Dir))
 	case errors.Is(err, fs.ErrNotExist) && o.Mountpoint != "" && !pathExists(o.Mountpoint):
-		return exitf(exitNoInput, "mountpoint %s: no such directory; make it first: mkdir -p %s", quote(o.Mountpoint), shellWord(o.Mountpoint))
+		return exitf(exitCantCreate, "mountpoint %s: no such directory; make it first: mkdir -p %s", quote(o.Mountpoint), shellWord(o.Mountpoint))
+	case errors.Is(err, fs.ErrNotDirectory) && o.Mountpoint != "" && isDirectory(o.Dir):
+		return exitf(exitCantCreate, "mountpoint %s: is not a directory; choose another mountpoint", quote(o.Mountpoint))
+	case o.Mountpoint != "" && isAbout(err, o.Mountpoint) && errnoStatus(err) == exitNoInput:
+		return exitf(exitCantCreate, "mountpoint: %s; choose another mountpoint", oneLine(err))
 	case errors.Is(err, fs.ErrStaleMount):
 		return staleError(o)
 	case errors.Is(err, unix.EMFILE):
@@ -379,6 +383,17 @@ func openFiles() string {
 		return err.Error()
 	}
 	return fmt.Sprintf("%d are allowed", lim.Max)
+}
+
+// isAbout reports whether an error is that of a system call with a path.
+func isAbout(err error, path string) bool {
+	var p *os.PathError
+	return errors.As(err, &p) && p.Path == path
+}
+
+func isDirectory(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 func pathExists(path string) bool {
