@@ -181,6 +181,7 @@ func TestUsage(t *testing.T) {
 		{"mount d --state-dir d", 64, "", "inside of"},
 		{"mount d m --state-dir m/x", 64, "", "inside of"},
 		{"mount d/x d", 64, "", "inside of"},
+		{"mount -d /", 64, "", "/: the system needs that directory as it is"},
 		{"mount d --log d/x", 64, "", "inside of"},
 		{"mount d m --log m/x", 64, "", "inside of"},
 		{"mount d --lock-name a/b", 64, "", "slash"},

@@ -294,6 +294,9 @@ func checkOutside(o fs.Options, log string) error {
 	if err != nil {
 		return err
 	}
+	if dir == "/" {
+		return usagef("/: %v, and whatever the daemon needs is in it; serve a directory in it", fs.ErrNeeded)
+	}
 	if at == "/" {
 		at = dir // no mountpoint, as is said later
 	}
