@@ -93,7 +93,7 @@ func TestBadDirectory(t *testing.T) {
 	wantRefusal(t, "66", []string{m.At("sub")}, "mount", state, m.At("sub"))
 	wantRefusal(t, "66", []string{m.At("sub")}, "mount", state, m.At("sub"), at("mnt"))
 	wantRefusal(t, "66", nil, "mount", state, at("new\nline\x1b[2J"))
-	for _, bad := range []string{at("file"), "/proc/none", "/dev/null"} {
+	for _, bad := range []string{at("file"), "/proc/none", "/proc", "/dev/null"} {
 		wantRefusal(t, "66|73|77", []string{"state directory", bad, "name another with --state-dir"}, "mount", "--state-dir="+bad, at("dir"))
 	}
 	mustDo(t, os.Symlink("loop", at("loop")))

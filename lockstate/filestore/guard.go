@@ -18,7 +18,10 @@ var errLocked = errors.New("locked by another process")
 func (s *Store) lock(name string, flags int) (*flock.Flock, error) {
 	path := filepath.Join("/proc/self/fd", strconv.Itoa(int(s.self.Fd())), name)
 	l := flock.New(path, flock.SetFlag(flags), flock.SetPermissions(0o600))
+	var opened *os.PathError
 	switch ok, err := l.TryLock(); {
+	case errors.As(err, &opened) && flags&os.O_CREATE != 0:
+		return nil, fmt.Errorf("%w %s: files can't be made there: %w", ErrDir, filepath.Dir(s.path), opened.Err)
 	case err != nil:
 		return nil, fmt.Errorf("locking the state: %w", err)
 	case !ok:
