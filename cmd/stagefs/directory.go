@@ -47,6 +47,8 @@ func (m machine) checkStateDir(dir, backing string) finding {
 			return finding{name, statusFail, err.Error(), fix}
 		case !info.IsDir():
 			return finding{name, statusFail, quote(at) + " is no directory", fix}
+		case fs.IsKernelType(typeOf(at)):
+			return finding{name, statusFail, quote(dir) + " is on " + typeOf(at) + ", a file system of the kernel's own, where no files can be made", fix}
 		case unix.Access(at, unix.W_OK|unix.X_OK) != nil:
 			return finding{name, statusFail, quote(dir) + " can't be written", fix}
 		case m.full(at):
@@ -54,6 +56,20 @@ func (m machine) checkStateDir(dir, backing string) finding {
 		}
 		return finding{name, statusOK, quote(dir), ""}
 	}
+}
+
+// typeOf is the type of the file system that an existing path is on, "" if that can't be
+// told.
+func typeOf(path string) string {
+	mounts, _ := fs.ReadMounts()
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return ""
+	}
+	if on := covering(mounts, real); on != nil {
+		return on.FSType
+	}
+	return ""
 }
 
 // roomForState is what the state of an ordinary mount may need at a time.

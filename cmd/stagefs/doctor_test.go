@@ -88,6 +88,8 @@ func TestCheckDirectory(t *testing.T) {
 	for path, want := range map[string]string{
 		filepath.Join(dir, "new", "deep"): statusOK,
 		filepath.Join(file, "sub"):        statusFail,
+		"/proc/none":                      statusFail,
+		"/proc":                           statusFail,
 	} {
 		if got := m.checkStateDir(path, ""); got.Status != want {
 			t.Errorf("checkStateDir(%q) = %+v, want %s", path, got, want)
