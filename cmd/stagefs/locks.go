@@ -41,14 +41,15 @@ func (c *command) locksAction(ctx *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	several := len(mounts) > 1
 	mounts, silent := c.answering(mounts)
 	if len(mounts) == 0 {
 		return silent
 	}
 	if ctx.Bool("watch") {
-		err = c.watchLocks(ctx.Context, mounts, ctx.Bool("json"))
+		err = c.watchLocks(ctx.Context, mounts, several, ctx.Bool("json"))
 	} else {
-		err = c.printLocks(mounts, ctx.Bool("json"))
+		err = c.printLocks(mounts, several, ctx.Bool("json"))
 	}
 	if err != nil && silent != nil {
 		c.say("%s", oneLine(silent))
@@ -113,15 +114,16 @@ func (c *command) chosenMounts(path string) ([]string, error) {
 	return mounts, nil
 }
 
-// printLocks prints all mounts that can be read, also if one of them can't.
-func (c *command) printLocks(mounts []string, asJSON bool) error {
+// printLocks prints all mounts that can be read, also if one of them can't. header: each
+// under its mountpoint.
+func (c *command) printLocks(mounts []string, header, asJSON bool) error {
 	var failed error
 	for i, m := range mounts {
 		var err error
 		if asJSON {
 			err = c.printLocksJSON(m)
 		} else {
-			err = c.printLocksText(m, i, len(mounts) > 1)
+			err = c.printLocksText(m, i, header)
 		}
 		if err != nil && failed != nil {
 			_, text := explain(err)
@@ -172,7 +174,7 @@ const watchPause = 20 * time.Millisecond
 
 // watchLocks prints the listing at each change until it is interrupted, or a
 // mount is gone. It is the events that tell of changes.
-func (c *command) watchLocks(ctx context.Context, mounts []string, asJSON bool) error {
+func (c *command) watchLocks(ctx context.Context, mounts []string, header, asJSON bool) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	changed := make(chan struct{}, 1)
@@ -213,7 +215,7 @@ func (c *command) watchLocks(ctx context.Context, mounts []string, asJSON bool) 
 			case !first:
 				fmt.Fprintln(c.out)
 			}
-			if err := c.printLocks(mounts, asJSON); err != nil {
+			if err := c.printLocks(mounts, header, asJSON); err != nil {
 				return err
 			}
 			last = now
