@@ -56,10 +56,16 @@ func TestCommandWords(t *testing.T) {
 			t.Errorf("%q stagefs %.80q: %v; want status %d, and %q said", tt.env, tt.args, r, tt.status, tt.says)
 		}
 	}
-	for _, args := range [][]string{{"acquire", m.At("shut")}, {"run", m.At("shut"), "true"}} {
+	asNobody := func(args ...string) Result {
 		cmd := exec.Command(stagefsBin(), args...)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
-		r := runCmd(t, cmd)
+		return runCmd(t, cmd)
+	}
+	if r := asNobody("mount", "-o", "remount,ro", m.Path); r.Status != 77 || !strings.Contains(r.Err, m.Path+": only root may remount it") {
+		t.Errorf("a remount by an ordinary user: %v; want 77, and who may", r)
+	}
+	for _, args := range [][]string{{"acquire", m.At("shut")}, {"run", m.At("shut"), "true"}} {
+		r := asNobody(args...)
 		if r.Status != 77 || strings.Count(r.Err, "permission denied") != 1 || !strings.Contains(r.Err, "may lock it") {
 			t.Errorf("stagefs %q of somebody else's directory: %v; want 77, and why", args, r)
 		}

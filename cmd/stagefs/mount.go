@@ -140,6 +140,9 @@ func (c *command) remount(ctx *cli.Context, options []string) error {
 			return usagef("option --%s: a mount keeps it; only its flags can be changed, such as with -o remount,ro", name)
 		}
 	}
+	if len(options) == 0 {
+		return usagef("option --options remount: say what is to change, such as with -o remount,ro")
+	}
 	f, err := fs.ParseMountFlags(strings.Join(options, ","))
 	if err != nil {
 		return err
@@ -151,7 +154,16 @@ func (c *command) remount(ctx *cli.Context, options []string) error {
 	if err := awake(path, answerTime); err != nil {
 		return err
 	}
-	return fs.Remount(path, f)
+	switch err := fs.Remount(path, f); {
+	case errors.Is(err, fs.ErrNoAtimes):
+		return usagef("%s: a remount can't change when access times change; unmount, and mount again with -o %s", quote(path), strings.Join(options, ","))
+	case isDead(err):
+		return controlError(path, err)
+	case errors.Is(err, os.ErrPermission):
+		return exitf(exitNoPerm, "%s: only root may remount it", quote(path))
+	default:
+		return err
+	}
 }
 
 // openLog has o log to where the command line says, and returns the file, if it is
