@@ -31,7 +31,7 @@ func wantRefusal(t *testing.T, status string, says []string, args ...string) {
 	if !oneOf(itoa(r.Status), status) {
 		t.Errorf("stagefs %q: %v, want status %s", args, r, status)
 	}
-	if r.Out != "" || strings.TrimSpace(r.Err) == "" || strings.Contains(r.Err, "goroutine") {
+	if r.Out != "" || strings.TrimSpace(r.Err) == "" || strings.Contains(r.Err, "goroutine") || strings.Contains(r.Err, "transport endpoint") {
 		t.Errorf("stagefs %q: %v, want a message on stderr and nothing else", args, r)
 	}
 	wantTame(t, "stderr", r.Err, -1)
@@ -182,7 +182,9 @@ func TestStaleMount(t *testing.T) {
 		_, err := os.ReadDir(m.Path)
 		return errnoName(err) == "ENOTCONN"
 	})
-	wantRefusal(t, "69", []string{"umount"}, "locks", m.Path)
+	for _, args := range [][]string{{"locks"}, {"mount", "-o", "remount,ro"}} {
+		wantRefusal(t, "69", []string{"the daemon of " + m.Path + " is dead", "umount"}, append(args, m.Path)...)
+	}
 	elsewhere := mount(t)
 	mustDo(t, os.Symlink(elsewhere.At("a"), elsewhere.State+".link"))
 	elsewhere.kill()
@@ -191,7 +193,7 @@ func TestStaleMount(t *testing.T) {
 		{elsewhere.At("a/b"), elsewhere.Path, elsewhere.Dir + " " + elsewhere.Path},
 		{elsewhere.State + ".link/b", elsewhere.Path, elsewhere.Dir + " " + elsewhere.Path},
 	} {
-		for _, args := range [][]string{{"run", dead.dir, "true"}, {"acquire", dead.dir}, {"release", dead.dir}, {"check", dead.dir}} {
+		for _, args := range [][]string{{"run", dead.dir, "true"}, {"acquire", dead.dir}, {"release", dead.dir}, {"check", dead.dir}, {"wait", dead.dir}, {"renew", "--client", "c", dead.dir}} {
 			wantRefusal(t, "69", []string{"the daemon of " + dead.at + " is dead", "stagefs mount " + dead.mount, "stagefs umount " + dead.at}, args...)
 		}
 	}

@@ -249,7 +249,7 @@ func lockError(dir string, held int, err error) error {
 	case errors.Is(err, client.ErrNotStagefs) && leadsTo(dir) == nil:
 		return noMount(dir)
 	case errors.Is(err, client.ErrNotStagefs), errors.Is(err, unix.ENOTCONN):
-		return exitf(exitUnavailable, "%s", oneLine(err))
+		return exitf(exitUnavailable, "%s", strings.TrimSuffix(oneLine(err), ": "+unix.ENOTCONN.Error())) // which the rest says better
 	case errors.Is(err, client.ErrRoot), errors.Is(err, client.ErrLockName):
 		return usagef("%s", oneLine(err))
 	case errors.Is(err, client.ErrEmptyClientID), errors.Is(err, unix.EINVAL):
