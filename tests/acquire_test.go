@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -129,7 +130,7 @@ func TestA7AcquireCommands(t *testing.T) {
 	as(b, 1, "", "check", m.At("E"))
 	as(b, 75, "process "+itoa(a.Pid), "acquire", "-n", m.At("E"))
 	as(b, 75, "process "+itoa(a.Pid), "acquire", "-w", "0.02", m.At("E"))
-	as(b, 75, "process "+itoa(a.Pid), "wait", "-w", "0.02", m.At("E"))
+	as(b, 75, "still held after 20ms: "+strconv.Quote(m.At("E"))+" is held by process "+itoa(a.Pid), "wait", "-w", "0.02", m.At("E"))
 	as(b, 77, "", "release", m.At("E"))
 
 	waited := b.StartGet("sh", stagefsBin()+" wait "+m.At("E"))

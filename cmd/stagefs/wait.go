@@ -4,8 +4,11 @@ package main
 
 import (
 	"context"
+	"errors"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/stagefs/stagefs/lockstate/client"
 )
 
 // waitCommand waits until a directory could be taken, and does not take it.
@@ -39,7 +42,13 @@ func (c *command) waitCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			if err := d.Wait(until); err != nil {
+			err = d.Wait(until)
+			var held *client.HeldError
+			switch {
+			case err == nil:
+			case ctx.IsSet("wait") && errors.As(err, &held):
+				return exitf(exitHeld, "still held after %v: %s (see: stagefs why %s)", limit, oneLine(held), shellWord(dir))
+			default:
 				return lockError(dir, exitHeld, err)
 			}
 			if !pathExists(d.Path()) { // misspelt, perhaps
