@@ -15,7 +15,7 @@ func TestAcquireUsage(t *testing.T) {
 	m.check(t, []string{"acquire", "--client=", m.dir}, 64, "", "empty")
 	m.check(t, []string{"acquire", "--client=", "--client-file", file, m.dir}, 64, "", "empty")
 	m.check(t, []string{"acquire", "--ttl=5s", m.dir}, 64, "", "--client")
-	m.check(t, []string{"acquire", "--ttl=0", "--client=c", m.dir}, 64, "", "want seconds")
+	m.check(t, []string{"acquire", "--ttl=0", "--client=c", m.dir}, 64, "", "want 10ms to 24h")
 	m.check(t, []string{"acquire", "--why", "a\nb", m.dir}, 64, "", "control characters")
 	m.check(t, []string{"acquire", "--client-file", file, m.dir}, 69, "", "stagefs mount")
 	if _, err := os.Stat(file); err == nil {

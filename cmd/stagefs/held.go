@@ -101,6 +101,12 @@ func takeOptions(ctx *cli.Context, id string) (client.Options, context.Context, 
 
 func oneOf(s string, known ...string) bool { return slices.Contains(known, s) }
 
+// How long a lease can last, as for the daemon.
+const (
+	minTTL = 10 * time.Millisecond
+	maxTTL = 24 * time.Hour
+)
+
 // durationOf reads a flag that is a time.
 func durationOf(ctx *cli.Context, flag string) (time.Duration, error) {
 	text := ctx.String(flag)
@@ -108,8 +114,11 @@ func durationOf(ctx *cli.Context, flag string) (time.Duration, error) {
 		return 0, nil
 	}
 	d, err := fs.ParseDuration(text)
-	if err != nil || d < 0 || d == 0 && flag == "ttl" {
+	if err != nil || d < 0 {
 		return 0, usagef("%s: --%s %s: want seconds, or a duration like 1m30s", ctx.Command.Name, flag, quote(text))
+	}
+	if flag == "ttl" && (d < minTTL || d > maxTTL) {
+		return 0, usagef("%s: --ttl %s: want 10ms to 24h", ctx.Command.Name, quote(text))
 	}
 	return d, nil
 }
