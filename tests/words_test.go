@@ -17,6 +17,8 @@ func TestCommandWords(t *testing.T) {
 	openDir(t, m.Back("D"))
 	mustDo(t, os.Mkdir(m.Back("shut"), 0o755))
 	long := m.At(strings.Repeat("n", 256))
+	file := tempDir(t) + "/client"
+	mustDo(t, os.WriteFile(file, []byte(strings.Repeat("n", 300)+"\n"), 0o600))
 	for _, tt := range []struct {
 		env    string
 		args   []string
@@ -31,6 +33,7 @@ func TestCommandWords(t *testing.T) {
 		{"x\xff", []string{"run", m.At("D"), "true"}, 64, `the client ID "x\xff" holds what is no UTF-8`},
 		{" x", []string{"release", m.At("D")}, 64, `the client ID " x" begins or ends with a blank`},
 		{"", []string{"release", "--client", strings.Repeat("n", 257), m.At("D")}, 64, "257 bytes"},
+		{"", []string{"run", "--client-file", file, m.At("D"), "true"}, 64, "the client ID in " + file + " has 300 bytes"},
 		{"", []string{"acquire", "--client", "x", "--ttl", "1000h", m.At("D")}, 64, "acquire: --ttl 1000h: want 10ms to 24h\n"},
 		{"", []string{"run", "--client", "x", "--ttl", "1ms", m.At("D"), "true"}, 64, "run: --ttl 1ms: want 10ms to 24h\n"},
 		{"", []string{"acquire", long}, 66, "file name too long"},

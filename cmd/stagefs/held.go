@@ -175,46 +175,54 @@ const maxClient = 256
 
 // clientID is whom the command speaks for, empty for this process.
 func clientID(ctx *cli.Context) (string, error) {
-	id, err := givenClient(ctx)
+	id, file, err := givenClient(ctx)
+	in := ""
+	if file != "" {
+		in = " in " + quote(file)
+	}
 	switch {
 	case err != nil:
 		return "", err
 	case len(id) > maxClient:
-		return "", usagef("%s: the client ID has %d bytes; %d are the most", ctx.Command.Name, len(id), maxClient)
+		return "", usagef("%s: the client ID%s has %d bytes; %d are the most", ctx.Command.Name, in, len(id), maxClient)
 	case !printable(id):
-		return "", usagef("%s: the client ID %s holds what is no UTF-8 or cannot be printed", ctx.Command.Name, quote(id))
+		return "", usagef("%s: the client ID %s%s holds what is no UTF-8 or cannot be printed", ctx.Command.Name, quote(id), in)
 	case strings.TrimSpace(id) != id:
-		return "", usagef("%s: the client ID %q begins or ends with a blank", ctx.Command.Name, id)
+		return "", usagef("%s: the client ID %q%s begins or ends with a blank", ctx.Command.Name, id, in)
 	}
 	return id, nil
 }
 
-func givenClient(ctx *cli.Context) (string, error) {
+// givenClient returns the ID as it is given, and the file that it is from.
+func givenClient(ctx *cli.Context) (id, file string, err error) {
 	if ctx.IsSet("client") && ctx.IsSet("client-file") {
-		return "", usagef("%s: --client and --client-file exclude each other", ctx.Command.Name)
+		return "", "", usagef("%s: --client and --client-file exclude each other", ctx.Command.Name)
 	}
 	if ctx.IsSet("client") {
-		if id := ctx.String("client"); id != "" {
-			return id, nil
+		if id = ctx.String("client"); id == "" {
+			err = usagef("%s: the client ID is empty", ctx.Command.Name)
 		}
-		return "", usagef("%s: the client ID is empty", ctx.Command.Name)
+		return id, "", err
 	}
-	if file := ctx.String("client-file"); ctx.IsSet("client-file") {
-		return readClientFile(file)
+	if ctx.IsSet("client-file") {
+		file = ctx.String("client-file")
+		id, err = readClientFile(file)
+		return id, file, err
 	}
 	if id, ok := os.LookupEnv(envClient); ok {
 		if id == "" {
-			return "", usagef("%s: %s is set, and empty; set it to the client's ID, or unset it", ctx.Command.Name, envClient)
+			err = usagef("%s: %s is set, and empty; set it to the client's ID, or unset it", ctx.Command.Name, envClient)
 		}
-		return id, nil
+		return id, "", err
 	}
-	if file := os.Getenv(envClientFile); file != "" {
-		if !pathExists(file) {
-			return "", exitf(exitNoInput, "%s, which %s names, is missing; make it with: stagefs acquire --client-file %s DIR", quote(file), envClientFile, shellWord(file))
-		}
-		return readClientFile(file)
+	if file = os.Getenv(envClientFile); file == "" {
+		return "", "", nil
 	}
-	return "", nil
+	if !pathExists(file) {
+		return "", "", exitf(exitNoInput, "%s, which %s names, is missing; make it with: stagefs acquire --client-file %s DIR", quote(file), envClientFile, shellWord(file))
+	}
+	id, err = readClientFile(file)
+	return id, file, err
 }
 
 func readClientFile(file string) (string, error) {
