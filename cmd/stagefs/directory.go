@@ -171,6 +171,8 @@ func abilities(real, fstype string) (all []finding) {
 			all = append(all, finding{"passthrough", statusNote, "not on a stacked file system: data goes through the daemon", ""})
 		} else if err := fs.CheckPassthrough(real); err != nil {
 			all = append(all, finding{"passthrough", statusNote, err.Error(), ""})
+		} else {
+			all = append(all, finding{"passthrough", statusOK, "tried: the directory's file system does for it", ""})
 		}
 	}
 	if known, why, err := fs.KnownByUUID(real); err == nil && known {

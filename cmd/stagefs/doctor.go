@@ -48,7 +48,7 @@ func (c *command) doctorAction(ctx *cli.Context) error {
 	if ctx.IsSet("state-dir") && ctx.String("state-dir") == "" {
 		return usagef("doctor: --state-dir is empty; name one, or leave it out")
 	}
-	m := machine{euid: os.Geteuid()}
+	m := machine{euid: os.Geteuid(), dir: ctx.Args().Present()}
 	all := m.examine()
 	state := ctx.String("state-dir")
 	var about []finding

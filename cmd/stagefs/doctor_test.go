@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -114,8 +115,12 @@ func TestDoctor(t *testing.T) {
 	if err := json.Unmarshal(m.out.Bytes(), &got); err != nil || got.OK || len(got.Checks) < 8 {
 		t.Errorf("doctor --json = %+v, %v", got, err)
 	}
-	m.run(t, "doctor")
-	if m.out.Len() == 0 {
+	const hint = "give a directory to have it tried"
+	given := []string{"doctor", t.TempDir()}
+	if m.run(t, given...); m.out.Len() == 0 || strings.Contains(m.out.String(), hint) {
+		t.Errorf("doctor of a directory prints %q", m.out.String())
+	}
+	if m.run(t, given[:1]...); m.out.Len() == 0 {
 		t.Error("doctor prints nothing")
 	}
 }

@@ -20,6 +20,7 @@ import (
 type machine struct {
 	root string // where its files are; "": at /
 	euid int
+	dir  bool // a directory is looked at, too
 }
 
 func (m machine) read(path string) string {
@@ -201,7 +202,11 @@ func (m machine) checkPassthrough() finding {
 	case m.read("/proc/sys/fs/leases-enable") == "0":
 		return finding{name, statusWarn, "leases are turned off: data goes through the daemon", "sysctl fs.leases-enable=1"}
 	}
-	return finding{name, statusOK, "in this kernel, if it was built with CONFIG_FUSE_PASSTHROUGH; give a directory to have it tried", ""}
+	f := finding{name, statusOK, "in this kernel, if it was built with CONFIG_FUSE_PASSTHROUGH", ""}
+	if !m.dir {
+		f.Detail += "; give a directory to have it tried"
+	}
+	return f
 }
 
 // enoughFiles is a limit on descriptors with which no ordinary work fails: an
