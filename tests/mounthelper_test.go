@@ -5,6 +5,7 @@ package tests
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -23,7 +24,10 @@ func TestMountHelper(t *testing.T) {
 	if r := run(t, helper, dir, dir, "-f", "-o", "rw"); r.Status != 0 || mountedAt(dir) {
 		t.Errorf("-f: %v, mounted: %v; want nothing", r, mountedAt(dir))
 	}
-	r := run(t, helper, dir, dir+"/", "-n", "-o", "rw,nofail,depth=2,lock-name=LOCK,state-dir="+state)
+	if r := run(t, helper, "--help"); r.Status != 0 || !strings.HasPrefix(r.Out, "usage: mount -t fuse.stagefs") || r.Err != "" {
+		t.Errorf("--help: %v", r)
+	}
+	r := run(t, helper, dir, dir+"/", "-n", "-o", "rw,nofail,allow_other,depth=2,lock-name=LOCK,state-dir="+state)
 	t.Cleanup(func() { run(t, "umount", dir) })
 	if mounts := mountsBelow(filepath.Dir(dir)); r.Status != 0 || r.Out != "" || r.Err != "" || len(mounts) != 1 {
 		t.Fatalf("%v, mounted: %q; want one mount, and no word", r, mounts)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,6 +22,8 @@ func isMountHelper(program string) bool {
 	name := filepath.Base(program)
 	return name == "mount.stagefs" || name == "mount.fuse.stagefs"
 }
+
+const helperUsage = "usage: mount -t fuse.stagefs [-o OPTIONS] DIR MOUNTPOINT, both the same to mount over it"
 
 // helperArgs turns what mount(8) calls a helper with, which is
 //
@@ -61,13 +64,18 @@ func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
 				case 'N':
 					return nil, usagef("option -N: run mount in that namespace instead, with nsenter(1)")
 				}
+			case '-':
+				return nil, usagef("unknown option %s; %s", quote(arg), helperUsage)
 			default:
-				return nil, usagef("unknown option -%c; usage: mount -t fuse.stagefs [-o OPTIONS] DIR MOUNTPOINT", letter)
+				return nil, usagef("unknown option -%c; %s", letter, helperUsage)
 			}
 		}
 	}
 	if len(places) != 2 {
-		return nil, usagef("usage: mount -t fuse.stagefs [-o OPTIONS] DIR MOUNTPOINT, both the same to mount over it")
+		return nil, usagef("%s", helperUsage)
+	}
+	if !strings.Contains(places[0], "/") && !pathExists(places[0]) { // no name of a file system goes there
+		return nil, usagef("%s is no directory, which comes first; %s", quote(places[0]), helperUsage)
 	}
 	var ofMount []string
 	remount := slices.Contains(options, "remount")
@@ -124,6 +132,15 @@ func helperOption(flags []cli.Flag, option string) (arg string, err error) {
 		}
 	}
 	switch name {
+	case "allow_other":
+		if os.Geteuid() == 0 {
+			return "", nil // which root's mounts have in any case
+		}
+		return "", usagef("mount option allow_other: leave it out; others may use an ordinary user's mount where /etc/fuse.conf says user_allow_other")
+	case "daemon":
+		return "", usagef("mount option daemon is not for mount(8): leave it out; it is served in the background in any case")
+	case "replace":
+		return "", usagef("mount option replace is not for mount(8): call stagefs mount --replace DIR")
 	case "sync", "dirsync":
 		return "", usagef("mount option %s: set it where the file system of the directory is mounted", name)
 	}

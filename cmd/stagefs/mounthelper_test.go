@@ -33,7 +33,10 @@ func TestHelperArgs(t *testing.T) {
 		{"/srv /mnt -o sync", "", "set it where"},
 		{"/srv /mnt -o depth", "", "depth=…"},
 		{"/srv /mnt -o strict=yes", "", "takes no value"},
-		{"/srv /mnt -o replace", "", "unknown mount option replace"},
+		{"/srv /mnt -o replace", "", "replace is not for mount(8)"},
+		{"/srv /mnt -o daemon", "", "daemon is not for mount(8)"},
+		{"--helpme", "", "unknown option --helpme; usage: mount -t fuse.stagefs"},
+		{"stagefs /mnt", "", "stagefs is no directory, which comes first"},
 	} {
 		got, err := helperArgs(flags, strings.Fields(c.given))
 		if text := ""; err != nil || c.err != "" {

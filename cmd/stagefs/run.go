@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -80,6 +81,10 @@ func run(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) 
 		c.args = args[1:]
 	}
 	if len(args) > 0 && isMountHelper(args[0]) {
+		if slices.ContainsFunc(c.args, func(a string) bool { return isOption(a) && isHelp(a) }) {
+			fmt.Fprintln(out, helperUsage)
+			return exitOK
+		}
 		var err error
 		if c.args, err = helperArgs(c.mountCommand().Flags, c.args); err != nil {
 			status, text := explain(err)
