@@ -66,6 +66,7 @@ func TestLog(t *testing.T) {
 	m.wantLog("the daemon ended: signal: killed; starting another one")
 	eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != first })
 	m.wantLog("serving", "pid="+itoa(m.daemon()))
+	m.wantLog("(pid " + itoa(m.daemon()) + "); unmount with: stagefs umount " + m.Path) // it has no terminal
 	m.replace()
 	m.wantLog("goes on", "pid="+itoa(m.daemon()), "version=")
 	if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {

@@ -114,12 +114,15 @@ func (c *command) mountAction(ctx *cli.Context) (err error) {
 		for _, w := range s.Warnings() {
 			c.complain("warning: %s", w)
 		}
-		if starter == nil {
-			c.say("serving %s (pid %d); Ctrl-C unmounts", quote(s.Mountpoint()), os.Getpid())
-			return nil
+		how := "unmount with: stagefs umount " + shellWord(s.Mountpoint())
+		if starter == nil && isTerminal(c.err) {
+			how = "Ctrl-C unmounts"
 		}
-		if os.Getenv(envQuiet) == "" {
-			c.say("serving %s (pid %d); unmount with: stagefs umount %s", quote(s.Mountpoint()), os.Getpid(), shellWord(s.Mountpoint()))
+		if starter == nil || os.Getenv(envQuiet) == "" {
+			c.say("serving %s (pid %d); %s", quote(s.Mountpoint()), os.Getpid(), how)
+		}
+		if starter == nil {
+			return nil
 		}
 		return daemonReady(starter, logFile, null)
 	}))
