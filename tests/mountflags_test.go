@@ -123,7 +123,7 @@ func TestM2MountReadOnly(t *testing.T) {
 	m.wantStatus(64, "say what is to change", "mount", "-o", "remount", m.Dir)
 	remount("sync", 64)
 
-	b := mount(t, "-o", "ro", "-o", "nosuid,nodev")
+	b := mount(t, "-o", "ro", "-o", "nosuid,allow_other,nodev")
 	if got := mountedOptions(t, b.Path); !slices.Contains(got, "ro") || !slices.Contains(got, "nodev") {
 		t.Errorf("the mount has %q, want what each -o says", got)
 	}

@@ -62,7 +62,7 @@ func (c *command) mountAction(ctx *cli.Context) (err error) {
 	if err := exactArgs(ctx, 1, 2); err != nil {
 		return err
 	}
-	if options := strings.Split(flagsGiven(ctx), ","); slices.Contains(options, "remount") {
+	if options := flagsGiven(ctx); slices.Contains(options, "remount") {
 		return c.remount(ctx, slices.DeleteFunc(options, func(s string) bool { return s == "remount" }))
 	}
 	starter := readyPipe()
@@ -133,8 +133,15 @@ func (c *command) mountAction(ctx *cli.Context) (err error) {
 	return err
 }
 
-// flagsGiven are the options for the mount, of each -o.
-func flagsGiven(ctx *cli.Context) string { return strings.Join(ctx.StringSlice("options"), ",") }
+// flagsGiven are the options for the mount, of each -o. Others may use root's mounts in
+// any case.
+func flagsGiven(ctx *cli.Context) []string {
+	if !ctx.IsSet("options") {
+		return nil
+	}
+	options := strings.Split(strings.Join(ctx.StringSlice("options"), ","), ",")
+	return slices.DeleteFunc(options, func(o string) bool { return o == "allow_other" && os.Geteuid() == 0 })
+}
 
 // remount changes flags of a mount that is there.
 func (c *command) remount(ctx *cli.Context, options []string) error {
@@ -226,8 +233,8 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 		Version:       versionText(),
 	}
 	var err error
-	if ctx.IsSet("options") {
-		if o.MountFlags, err = fs.ParseMountFlags(flagsGiven(ctx)); err != nil {
+	if flags := flagsGiven(ctx); len(flags) > 0 {
+		if o.MountFlags, err = fs.ParseMountFlags(strings.Join(flags, ",")); err != nil {
 			return o, err
 		}
 	}
