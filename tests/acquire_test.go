@@ -197,7 +197,7 @@ func TestL2Commands(t *testing.T) {
 	m.wantStatus(66, "no lock", "release", "--client", "other", dir)
 	m.wantStatus(0, "", "release", "--client", "job 7", dir)
 	m.wantFree("D")
-	m.wantStatus(76, "no lease", "renew", "--client", "job 7", dir)
+	m.wantStatus(76, "no lease on it (any more); take it again with: stagefs acquire --client ID "+dir, "renew", "--client", "job 7", dir)
 	m.wantStatus(66, "no lock", "release", "--client", "job 7", dir)
 
 	// By file: the ID is random, and its owner's alone to know.

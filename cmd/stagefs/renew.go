@@ -38,7 +38,13 @@ func (c *command) renewCommand() *cli.Command {
 			}
 			status, err := d.Renew(ctx.Context, id, ttl)
 			if errors.Is(err, client.ErrNoLock) {
-				return exitf(exitLost, "%s: the client has no lease on it (any more)", quote(dir))
+				how := "stagefs acquire"
+				if ctx.IsSet("client") {
+					how += " --client ID"
+				} else if file := ctx.String("client-file"); file != "" {
+					how = envClientFile + "=" + shellWord(file) + " " + how
+				}
+				return exitf(exitLost, "%s: the client has no lease on it (any more); take it again with: %s %s", quote(dir), how, shellWord(dir))
 			}
 			if err != nil {
 				return lockError(dir, exitHeld, err)
