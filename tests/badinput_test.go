@@ -121,7 +121,8 @@ func TestBadCwd(t *testing.T) {
 	m.wantStatus(0, "", "run", m.At("D"), "true")
 }
 
-// TestBadLog: a FIFO for the log that nobody reads keeps no mount waiting.
+// TestBadLog: a FIFO for the log that nobody reads keeps no mount waiting; nor is a
+// directory made for it.
 func TestBadLog(t *testing.T) {
 	need(t, "root", "fuse")
 	dir, base := staticDir(t), tempDir(t)
@@ -130,6 +131,7 @@ func TestBadLog(t *testing.T) {
 	for _, args := range [][]string{{"mount", "-d"}, {"mount"}, {"mount", "--supervise"}} {
 		wantRefusal(t, "73", []string{"nobody reads the FIFO " + fifo, "start its reader first"}, append(args, state, "--log", fifo, dir)...)
 	}
+	wantRefusal(t, "73", []string{"log file", base + "/none/log", "make its directory first"}, "mount", state, "--log", base+"/none/log", dir)
 	reader := startCmd(t, exec.Command("cat", fifo))
 	eventually(t, "a reader", func() bool {
 		fd, err := unix.Open(fifo, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

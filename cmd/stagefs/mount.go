@@ -189,7 +189,10 @@ func (c *command) openLog(ctx *cli.Context, o *fs.Options, starter *os.File) (*o
 		return nil, nil
 	}
 	file, err := openAppend(name)
-	if err != nil {
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, exitf(exitCantCreate, "log file: %v; make its directory first, or name another file with --log", err)
+	case err != nil:
 		return nil, exitf(exitCantCreate, "log file: %v", err)
 	}
 	o.Log = c.newLog(file, level)
