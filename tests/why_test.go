@@ -56,9 +56,11 @@ func TestWhyMode(t *testing.T) {
 	mount(t, "--unlocked=deny").wantWhy("D", "D: free, but writing needs a lock (--unlocked=deny)\n")
 	mount(t, "--disable-locking").wantWhy("D", "locking is disabled: nothing is enforced\nD: free\n")
 
-	mount(t).wantWhy(".stagefs/locks", ".stagefs/locks: a control file; nobody writes there but by command\n")
+	m := mount(t)
+	m.wantWhy(".stagefs/locks", ".stagefs/locks: a control file; nobody writes there but by command\n")
+	m.wantWhy("misspelt", "misspelt: free\nmisspelt is missing\n")
 
-	m := mount(t, "--enforce=observe")
+	m = mount(t, "--enforce=observe")
 	openDir(t, m.Back("D"))
 	agent(t).must("creat", m.At("D/devserver"), "wronly,creat,excl")
 	stranger(t).must("mkdir", m.At("D/x"))

@@ -48,6 +48,10 @@ func TestCommandWords(t *testing.T) {
 		{"", []string{"wait", m.At("none")}, 0, m.At("none") + " is missing"},
 		{"", []string{"wait", m.At(".stagefs")}, 66, ".stagefs is a reserved name"},
 		{"", []string{"wait", m.At(".stagefs/x/y")}, 66, ".stagefs is a reserved name"},
+		{"", []string{"check", m.At("none")}, 1, m.At("none") + " is missing"},
+		{"", []string{"release", m.At("none")}, 66, m.At("none") + " is missing: there is no lock on it"},
+		{"", []string{"break", "--why", "x", m.At("none")}, 66, m.At("none") + " is missing: there is no lock on it"},
+		{"", []string{"quarantine", m.At("none")}, 0, m.At("none") + " is missing, and nothing was put aside there"},
 		{"", []string{"release", m.Path}, 66, m.Path + ": there is no lock on it"},
 		{"", []string{"break", "--why", "x", m.Path}, 66, m.Path + ": there is no lock on it"},
 	} {

@@ -32,6 +32,9 @@ func (c *command) checkCommand() *cli.Command {
 			status, err := d.Check(ctx.Context, id)
 			switch {
 			case errors.Is(err, client.ErrNoLock), errors.Is(err, client.ErrNotHolder), errors.Is(err, client.ErrFailedToLock):
+				if !pathExists(d.Path()) { // misspelt, perhaps
+					c.say("%s is missing", quote(dir))
+				}
 				return &exitError{exitNotHeld, ""} // the answer, not a failure
 			case err != nil:
 				return lockError(dir, exitHeld, err)

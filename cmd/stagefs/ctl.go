@@ -107,8 +107,9 @@ func (c *command) control(dir, verb, more string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := os.Lstat(filepath.Join(mountpoint, rel)); errors.Is(err, unix.ENAMETOOLONG) {
-		return err
+	_, there := os.Lstat(filepath.Join(mountpoint, rel))
+	if errors.Is(there, unix.ENAMETOOLONG) {
+		return there
 	}
 	line := verb + " " + ctlWord(rel)
 	if more != "" {
@@ -135,6 +136,8 @@ func (c *command) control(dir, verb, more string) error {
 		return exitf(exitHeld, "%s: %s", quote(dir), text)
 	case text != "" && answer.Held == nil && errors.Is(err, os.ErrPermission):
 		return exitf(exitNoPerm, "%s: %s", quote(dir), text)
+	case errors.Is(err, unix.ENOENT) && errors.Is(there, os.ErrNotExist):
+		return exitf(exitNoInput, "%s is missing: there is no lock on it", quote(dir))
 	case errors.Is(err, unix.ENOENT):
 		return exitf(exitNoInput, "%s: there is no lock on it", quote(dir))
 	case errors.Is(err, os.ErrPermission) && verb == "release":

@@ -41,6 +41,9 @@ func (c *command) eventsCommand() *cli.Command {
 				return err
 			}
 			defer file.Close()
+			if !pathExists(filepath.Join(mountpoint, rel)) { // misspelt, perhaps
+				c.say("%s is missing; its events follow when it is there", quote(ctx.Args().First()))
+			}
 			return controlError(mountpoint, eachEvent(file, func(line []byte, e lockstate.Event) error {
 				return c.printEvent(line, e, rel, ctx.Bool("json"))
 			}))

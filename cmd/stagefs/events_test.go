@@ -3,6 +3,7 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,20 +19,26 @@ const fourEvents = `{"time":"2026-01-02T03:04:05Z","event":"acquired","dir":"boa
 // name holds reaches the terminal.
 func TestEvents(t *testing.T) {
 	m := newFakeMount(t, map[string]string{"events": fourEvents})
+	for _, dir := range []string{"board/v1/sub", "other"} {
+		if err := os.MkdirAll(filepath.Join(m.dir, dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, tt := range []struct {
 		path string
 		want []string
+		says string
 	}{
 		{".", []string{
 			"acquired board/v1 token 7 process 41 explicit (link)", `refused other token 9 process 70: EBUSY by process 42: "other" is held`,
 			`broken board/v1 token 7 client "c\x1b[2J": broken by process 43: it hangs`, "lost-events 12",
-		}},
-		{"board", []string{"acquired", "broken", "lost-events"}},
-		{"board/v1/sub", []string{"acquired", "broken", "lost-events"}},
-		{"other", []string{"refused", "lost-events"}},
-		{"else", []string{"lost-events"}},
+		}, ""},
+		{"board", []string{"acquired", "broken", "lost-events"}, ""},
+		{"board/v1/sub", []string{"acquired", "broken", "lost-events"}, ""},
+		{"other", []string{"refused", "lost-events"}, ""},
+		{"else", []string{"lost-events"}, "else is missing; its events follow when it is there"},
 	} {
-		m.check(t, []string{"events", filepath.Join(m.dir, tt.path)}, 0, tt.want[0], "")
+		m.check(t, []string{"events", filepath.Join(m.dir, tt.path)}, 0, tt.want[0], tt.says)
 		lines := strings.Split(strings.TrimSpace(m.out.String()), "\n")
 		if len(lines) != len(tt.want) {
 			t.Errorf("events %s prints %q, want %q", tt.path, lines, tt.want)

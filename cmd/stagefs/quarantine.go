@@ -73,6 +73,9 @@ func (c *command) quarantineAction(ctx *cli.Context) error {
 	put := slices.IndexFunc(all, func(q lockstate.Quarantined) bool { return q.ID == id })
 	switch {
 	case !ctx.IsSet("restore") && !ctx.IsSet("delete"):
+		if !pathExists(filepath.Join(mountpoint, rel)) && !slices.ContainsFunc(all, func(q lockstate.Quarantined) bool { return covers(rel, string(q.Dir)) }) {
+			c.say("%s is missing, and nothing was put aside there", quote(dir)) // misspelt, perhaps
+		}
 		return c.printQuarantine(all, rel, ctx.Bool("json"))
 	case put < 0:
 		return notThere(id, mountpoint)

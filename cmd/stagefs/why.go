@@ -60,6 +60,9 @@ func (c *command) whyAction(ctx *cli.Context) error {
 		listing.Blockers = append(listing.Blockers, inTheWay(ctx.Context, filepath.Join(mountpoint, rel))...)
 	}
 	c.printWhy(rel, rows, listing, lastDenials(denials, rel))
+	if len(rows) == 0 && !pathExists(filepath.Join(mountpoint, rel)) { // misspelt, perhaps
+		fmt.Fprintf(c.out, "%s is missing\n", quote(rel))
+	}
 	return nil
 }
 
