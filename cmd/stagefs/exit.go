@@ -74,7 +74,7 @@ func explain(err error) (status int, text string) {
 		}
 		text = fmt.Sprintf("%s is served already, by %s", quote(served.Dir), by)
 		switch at, here := mountedFrom(served.Dir); {
-		case at != "":
+		case at != "" && !isDead(ask(at, false, answerTime)): // else it is not what is in the way
 			if at != served.Dir {
 				text += ", at " + quote(at)
 			}
