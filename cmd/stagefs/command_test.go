@@ -155,6 +155,7 @@ func TestUsage(t *testing.T) {
 		{"lokcs", 64, "", "did you mean locks?"},
 		{"frobnicate", 64, "", "unknown command frobnicate;"},
 		{"--json", 64, "", "unknown option --json"},
+		{"--help", 0, "stagefs --help | --version", ""},
 		{"locks --jsn", 64, "", "did you mean --json?"},
 		{"locks a b", 64, "", "too many arguments"},
 		{"why", 64, "", "missing argument"},

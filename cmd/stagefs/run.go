@@ -157,7 +157,7 @@ func (c *command) app() *cli.App {
 		Name:      "stagefs",
 		HelpName:  "stagefs",
 		Usage:     "make the locks of build tools binding in a static directory",
-		UsageText: "stagefs COMMAND [options] [arguments]",
+		UsageText: "stagefs COMMAND [options] [arguments]\nstagefs --help | --version",
 		Description: "Mounts over a directory, in which each staging directory belongs to the process that made it\n" +
 			"or its lock file; nobody else can change it until it is released. For instance:\n\n" +
 			"stagefs mount -d /srv/static                      serve it in the background\n" +
