@@ -204,7 +204,8 @@ func (fs *FS) notifyAttr(n *node) {
 // daemon's own account that it may not ask for by itself: one that went leads to a file
 // that has others, or an old one is not there. What somebody has mounted inside would be
 // gone with its name; so where something is, or the kernel can't be told, the names are
-// seen when the old ones have expired.
+// seen when the old ones have expired. To look for that may take a while: FS.ns is not
+// held.
 func (fs *FS) forgetNames() {
 	if fs.kernel != nil && fs.kernel.TellsNames() && !fs.isMountedOn() {
 		fs.kernel.ForgetNames()

@@ -43,6 +43,9 @@ func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 	if status != fuse.OK {
 		return status
 	}
+	if m.src.node != nil && fs.isLockName(to, newName) {
+		fs.lookedUpByName(m.src.node)
+	}
 	if m.srcDir != nil || m.dstDir != nil {
 		fs.callHolders()
 	}
@@ -336,9 +339,6 @@ func (fs *FS) renamed(m *renaming) {
 		fs.table.FileIs(m.to.parent.dir, m.to.name, fs.inodeOf(&m.src.st))
 		fs.notifyAttr(m.src.node)
 		fs.assume(m.src.node, m.from)
-		if m.src.node != nil {
-			fs.lookedUpByName(m.src.node)
-		}
 	}
 	fs.cands.forget(m.from.parent, m.from.name)
 	fs.cands.forget(m.to.parent, m.to.name)
