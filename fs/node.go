@@ -179,13 +179,15 @@ func (n *node) isAssumed() bool {
 }
 
 // vanished reports whether n is such a lock file, and the daemon has removed it. Before
-// Linux 6.16 the kernel may go by its name still: it asks again when it hears ESTALE.
+// Linux 6.16 the kernel may go by its name still: it asks again when it hears ESTALE. A
+// name that was found since leads to the file.
 func (n *node) vanished() bool {
 	if !n.isAssumed() {
 		return false
 	}
-	_, _, fd := n.location()
-	return fd >= 0
+	n.tab.mu.RLock()
+	defer n.tab.mu.RUnlock()
+	return n.parent == nil && n.fdLocked() >= 0
 }
 
 // pin keeps n in the table until unpin.

@@ -2,7 +2,10 @@
 
 package tests
 
-import "testing"
+import (
+	"os"
+	"testing"
+)
 
 // TestR7NamesKnown: names that the kernel remembers of what was put aside, where it
 // cannot be told of names as well, lead nowhere: nobody writes to what is aside, who
@@ -46,5 +49,27 @@ func TestR7NamesKnown(t *testing.T) {
 				wantTree(t, m.Back("D"), []string{"f=new\n", "sub/", "sub/f=new\n"})
 			})
 		}
+	}
+}
+
+// TestR4OtherName: who opens a lock file that went with its owner by another name, which
+// nobody had looked up before, gets the file.
+func TestR4OtherName(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	openDir(t, m.Back("E"))
+	a, b := agent(t), agent(t)
+	a.must("creat", m.At("D/plain"), "wronly,creat,excl")
+	a.must("rename", m.At("D/plain"), m.At("D/devserver.lock"))
+	m.wantOwner("D", a.Pid)
+	b.must("open", "seen", m.At("D/devserver.lock"), "rdonly")
+	mustDo(t, os.Link(m.Back("D/devserver.lock"), m.Back("E/file")))
+	a.Kill()
+	m.awaitFree("D")
+	b.must("open", "h", m.At("E/file"), "rdwr")
+	b.must("write", "h", "content")
+	b.must("close", "h")
+	if got, err := os.ReadFile(m.Back("E/file")); string(got) != "content" {
+		t.Errorf("E/file has %q, %v, want what was written", got, err)
 	}
 }
