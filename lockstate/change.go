@@ -141,12 +141,17 @@ func (t *Table) touchLocked(c *Change) {
 		return
 	}
 	for _, d := range c.Dirs {
-		for ; d != nil; d = d.parent {
-			for _, r := range d.rows {
-				if !r.changed {
-					r.touch()
-					t.noteLocked(r)
-				}
+		t.touchAboveLocked(d, nil)
+	}
+}
+
+// touchAboveLocked marks the locks that cover d, or those of them that only tells.
+func (t *Table) touchAboveLocked(d *Dir, only func(*row) bool) {
+	for ; d != nil; d = d.parent {
+		for _, r := range d.rows {
+			if !r.changed && (only == nil || only(r)) {
+				r.touch()
+				t.noteLocked(r)
 			}
 		}
 	}

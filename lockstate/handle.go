@@ -234,15 +234,9 @@ func (h *Handle) Closing() {
 		return
 	}
 	h.t.mu.Lock()
-	defer h.t.mu.Unlock()
+	defer h.t.unlockFlush()
 	for _, d := range h.dirs {
-		for ; d != nil; d = d.parent {
-			for _, r := range d.rows {
-				if r.holds(h.proc) {
-					r.touch()
-				}
-			}
-		}
+		h.t.touchAboveLocked(d, func(r *row) bool { return r.holds(h.proc) })
 	}
 }
 

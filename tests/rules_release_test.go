@@ -259,6 +259,43 @@ func TestR5(t *testing.T) {
 	})
 }
 
+// TestR5Outlives: how a file was closed that was open before the lock is known when the
+// daemon was replaced, or killed, as well.
+func TestR5Outlives(t *testing.T) {
+	for name, next := range map[string]func(*Mount){
+		"replaced": func(m *Mount) { m.replace() },
+		"killed":   func(m *Mount) { m.restart(nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mount(t)
+			for _, dir := range []string{"late", "copy"} {
+				openDir(t, m.Back(dir))
+				mustDo(t, os.WriteFile(m.Back(dir, "old"), nil, 0o666))
+			}
+			a := agent(t)
+			b, c := a.Child(), a.Child()
+			if name == "replaced" { // killed, the daemon has nothing open any more
+				b.must("open", "h", m.At("late/old"), "wronly")
+				b.must("flight", "h")
+				next(m)
+				b.must("creat", m.At("late/devserver"), "wronly,creat,excl")
+				b.must("land")
+				b.Exit(0)
+				eventually(t, "the parent has it", func() bool { return m.Locks()["late"].Pid == a.Pid })
+			}
+			c.must("open", "h", m.At("copy/old"), "wronly")
+			c.must("dup", "h", "copy")
+			c.must("close", "copy")
+			c.must("creat", m.At("copy/devserver"), "wronly,creat,excl")
+			c.must("write", "h", "new")
+			c.must("close", "h")
+			next(m)
+			c.Exit(0)
+			m.awaitFree("copy")
+		})
+	}
+}
+
 // TestR5Reapers: nothing passes to what adopts or supervises others: known by its
 // name, as the first process of a pid namespace, or by the cgroup that it put its
 // child into.
