@@ -35,11 +35,21 @@ const forever = time.Duration(1<<63 - 1)
 
 // Bounds of what a command may say.
 const (
-	maxWhy    = 1024 // bytes
-	maxClient = 256  // bytes
-	minTTL    = 10 * time.Millisecond
-	maxTTL    = 24 * time.Hour
+	maxWhy = 1024 // bytes
+	minTTL = 10 * time.Millisecond
+	maxTTL = 24 * time.Hour
 )
+
+// MaxClient is how many bytes a client's ID can have.
+const MaxClient = 256
+
+// CheckTTL says what is wrong with a lease's time to live.
+func CheckTTL(d time.Duration) error {
+	if d < minTTL || d > maxTTL {
+		return errors.New("want 10ms to 24h")
+	}
+	return nil
+}
 
 // ctlOptions says which options a verb knows; "!" marks one that it needs.
 // break is not listed: all that follows its directory is the reason.
@@ -184,9 +194,8 @@ func (c *ctlLine) set(key, value string, valued bool) (err error) {
 	case "why":
 		c.why, err = value, badWhy(value)
 	case "ttl":
-		c.ttl, err = ParseDuration(value)
-		if err == nil && (c.ttl < minTTL || c.ttl > maxTTL) {
-			err = errors.New("want 10ms to 24h")
+		if c.ttl, err = ParseDuration(value); err == nil {
+			err = CheckTTL(c.ttl)
 		}
 	case "wait":
 		if value == "forever" {
@@ -242,8 +251,8 @@ func badClient(id string) error {
 	switch {
 	case id == "":
 		return errors.New("is empty")
-	case len(id) > maxClient:
-		return fmt.Errorf("is longer than %d bytes", maxClient)
+	case len(id) > MaxClient:
+		return fmt.Errorf("is longer than %d bytes", MaxClient)
 	case !utf8.ValidString(id):
 		return errors.New("is not valid UTF-8")
 	case strings.TrimSpace(id) != id:

@@ -50,7 +50,7 @@ func FuzzParseCtl(f *testing.F) {
 		if c.dir == "" && in != strings.TrimRight(c.verb+" ", " ") && strings.TrimSpace(in) != "check" {
 			t.Errorf("parseCtl(%q) has no directory", in)
 		}
-		if c.client != "" && (badClient(c.client) != nil || len(c.client) > maxClient) {
+		if c.client != "" && (badClient(c.client) != nil || len(c.client) > MaxClient) {
 			t.Errorf("parseCtl(%q): client %q", in, c.client)
 		}
 		if c.ttl != 0 && (c.ttl < minTTL || c.ttl > maxTTL || c.client == "") {

@@ -71,6 +71,9 @@ func nextEntry(b []byte) (e dirEntry, rest []byte) {
 	}, b[size:]
 }
 
+// isDot reports whether the entry is "." or "..".
+func (e *dirEntry) isDot() bool { return e.name == "." || e.name == ".." }
+
 // eachEntry calls f with the entries of an open directory, but for "." and
 // "..", until it returns false.
 func eachEntry(fd int, f func(dirEntry) bool) error {
@@ -90,7 +93,7 @@ func eachEntryIn(buf []byte, fd int, f func(dirEntry) bool) error {
 			var e dirEntry
 			e, rest = nextEntry(rest)
 			e.name = strings.Clone(e.name)
-			if e.name != "." && e.name != ".." && !f(e) {
+			if !e.isDot() && !f(e) {
 				return nil
 			}
 		}
@@ -129,7 +132,7 @@ func (fs *FS) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.Dir
 		if entry == nil {
 			return false
 		}
-		if parent == nil || e.name == "." || e.name == ".." || fs.isLockName(parent, e.name) || fs.mayBeCandidate(e.name) {
+		if parent == nil || e.isDot() || fs.isLockName(parent, e.name) || fs.mayBeCandidate(e.name) {
 			return true // no node: the kernel looks it up when it needs it
 		}
 		if !w.want(e) {

@@ -226,7 +226,7 @@ func (l *aheadListing) entry(e dirEntry) {
 		l.took = time.Since(l.begun)
 	}
 	l.bytes += direntSize + len(e.name)
-	if e.typ == unix.DT_DIR && e.name != "." && e.name != ".." {
+	if e.typ == unix.DT_DIR && !e.isDot() {
 		l.names = append(l.names, strings.Clone(e.name))
 	}
 }
@@ -280,7 +280,7 @@ func (fs *FS) readDirAhead(id uint64, name string, attrs bool, buf []byte) (wait
 	for rest := buf[:size]; len(rest) > 0; {
 		var e dirEntry
 		e, rest = nextEntry(rest)
-		if e.name != "." && e.name != ".." && (attrs || e.typ == unix.DT_DIR) {
+		if !e.isDot() && (attrs || e.typ == unix.DT_DIR) {
 			var st unix.Statx_t
 			unix.Statx(fd, e.name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, statxMask, &st)
 		}

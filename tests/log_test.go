@@ -64,7 +64,7 @@ func TestLog(t *testing.T) {
 	m.wantLog("lease expired", "client=x", "token="+itoa(int(token)))
 	mustDo(t, syscall.Kill(first, syscall.SIGKILL))
 	m.wantLog("the daemon ended: signal: killed; starting another one")
-	eventually(t, "the next daemon answers", func() bool { pid := m.daemon(); return pid != 0 && pid != first })
+	m.awaitNext(first)
 	m.wantLog("serving", "pid="+itoa(m.daemon()))
 	m.wantLog("(pid " + itoa(m.daemon()) + "); unmount with: stagefs umount " + m.Path) // it has no terminal
 	m.replace()

@@ -37,6 +37,7 @@ func (m machine) checkStateDir(dir, backing string) finding {
 	}
 	for at := dir; ; at = filepath.Dir(at) {
 		info, err := os.Stat(at)
+		kind := typeOf(at)
 		link, _ := os.Lstat(at)
 		switch {
 		case err != nil && link != nil && link.Mode()&os.ModeSymlink != 0:
@@ -47,8 +48,8 @@ func (m machine) checkStateDir(dir, backing string) finding {
 			return finding{name, statusFail, err.Error(), fix}
 		case !info.IsDir():
 			return finding{name, statusFail, quote(at) + " is no directory", fix}
-		case fs.IsKernelType(typeOf(at)):
-			return finding{name, statusFail, quote(dir) + " is on " + typeOf(at) + ", a file system of the kernel's own, where no files can be made", fix}
+		case fs.IsKernelType(kind):
+			return finding{name, statusFail, quote(dir) + " is on " + kind + ", a file system of the kernel's own, where no files can be made", fix}
 		case unix.Access(at, unix.W_OK|unix.X_OK) != nil:
 			return finding{name, statusFail, quote(dir) + " can't be written", fix}
 		case m.full(at):

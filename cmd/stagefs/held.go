@@ -101,12 +101,6 @@ func takeOptions(ctx *cli.Context, id string) (client.Options, context.Context, 
 
 func oneOf(s string, known ...string) bool { return slices.Contains(known, s) }
 
-// How long a lease can last, as for the daemon.
-const (
-	minTTL = 10 * time.Millisecond
-	maxTTL = 24 * time.Hour
-)
-
 // durationOf reads a flag that is a time.
 func durationOf(ctx *cli.Context, flag string) (time.Duration, error) {
 	text := ctx.String(flag)
@@ -117,8 +111,10 @@ func durationOf(ctx *cli.Context, flag string) (time.Duration, error) {
 	if err != nil || d < 0 {
 		return 0, usagef("%s: --%s %s: want seconds, or a duration like 1m30s", ctx.Command.Name, flag, quote(text))
 	}
-	if flag == "ttl" && (d < minTTL || d > maxTTL) {
-		return 0, usagef("%s: --ttl %s: want 10ms to 24h", ctx.Command.Name, quote(text))
+	if flag == "ttl" {
+		if err := fs.CheckTTL(d); err != nil {
+			return 0, usagef("%s: --ttl %s: %v", ctx.Command.Name, quote(text), err)
+		}
 	}
 	return d, nil
 }
@@ -170,9 +166,6 @@ func findDir(dir string) (*client.Dir, error) {
 	return d, nil
 }
 
-// maxClient is how many bytes an ID can have, as for the daemon.
-const maxClient = 256
-
 // clientID is whom the command speaks for, empty for this process.
 func clientID(ctx *cli.Context) (string, error) {
 	id, file, err := givenClient(ctx)
@@ -183,8 +176,8 @@ func clientID(ctx *cli.Context) (string, error) {
 	switch {
 	case err != nil:
 		return "", err
-	case len(id) > maxClient:
-		return "", usagef("%s: the client ID%s has %d bytes; %d are the most", ctx.Command.Name, in, len(id), maxClient)
+	case len(id) > fs.MaxClient:
+		return "", usagef("%s: the client ID%s has %d bytes; %d are the most", ctx.Command.Name, in, len(id), fs.MaxClient)
 	case !printable(id):
 		return "", usagef("%s: the client ID %s%s holds what is no UTF-8 or cannot be printed", ctx.Command.Name, quote(id), in)
 	case strings.TrimSpace(id) != id:

@@ -205,12 +205,7 @@ func (c *conn) InodeNotify(node uint64, off, length int64) fuse.Status {
 	return fuse.ToStatus(err)
 }
 
-func (c *conn) ForgetNames() fuse.Status {
-	if !c.TellsNames() {
-		return fuse.ENOSYS
-	}
-	return fuse.ToStatus(c.notify(notifyIncEpoch, nil))
-}
+func (c *conn) ForgetNames() { _ = c.notify(notifyIncEpoch, nil) } // EINVAL: see TellsNames
 
 func (c *conn) TellsNames() bool {
 	const since = 44 // minor version of the protocol

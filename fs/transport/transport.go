@@ -36,8 +36,8 @@ type Kernel interface {
 	// ForgetNames makes the kernel ask again for each name that it knows, or
 	// knows not to be there. Unlike news of a single name it waits for no
 	// lock; but what is mounted on a directory is gone with its name, whatever the
-	// answer. ENOSYS: see TellsNames.
-	ForgetNames() fuse.Status
+	// answer. It does nothing where TellsNames is false.
+	ForgetNames()
 	// TellsNames reports whether ForgetNames can do that: from Linux 6.16 on.
 	TellsNames() bool
 	// RegisterBackingFd gives the kernel a file for passthrough.
@@ -122,8 +122,8 @@ func (goFuse) Stop(uint64, func()) (*State, error) {
 
 func (goFuse) Resume(*State) {}
 
-func (goFuse) ForgetNames() fuse.Status { return fuse.ENOSYS }
-func (goFuse) TellsNames() bool         { return false }
+func (goFuse) ForgetNames()     {}
+func (goFuse) TellsNames() bool { return false }
 
 func (goFuse) Stopping() bool { return false }
 
