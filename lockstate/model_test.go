@@ -905,7 +905,7 @@ func testModel(t *rapid.T) {
 		"Begin": m.Begin, "EndOp": m.EndOp, "EndOp2": m.EndOp, "Change": m.Change,
 		"AcquireImplicit": m.AcquireImplicit, "AcquireExplicit": m.AcquireExplicit,
 		"Commit": m.Commit, "Abort": m.Abort, "Take": m.Take, "Take2": m.Take, "Take3": m.Take,
-		"Open": m.Open, "Close": m.Close, "Moved": m.Moved,
+		"Open": m.Open, "Closing": m.Closing, "Close": m.Close, "Moved": m.Moved,
 		"ReleaseFile": m.ReleaseFile, "EndLock": m.EndLock,
 		"Move": m.Move, "Exchange": m.Exchange, "Remove": m.Remove, "Forget": m.Forget,
 	}
