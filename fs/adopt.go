@@ -9,8 +9,8 @@ import (
 // What a file that passes was opened or mapped for goes on after the death of
 // the daemon: the kernel needs it no more. So a daemon whose predecessor died
 // looks, before it grants anything, which files are open for writing, where the
-// earlier one has recorded that some are (hot.go). They linger as handles of nobody until nobody has them open (W3,
-// R8).
+// earlier one has recorded that some are (hot.go). They linger as handles of nobody
+// until nobody has them open (W3, R8).
 
 // adopt takes over what an earlier daemon left open in some places. The mount
 // does not answer yet.

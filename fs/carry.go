@@ -16,11 +16,11 @@ import (
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
-// A daemon is replaced in place: it stops (transport.Stop), writes down all that
-// it knows, and runs another program by exec(2), in the same process. That keeps
-// the connection to the kernel, every descriptor, the claim on the directory and
+// A daemon is replaced in place: it stops ([transport.Transport]'s Stop), writes down
+// all that it knows, and runs another program by exec(2), in the same process. That
+// keeps the connection to the kernel, every descriptor, the claim on the directory and
 // the pid, so that nobody who uses the mount notices more than a short wait. See
-// replace.go, and takeup.go for the other side.
+// replace.go and exec.go, and continue.go for the other side.
 
 // HandoverFormat is the number of the format in which a daemon writes down what
 // it knows. A program can only go on from the same one. It changes with the format of

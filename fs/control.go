@@ -12,6 +12,10 @@ import (
 // ControlDir is the name of the control directory in the root of a mount.
 const ControlDir = ".stagefs"
 
+// notInControl is the answer to whoever would change names in the control directory, or
+// its own.
+const notInControl = fuse.EPERM
+
 // A control is the control directory or a file in it. What a file of text
 // shows is made when it is opened, so that a reader sees one state of the
 // table.
@@ -150,7 +154,7 @@ func (c *control) writable() bool { return c.mode&0o222 != 0 }
 // setAttr lets a shell truncate the ctl file before it writes to it.
 func (c *control) setAttr(in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
 	if !c.writable() || in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
-		return frozen
+		return notInControl
 	}
 	c.fillAttr(&out.Attr)
 	return fuse.OK

@@ -201,7 +201,7 @@ func (fs *FS) acquired(r *request, l lockstate.Lock) {
 	fs.log.Debug("acquired", "dir", l.Path, "protocol", l.Protocol, "pid", l.Owner.Pid, "token", l.Token)
 }
 
-// reserved refuses names that the control directory takes.
+// reserved reports whether a name is taken by the control directory.
 func (fs *FS) reserved(parent *node, name string) bool {
 	return parent == fs.root && name == ControlDir
 }

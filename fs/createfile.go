@@ -27,7 +27,7 @@ func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) (status fuse.Status, gone bool) {
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "create", name: name}
 	if r.parent = fs.nodes.get(in.NodeId); r.parent == nil {
-		return frozen, false
+		return notInControl, false
 	}
 	if fs.reserved(r.parent, name) {
 		return fuse.Status(unix.EEXIST), false
@@ -155,7 +155,7 @@ func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut)
 func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.CreateOut) fuse.Status {
 	parent := fs.nodes.get(in.NodeId)
 	if parent == nil {
-		return frozen
+		return notInControl
 	}
 	if fs.namedStale(&in.InHeader, false, parent) {
 		return fuse.Status(unix.ESTALE)

@@ -36,8 +36,6 @@ type FS struct {
 	streams  dirStreams
 	openDirs openDirs // of an ordinary user's mount
 	table    *lockstate.Table
-	unkept   atomic.Pointer[string] // why the state can't be written now
-	noTokens atomic.Pointer[string] // why none could be reserved at last
 	procs    *procid.Resolver
 	nodes    *nodeTable
 	root     *node
@@ -59,6 +57,9 @@ type FS struct {
 	control    controlDir
 	ownedAlone sync.Once // it was told that the mount's owner scope can't be had by everybody
 	given      lineLimit // lines of the log on locks that were given back by command
+
+	storeErr   atomic.Pointer[string] // why the state can't be written now; nil: it can
+	reserveErr atomic.Pointer[string] // why no tokens could be reserved at last; nil: they could
 
 	unrepresented unrepresented
 

@@ -2,7 +2,6 @@ package fs
 
 import (
 	"errors"
-	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -12,8 +11,8 @@ import (
 )
 
 // The gate is the one choke point that each mutating operation passes (W1).
-// An operation is tried by FS.attempt: the try asks the table through
-// FS.admit, FS.acquire or FS.openForWrite, and carries its change out on the
+// An operation is tried by FS.attempt: the try asks the table through its
+// request's admit, acquire or openForWrite, and carries its change out on the
 // backing before it gives back what they returned.
 
 // A request is one try-and-retry of a mutating operation.
@@ -285,6 +284,3 @@ func (fs *FS) deny(r *request, err error, held *lockstate.HeldError) fuse.Status
 	}
 	return status
 }
-
-// frozen is the answer to changes of the control directory's own names.
-const frozen = fuse.Status(syscall.EPERM)

@@ -13,7 +13,7 @@ func (fs *FS) newEntry(m *making, out *fuse.EntryOut) fuse.Status {
 	r := m.r
 	if r.parent = fs.nodes.get(r.header.NodeId); r.parent == nil {
 		if fs.control.node(r.header.NodeId) != nil {
-			return frozen
+			return notInControl
 		}
 		return fuse.Status(unix.ESTALE)
 	}
@@ -121,7 +121,7 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	src := fs.nodes.get(in.Oldnodeid)
 	if src == nil {
 		if fs.control.node(in.Oldnodeid) != nil {
-			return frozen
+			return notInControl
 		}
 		return fuse.Status(unix.ESTALE)
 	}
@@ -146,7 +146,7 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	}
 	if r.parent = fs.nodes.get(in.NodeId); r.parent == nil {
 		if fs.control.node(in.NodeId) != nil {
-			return frozen
+			return notInControl
 		}
 		return fuse.Status(unix.ESTALE)
 	}

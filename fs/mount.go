@@ -33,7 +33,7 @@ type Server struct {
 	done       chan struct{} // closed when the kernel has let go
 	err        error         // of cleaning up; valid after done
 
-	noTokens atomic.Int64 // when it was last said that there are none, in s
+	reserveLogged atomic.Int64 // when it was last logged that there are no tokens, in Unix seconds
 }
 
 // maxWrite is the size of the largest read and write requests, in bytes.
@@ -250,10 +250,10 @@ func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) 
 		s.store.Notify(func(err error) {
 			if err != nil {
 				reason := err.Error()
-				fs.unkept.Store(&reason)
+				fs.storeErr.Store(&reason)
 				o.Log.Error("locks are not kept for a restart until the state can be written again", "err", err)
 			} else {
-				fs.unkept.Store(nil)
+				fs.storeErr.Store(nil)
 				o.Log.Warn("locks are kept for a restart again")
 			}
 		})
@@ -268,12 +268,12 @@ func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) 
 func (s *Server) reserve(upTo uint64) error {
 	err := s.store.Reserve(upTo)
 	if err == nil {
-		s.fs.noTokens.Store(nil)
+		s.fs.reserveErr.Store(nil)
 		return nil
 	}
 	reason := "reserving tokens, without which no lock can be had: " + err.Error()
-	s.fs.noTokens.Store(&reason)
-	if now := time.Now().Unix(); s.noTokens.Swap(now) < now { // at most once a second
+	s.fs.reserveErr.Store(&reason)
+	if now := time.Now().Unix(); s.reserveLogged.Swap(now) < now { // at most once a second
 		s.fs.log.Error("no lock can be had until the state can be written again", "err", err)
 	}
 	return fmt.Errorf("%w: %v", unix.ENOLCK, err)

@@ -17,11 +17,11 @@ import (
 // Its highest bit is another mark: see passed.
 type plainMark struct{ bits atomic.Uint32 }
 
-// load returns the mark for is and set.
+// load returns the mark for isPlain and setPlain.
 func (m *plainMark) load() uint32 { return m.bits.Load() }
 
-// is reports whether a loaded mark says that there are none.
-func (fs *FS) plain(mark uint32) bool {
+// isPlain reports whether a loaded mark says that there are none.
+func (fs *FS) isPlain(mark uint32) bool {
 	return mark&0xffff != 0 && mark&0xffff == fs.period()
 }
 
@@ -64,7 +64,7 @@ func (fs *FS) period() uint32 {
 // hasXattrs reports whether the file at p may have extended attributes.
 func (fs *FS) hasXattrs(n *node, p place) bool {
 	mark := n.plain.load()
-	if fs.plain(mark) {
+	if fs.isPlain(mark) {
 		return false
 	}
 	if size, err := fs.back.listxattr(p, nil); err != nil || size > 0 {

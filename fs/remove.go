@@ -92,7 +92,7 @@ func (fs *FS) Rmdir(cancel <-chan struct{}, h *fuse.InHeader, name string) fuse.
 func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, flags int) fuse.Status {
 	parent := fs.nodes.get(h.NodeId)
 	if parent == nil || fs.reserved(parent, name) {
-		return frozen
+		return notInControl
 	}
 	if c := fs.cands.get(fs, h, parent, name); c != nil {
 		if flags != 0 {

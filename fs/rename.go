@@ -25,7 +25,7 @@ type renaming struct {
 func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
 	from, to := fs.nodes.get(in.NodeId), fs.nodes.get(in.Newdir)
 	if from == nil || to == nil || fs.reserved(from, oldName) || fs.reserved(to, newName) {
-		return frozen
+		return notInControl
 	}
 	m := &renaming{
 		r:    &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "rename", parent: from, name: oldName},

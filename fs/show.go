@@ -194,7 +194,7 @@ func printable(r rune) rune {
 }
 
 // unwritable returns why the state can't be written, nil if it can.
-func (fs *FS) unwritable() *string { return cmp.Or(fs.noTokens.Load(), fs.unkept.Load()) }
+func (fs *FS) unwritable() *string { return cmp.Or(fs.reserveErr.Load(), fs.storeErr.Load()) }
 
 func (fs *FS) showVersion() []byte {
 	b := fmt.Appendf(nil, "stagefs %s\npid %d\nmounter %d\ntransport %s\n", fs.opts.Version, os.Getpid(), fs.uid, fs.kernel.Name())

@@ -34,7 +34,7 @@ func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, de
 		}
 		return uint32(copy(dest, v)), fuse.OK
 	}
-	if tellsPlain(attr) && fs.plain(n.plain.load()) {
+	if tellsPlain(attr) && fs.isPlain(n.plain.load()) {
 		return 0, statusOf(fs.labels.missing(attr))
 	}
 	size := 0
@@ -95,7 +95,7 @@ func (fs *FS) ListXAttr(cancel <-chan struct{}, h *fuse.InHeader, dest []byte) (
 		return 0, fuse.OK
 	}
 	mark := n.plain.load()
-	if fs.plain(mark) {
+	if fs.isPlain(mark) {
 		return 0, fuse.OK
 	}
 	fs.ns.RLock()

@@ -26,7 +26,7 @@ const (
 	exitUnavailable = 69 // there is no stagefs mount, or (doctor) there can be none
 	exitSoftware    = 70 // an error in stagefs
 	exitOS          = 71 // the machine lacks something
-	exitCantCreate  = 73 // the mountpoint can't be used
+	exitCantCreate  = 73 // the mountpoint can't be used, or something can't be created
 	exitIO          = 74 // an input or output error
 	exitHeld        = 75 // somebody else has it; try again later
 	exitLost        = 76 // the lock was lost while the command ran
