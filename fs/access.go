@@ -89,22 +89,11 @@ func mayChangeEntries(fd int) error {
 
 // walk opens a directory with the rights of the calling thread.
 func (fs *FS) walk(dir string) (int, error) {
-	fd, err := openAt(fs.back.root, ".", unix.O_PATH|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return -1, err
+	fd, err := openBeneath(fs.back.root, split(dir), unix.O_PATH)
+	if err == unix.ELOOP {
+		err = unix.ENOTDIR
 	}
-	for _, name := range split(dir) {
-		next, err := openAt(fd, name, unix.O_PATH|unix.O_DIRECTORY, 0)
-		unix.Close(fd)
-		if err == unix.ELOOP {
-			err = unix.ENOTDIR
-		}
-		if err != nil {
-			return -1, err
-		}
-		fd = next
-	}
-	return fd, nil
+	return fd, err
 }
 
 // mayRemove reports whether the caller could remove a directory with all that is
@@ -158,7 +147,7 @@ func (fs *FS) mayEmpty(dir string, uid uint32) error {
 			if err = statAt(fd, e.name, &entry); err == nil && stuck(&st, &entry, uid) {
 				err = unix.EACCES
 			}
-			if uint32(entry.Mode)&unix.S_IFMT == unix.S_IFDIR {
+			if isDirectory(&entry) {
 				below = append(below, join(dir, e.name))
 			}
 			return err == nil

@@ -141,19 +141,18 @@ func (fs *FS) findInode(dir string, ino uint64, right func(identity) bool) (path
 // openPath opens a directory of the backing by its path, one name at a time. The caller
 // holds FS.ns, or what is renamed may seem missing.
 func (fs *FS) openPath(path string) (int, error) {
-	fd, err := openAt(fs.back.root, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	return openBeneath(fs.back.root, split(path), unix.O_RDONLY)
+}
+
+// statIn returns the attributes of name in a directory of the backing, or those of the
+// directory itself if name is empty. The same goes for it as for openPath.
+func (fs *FS) statIn(dir, name string, st *unix.Statx_t) error {
+	fd, err := fs.openPath(dir)
 	if err != nil {
-		return -1, err
+		return err
 	}
-	for _, name := range split(path) {
-		next, err := openAt(fd, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-		unix.Close(fd)
-		if err != nil {
-			return -1, err
-		}
-		fd = next
-	}
-	return fd, nil
+	defer unix.Close(fd)
+	return statAt(fd, name, st)
 }
 
 // split returns the names in a path of the table.

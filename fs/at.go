@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strconv"
 	"sync"
@@ -84,6 +85,35 @@ func openAt(dir int, name string, flags int, mode uint32) (int, error) {
 	}
 	return fd, nil
 }
+
+// openBeneath opens the directory that names lead to from dir, one at a time, or dir itself
+// again if there are none.
+func openBeneath(dir int, names []string, flags int) (int, error) {
+	if len(names) == 0 {
+		return openAt(dir, ".", flags|unix.O_DIRECTORY, 0)
+	}
+	fd := dir
+	for _, name := range names {
+		next, err := openAt(fd, name, flags|unix.O_DIRECTORY, 0)
+		if fd != dir {
+			unix.Close(fd)
+		}
+		if err != nil {
+			return -1, err
+		}
+		fd = next
+	}
+	return fd, nil
+}
+
+// dup returns another descriptor of what is open as fd.
+func dup(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3) }
+
+// isDirectory reports whether these are the attributes of a directory.
+func isDirectory(st *unix.Statx_t) bool { return uint32(st.Mode)&unix.S_IFMT == unix.S_IFDIR }
+
+// devName is the device that a file is on, as [MountEntry.Dev] has it.
+func devName(st *unix.Statx_t) string { return fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor) }
 
 // ignoringEINTR repeats a system call that a signal to the daemon interrupted.
 // The Go runtime sends itself such signals.
@@ -320,7 +350,7 @@ func (b *backing) dir(n *node) (*dirFD, error) {
 	}
 	defer p.done()
 	if p.name == "" {
-		fd, err := unix.FcntlInt(uintptr(p.fd), unix.F_DUPFD_CLOEXEC, 3)
+		fd, err := dup(p.fd)
 		if err != nil {
 			return nil, err
 		}

@@ -266,11 +266,6 @@ func (c *candidate) place() (dir string, ok bool) {
 	if n := c.fs.nodes.find(c.key); n != nil && n.has(link{c.parent, c.name}) {
 		return dir, true
 	}
-	fd, err := c.fs.openPath(dir)
-	if err != nil {
-		return dir, false
-	}
-	defer unix.Close(fd)
 	var st unix.Statx_t
-	return dir, statAt(fd, c.name, &st) == nil && c.fs.identityOf(&st) == c.key
+	return dir, c.fs.statIn(dir, c.name, &st) == nil && c.fs.identityOf(&st) == c.key
 }

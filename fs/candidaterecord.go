@@ -110,14 +110,8 @@ func (fs *FS) restoreCandidates(store lockstate.Store, world string) error {
 
 func (fs *FS) restoreCandidate(rec candRecord) error {
 	dir, name := string(rec.Dir), string(rec.Name)
-	fd, err := fs.openPath(dir)
-	if err != nil {
-		return err
-	}
 	var st unix.Statx_t
-	err = statAt(fd, name, &st)
-	unix.Close(fd)
-	if err != nil {
+	if err := fs.statIn(dir, name, &st); err != nil {
 		return err
 	}
 	key := fs.identityOf(&st)

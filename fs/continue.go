@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stagefs/stagefs/fs/transport"
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/filestore"
@@ -151,7 +153,8 @@ func (fs *FS) takeUpRows(c *carried) error {
 			owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage)
 		}
 		if row.Record.Inode == (lockstate.Inode{}) { // an older version did not know it
-			if st, err := fs.statPath(string(rec.Path)); err == nil {
+			var st unix.Statx_t
+			if fs.statIn(string(rec.Path), "", &st) == nil {
 				row.Record.Inode = fs.inodeOf(&st)
 			}
 		}

@@ -31,8 +31,6 @@ func descend(dir int) (*descent, error) {
 	return &descent{fd: fd, top: dir, reborn: isReborn(dir)}, nil
 }
 
-func dup(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3) }
-
 func (d *descent) close() { unix.Close(d.fd) }
 
 // down goes to a directory in this one.
@@ -79,12 +77,6 @@ func (d *descent) parent(below int) (int, error) {
 	return openAt(d.fd, "..", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 }
 
-// names lists what is in this directory.
-func (d *descent) names() (all []string, err error) {
-	err = eachEntry(d.fd, func(e dirEntry) bool { all = append(all, e.name); return true })
-	return all, err
-}
-
 // path is where an entry of this directory is in the tree.
 func (d *descent) path(entry string) string {
 	var names []string
@@ -101,13 +93,13 @@ func (d *descent) each(name string, f func(name string, st *unix.Statx_t) error)
 	if err := statAt(d.fd, name, &st); err != nil {
 		return err
 	}
-	if err := f(name, &st); err != nil || uint32(st.Mode)&unix.S_IFMT != unix.S_IFDIR {
+	if err := f(name, &st); err != nil || !isDirectory(&st) {
 		return err
 	}
 	if err := d.down(name); err != nil {
 		return err
 	}
-	names, err := d.names()
+	names, err := entryNames(d.fd)
 	if err != nil {
 		return err
 	}

@@ -82,6 +82,12 @@ func eachEntry(fd int, f func(dirEntry) bool) error {
 	return eachEntryIn(room[:], fd, f)
 }
 
+// entryNames lists what is in an open directory.
+func entryNames(fd int) (names []string, err error) {
+	err = eachEntry(fd, func(e dirEntry) bool { names = append(names, e.name); return true })
+	return names, err
+}
+
 // eachEntryIn is eachEntry that reads no more at a time than buf has room for.
 func eachEntryIn(buf []byte, fd int, f func(dirEntry) bool) error {
 	for {

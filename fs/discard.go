@@ -82,7 +82,7 @@ func (fs *FS) discardEntry(token uint64, name string, only *identity, place func
 	if only != nil {
 		err = only.mayRemove(fs, dir, &v.st)
 	}
-	isDir := uint32(v.st.Mode)&unix.S_IFMT == unix.S_IFDIR
+	isDir := isDirectory(&v.st)
 	if err == nil && isDir {
 		err = fs.lockDirUsed(fd, dir, name, token)
 	}

@@ -121,7 +121,7 @@ func (fs *FS) tidyQuarantine() {
 	if err == nil {
 		defer unix.Close(fd)
 		var names []string
-		err = eachEntry(fd, func(e dirEntry) bool { names = append(names, e.name); return true })
+		names, err = entryNames(fd)
 		for _, n := range names {
 			if e := removeEmpty(fd, n); e != nil && e != unix.ENOTEMPTY && e != unix.ENOTDIR {
 				err = errors.Join(err, fmt.Errorf("%s: %w", n, e))
@@ -141,8 +141,7 @@ func (fs *FS) emptyTrash() {
 	if err != nil {
 		return
 	}
-	var names []string
-	err = eachEntry(fd, func(e dirEntry) bool { names = append(names, e.name); return true })
+	names, err := entryNames(fd)
 	for _, n := range names {
 		if fs.control.isShutting() {
 			break // the next daemon goes on

@@ -33,7 +33,7 @@ func kernelType(fd int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	dev := fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor)
+	dev := devName(&st)
 	for _, m := range mounts {
 		if m.Dev == dev && IsKernelType(m.FSType) {
 			return m.FSType, nil

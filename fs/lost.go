@@ -112,13 +112,8 @@ func (fs *FS) stillOpen(l lockstate.Lock) bool {
 func (fs *FS) inoAt(dir, name string) uint64 {
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
-	fd, err := fs.openPath(dir)
-	if err != nil {
-		return 0
-	}
-	defer unix.Close(fd)
 	var st unix.Statx_t
-	if statAt(fd, name, &st) != nil {
+	if fs.statIn(dir, name, &st) != nil {
 		return 0
 	}
 	return st.Ino

@@ -117,7 +117,7 @@ func (m *merging) both(name, as string, f func(entry string) error) error {
 	if err := errors.Join(m.from.down(name), m.to.down(as)); err != nil {
 		return err
 	}
-	names, err := m.from.names()
+	names, err := entryNames(m.from.fd)
 	if err != nil {
 		return err
 	}

@@ -26,16 +26,8 @@ func (d *neighbours) in(names []string) (fd int, last string, err error) {
 		return d.fd, last, nil
 	}
 	d.close()
-	fd = d.root
-	for _, name := range above {
-		next, err := openAt(fd, name, unix.O_PATH|unix.O_DIRECTORY, 0)
-		if fd != d.root {
-			unix.Close(fd)
-		}
-		if err != nil {
-			return -1, "", err
-		}
-		fd = next
+	if fd, err = openBeneath(d.root, above, unix.O_PATH); err != nil {
+		return -1, "", err
 	}
 	d.names, d.fd = above, fd
 	return fd, last, nil
@@ -48,7 +40,7 @@ func (d *neighbours) stat(path string) (st unix.Statx_t, err error) {
 		return st, err
 	}
 	err = statAt(fd, name, &st)
-	if err == nil && uint32(st.Mode)&unix.S_IFMT != unix.S_IFDIR {
+	if err == nil && !isDirectory(&st) {
 		err = unix.ENOTDIR
 	}
 	return st, err

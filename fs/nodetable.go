@@ -244,7 +244,7 @@ func (t *nodeTable) outdatedLocked(n *node, isNew bool, parent *node, st *unix.S
 		return true
 	}
 	fewer := isNew || min(st.Nlink, 0xffff) < uint32(n.nlink)
-	return fewer && t.added.Load() != added && uint32(st.Mode)&unix.S_IFMT != unix.S_IFDIR
+	return fewer && t.added.Load() != added && !isDirectory(st)
 }
 
 // newLocked makes a node that is not in the table yet.

@@ -123,13 +123,8 @@ func (o *orphanList) current(fs *FS) []orphanAt {
 func (fs *FS) exists(at orphanAt) bool {
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
-	fd, err := fs.openPath(at.dir)
-	if err != nil {
-		return false
-	}
-	defer unix.Close(fd)
 	var st unix.Statx_t
-	return statAt(fd, at.name, &st) == nil
+	return fs.statIn(at.dir, at.name, &st) == nil
 }
 
 // isLockedBy reports whether a lock is by a descriptor of the lock file with that

@@ -31,7 +31,7 @@ func (b *backing) asOwner(f func() error, dirs ...place) error {
 // moved, until undo. It is nil if there is nothing to give.
 func (b *backing) permit(d place) (undo func()) {
 	var st unix.Statx_t
-	if d.stat(&st) != nil || uint32(st.Mode)&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != unix.Geteuid() {
+	if d.stat(&st) != nil || !isDirectory(&st) || int(st.Uid) != unix.Geteuid() {
 		return nil
 	}
 	mode := uint32(st.Mode) & 0o7777
@@ -57,7 +57,7 @@ func (p place) openAgain() (fd int, err error) {
 	if p.name != "" {
 		return openAt(p.fd, p.name, unix.O_PATH|unix.O_DIRECTORY, 0)
 	}
-	return unix.FcntlInt(uintptr(p.fd), unix.F_DUPFD_CLOEXEC, 3)
+	return dup(p.fd)
 }
 
 // unlink is unlinkat(2), as the owner of dir.

@@ -76,8 +76,8 @@ func (r *removal) removeDir(dir int, name, path string, depth int) error {
 		return err
 	}
 	self := r.fs.nodes.find(r.fs.identityOf(&st)) // nil: nothing in it is known
-	var names []string
-	if err := eachEntry(fd, func(e dirEntry) bool { names = append(names, e.name); return true }); err != nil {
+	names, err := entryNames(fd)
+	if err != nil {
 		return err
 	}
 	before := len(r.mounts)

@@ -158,7 +158,7 @@ func (fs *FS) moving(m *renaming, stays bool) {
 
 // tableDirs finds what the table calls the directories that m moves.
 func (fs *FS) tableDirs(m *renaming) (forget func()) {
-	isDir := func(v *victim) bool { return v != nil && uint32(v.st.Mode)&unix.S_IFMT == unix.S_IFDIR }
+	isDir := func(v *victim) bool { return v != nil && isDirectory(&v.st) }
 	if isDir(m.src) {
 		m.srcDir = fs.table.Dir(m.from.parent.dir, m.from.name)
 	}

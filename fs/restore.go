@@ -254,7 +254,7 @@ func (x *restoring) renamed(path string, is lockstate.Inode) (string, error) {
 		}
 		var st unix.Statx_t
 		switch bad = statAt(fd, e.name, &st); {
-		case bad == nil && is.Is(x.fs.inodeOf(&st)) && uint32(st.Mode)&unix.S_IFMT == unix.S_IFDIR:
+		case bad == nil && is.Is(x.fs.inodeOf(&st)) && isDirectory(&st):
 			found = strings.Clone(e.name)
 			return false
 		case isGone(bad):
@@ -315,17 +315,6 @@ func (x *restoring) files(rec *lockstate.Record, path string, lives bool) (files
 	return files, nil
 }
 
-// statPath returns the attributes of a directory.
-func (fs *FS) statPath(path string) (st unix.Statx_t, err error) {
-	fd, err := fs.openPath(path)
-	if err != nil {
-		return st, err
-	}
-	defer unix.Close(fd)
-	err = statAt(fd, "", &st)
-	return st, err
-}
-
 func (fs *FS) inodeOf(st *unix.Statx_t) lockstate.Inode { return fs.identityOf(st).inode() }
 
 // isGone reports whether an error says that there is nothing by that name.
@@ -338,7 +327,8 @@ func isGone(err error) bool {
 // cannot be looked at, it is there unless it is in the other.
 func (fs *FS) movedPlace(path string, m *lockstate.Move) (string, error) {
 	is := func(dir string) error {
-		st, err := fs.statPath(dir)
+		var st unix.Statx_t
+		err := fs.statIn(dir, "", &st)
 		if err == nil && (lockstate.Inode{Ino: m.ID.Ino, Birth: m.ID.Birth}) != fs.inodeOf(&st) {
 			err = unix.ENOENT
 		}

@@ -155,7 +155,7 @@ func placeOfState(root int, dir string) (statePlace, error) {
 	if err != nil {
 		return statePlace{}, err
 	}
-	return statePlace{bootOf(where), fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor), path}, nil
+	return statePlace{bootOf(where), devName(&st), path}, nil
 }
 
 // same reports whether the backing at p is surely the one that was at q. Within
@@ -222,7 +222,7 @@ func uuidAt(m MountEntry) string {
 		}
 		defer unix.Close(fd)
 		var st unix.Statx_t
-		if statAt(fd, "", &st) != nil || fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor) != m.Dev {
+		if statAt(fd, "", &st) != nil || devName(&st) != m.Dev {
 			return ""
 		}
 		return fsUUID(fd)

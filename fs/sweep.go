@@ -95,7 +95,7 @@ func (fs *FS) forgetPlace(path string) {
 // counterpart opens the directory, of those put aside, that stands for dir: made
 // with the rights of the one that stays.
 func (c *clearing) counterpart(from, dir string) (int, error) {
-	at, err := unix.FcntlInt(uintptr(c.dir), unix.F_DUPFD_CLOEXEC, 3)
+	at, err := dup(c.dir)
 	if err != nil {
 		return -1, err
 	}
@@ -125,13 +125,8 @@ func (c *clearing) counterpart(from, dir string) (int, error) {
 }
 
 func (c *clearing) likeOriginal(at int, name, original string) error {
-	fd, err := c.fs.openPath(original)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
 	var st unix.Statx_t
-	if err := statAt(fd, "", &st); err != nil {
+	if err := c.fs.statIn(original, "", &st); err != nil {
 		return err
 	}
 	if err := unix.Fchownat(at, name, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -199,7 +194,7 @@ func (c *clearing) scanEntries(dir string) (dirs map[string]lockstate.FileID, ma
 		}
 		id := c.fs.fileID(&st)
 		switch {
-		case uint32(st.Mode)&unix.S_IFMT == unix.S_IFDIR:
+		case isDirectory(&st):
 			dirs[e.name] = id
 		case c.spoils.Made(id):
 			made = append(made, swept{e.name, id})

@@ -119,7 +119,7 @@ func mountsUnder(root int, path string) ([]string, error) {
 	if err := statAt(root, "", &st); err != nil {
 		return nil, err
 	}
-	dev := fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor)
+	dev := devName(&st)
 	mounts, err := ReadMounts()
 	if err != nil {
 		return nil, err

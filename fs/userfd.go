@@ -28,7 +28,7 @@ func (fs *FS) openAgain(fd, flags int) (int, error) {
 	if bad != nil || have&unix.O_PATH != 0 || have&unix.O_ACCMODE != unix.O_RDWR {
 		return -1, err
 	}
-	return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+	return dup(fd)
 }
 
 // openToReadLocked returns a descriptor by which h is read, if its file has none yet;
