@@ -150,7 +150,7 @@ func (b *backing) open(p place, flags int) (int, error) {
 	// the file itself and nowhere else.
 	var fd int
 	err := ignoringEINTR(func() (err error) {
-		fd, err = unix.Openat(b.proc, strconv.Itoa(p.fd), flags&^unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		fd, err = unix.Openat(b.proc, procName(p.fd), flags&^unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		return err
 	})
 	if err != nil {
@@ -190,8 +190,11 @@ func (b *backing) awaitThaw() {
 // procName is what a descriptor is called below backing.proc.
 func procName(fd int) string { return strconv.Itoa(fd) }
 
+// procPath is a path to what is open, for calls that take no descriptor.
+func procPath(fd int) string { return "/proc/self/fd/" + procName(fd) }
+
 // pathOfFD is where the kernel sees what is open, if anything leads there.
-func pathOfFD(fd int) (string, error) { return os.Readlink("/proc/self/fd/" + procName(fd)) }
+func pathOfFD(fd int) (string, error) { return os.Readlink(procPath(fd)) }
 
 // dirFD is an open directory of the backing.
 type dirFD struct {

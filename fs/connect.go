@@ -75,7 +75,7 @@ func (s *Server) transportOptions(opts *fuse.MountOptions) transport.Options {
 func (s *Server) connect(o *Options, opts *fuse.MountOptions, want string) (note string, err error) {
 	var fd int
 	if unix.Geteuid() == 0 {
-		fd, err = s.mountDirect(o, s.mountpoint, s.fs.back.root)
+		fd, err = s.mountDirect(o)
 	} else {
 		fd, err = mountAsUser(o, s.mountpoint)
 	}
@@ -128,7 +128,8 @@ func (s *Server) servedBefore(dir string) bool {
 
 // mountDirect mounts as root, without a helper, and returns the descriptor of
 // the connection. The mount behaves as the backing does: with its flags.
-func (s *Server) mountDirect(o *Options, mountpoint string, root int) (int, error) {
+func (s *Server) mountDirect(o *Options) (int, error) {
+	mountpoint, root := s.mountpoint, s.fs.back.root
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("/dev/fuse: %w: %w", ErrNoFuse, err)
@@ -153,7 +154,7 @@ func (s *Server) mountDirect(o *Options, mountpoint string, root int) (int, erro
 		s.warn(laidOpen, plain(mountpoint), fmt.Errorf("the new mount could not be made beneath the dead one: %w", err))
 	}
 	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read=%d", fd, maxWrite)
-	if err := unix.Mount(o.Dir, mountpoint, "fuse.stagefs", o.mountFlags(root), data); err != nil {
+	if err := unix.Mount(o.Dir, mountpoint, mountType, o.mountFlags(root), data); err != nil {
 		unix.Close(fd)
 		return -1, fmt.Errorf("mount %s: %w", mountpoint, err)
 	}

@@ -182,7 +182,7 @@ func (fs *FS) truncate(n *node, p place, h *handle, size int64) error {
 	}
 	// Only ftruncate(2) always changes the times, whatever the file system. That fd
 	// is open keeps leases away, for which truncate(2) would wait.
-	return ignoringEINTR(func() error { return unix.Truncate("/proc/self/fd/"+procName(fd), size) })
+	return ignoringEINTR(func() error { return unix.Truncate(procPath(fd), size) })
 }
 
 // openFD returns a descriptor of the file that is open already, or -1.

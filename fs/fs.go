@@ -3,7 +3,6 @@ package fs
 import (
 	"log/slog"
 	"path"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -208,23 +207,16 @@ func (fs *FS) notifyAttr(n *node) {
 // seen when the old ones have expired. To look for that may take a while: FS.ns is not
 // held.
 func (fs *FS) forgetNames() {
-	if fs.kernel != nil && fs.kernel.TellsNames() && !fs.isMountedOn() {
+	if fs.kernel != nil && fs.kernel.TellsNames() && !fs.hasMountsInside() {
 		fs.kernel.ForgetNames()
 	}
 }
 
-// isMountedOn reports whether something is mounted on a directory of the mount, or that
+// hasMountsInside reports whether something is mounted on a directory of the mount, or that
 // can't be seen. Other mount namespaces are not.
-func (fs *FS) isMountedOn() bool {
+func (fs *FS) hasMountsInside() bool {
 	mounts, err := ReadMounts()
-	if err != nil {
-		return true
-	}
-	ours := make(map[int]bool)
-	for _, m := range mounts {
-		ours[m.ID] = m.device() == fs.mountDev
-	}
-	return slices.ContainsFunc(mounts, func(m MountEntry) bool { return ours[m.Parent] })
+	return err != nil || len(mountedOn(mounts, func(m *MountEntry) bool { return m.device() == fs.mountDev })) > 0
 }
 
 // notifyDir tells the kernel that a name in n came or went without it: it drops

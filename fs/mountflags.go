@@ -151,7 +151,7 @@ func (o *Options) withAtimes(root int) (int, error) {
 	if !o.MountFlags.changesAtimes(has) {
 		return root, nil
 	}
-	if err := nothingMountedIn(root); err != nil {
+	if err := noMountsInside(root); err != nil {
 		return root, o.unlessReadOnly(o.noAtimes(err))
 	}
 	tree, err := unix.OpenTree(root, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
@@ -205,10 +205,10 @@ func (o *Options) noAtimes(why error) error {
 	return fmt.Errorf("%s: %w: %w", o.Dir, ErrNoAtimes, why)
 }
 
-// nothingMountedIn fails if another file system is mounted within the directory, which
+// noMountsInside fails if another file system is mounted within the directory, which
 // would be missing in a mount of the daemon's own.
-func nothingMountedIn(root int) error {
-	id := descriptorInfo("/proc/self/fd/" + procName(root))["mnt_id"]
+func noMountsInside(root int) error {
+	id := descriptorInfo(procPath(root))["mnt_id"]
 	dir, err := pathOfFD(root)
 	if err != nil {
 		return err
@@ -217,8 +217,8 @@ func nothingMountedIn(root int) error {
 	if err != nil {
 		return err
 	}
-	for _, m := range mounts {
-		if strconv.Itoa(m.Parent) == id && m.Path != dir && within(m.Path, dir) {
+	for _, m := range mountedOn(mounts, func(m *MountEntry) bool { return strconv.Itoa(m.ID) == id }) {
+		if m.Path != dir && within(m.Path, dir) {
 			return fmt.Errorf("%s is mounted within", m.Path)
 		}
 	}
@@ -240,7 +240,7 @@ func Remount(mountpoint string, f MountFlags) error {
 	if f.changesAtimes(has) {
 		return fmt.Errorf("%s: %w while it is mounted", mountpoint, ErrNoAtimes)
 	}
-	if err := unix.Mount("", "/proc/self/fd/"+procName(fd), "", unix.MS_REMOUNT|f.on(has), ""); err != nil {
+	if err := unix.Mount("", procPath(fd), "", unix.MS_REMOUNT|f.on(has), ""); err != nil {
 		return fmt.Errorf("remount %s: %w", mountpoint, err)
 	}
 	return nil

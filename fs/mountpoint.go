@@ -136,10 +136,8 @@ func freeMountpoint(at, dir string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		for _, m := range mounts {
-			if m.Path == at {
-				return "", fmt.Errorf("%s: %w", at, ErrMountpointBusy)
-			}
+		if TopMount(mounts, at) != nil {
+			return "", fmt.Errorf("%s: %w", at, ErrMountpointBusy)
 		}
 	}
 	return at, nil

@@ -21,6 +21,37 @@ type MountEntry struct {
 	FSOptions string // of the file system
 }
 
+// mountType is the type of a stagefs mount in mount tables.
+const mountType = "fuse.stagefs"
+
+// IsStagefs reports whether it is a stagefs mount, a dead one perhaps.
+func (m *MountEntry) IsStagefs() bool { return m.FSType == mountType }
+
+// TopMount returns what is mounted exactly at a path, nil if nothing is: of several, the
+// last one, which covers the others.
+func TopMount(mounts []MountEntry, path string) *MountEntry {
+	for i := len(mounts) - 1; i >= 0; i-- {
+		if mounts[i].Path == path {
+			return &mounts[i]
+		}
+	}
+	return nil
+}
+
+// mountedOn returns the mounts that lie right on those that on reports.
+func mountedOn(mounts []MountEntry, on func(*MountEntry) bool) (all []MountEntry) {
+	under := make(map[int]bool) // by ID
+	for i := range mounts {
+		under[mounts[i].ID] = on(&mounts[i])
+	}
+	for _, m := range mounts {
+		if under[m.Parent] {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
 // ReadMounts reads the mount table: it knows dead and hanging mounts too, and
 // touches none. Later entries cover earlier ones.
 func ReadMounts() ([]MountEntry, error) {
@@ -77,12 +108,10 @@ func mountAt(path string) (id int, dev uint64) {
 	if err != nil {
 		return 0, 0
 	}
-	for _, m := range mounts {
-		if m.Path == path {
-			id, dev = m.ID, m.device() // the last one is on top
-		}
+	if m := TopMount(mounts, path); m != nil {
+		return m.ID, m.device()
 	}
-	return id, dev
+	return 0, 0
 }
 
 // devOf returns the device of a mount.
@@ -118,7 +147,7 @@ func Mounts() ([]MountInfo, error) {
 	}
 	var all []MountInfo
 	for _, m := range lines {
-		if m.FSType == "fuse.stagefs" {
+		if m.IsStagefs() {
 			all = append(all, MountInfo{Mountpoint: m.Path, Source: m.Source})
 		}
 	}
@@ -137,20 +166,14 @@ func FindMount(path string) (mountpoint, rel string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	var best MountEntry
-	for _, m := range lines {
-		// Of mounts on the same point the later one is on top.
-		if within(abs, m.Path) && len(m.Path) >= len(best.Path) {
-			best = m
-		}
-	}
-	if best.FSType != "fuse.stagefs" {
+	on, _ := mountOf(lines, abs, false)
+	if !on.IsStagefs() {
 		return "", "", fmt.Errorf("%s: %w", path, ErrNoMount)
 	}
-	if rel, err = filepath.Rel(best.Path, abs); err != nil {
+	if rel, err = filepath.Rel(on.Path, abs); err != nil {
 		return "", "", err
 	}
-	return best.Path, rel, nil
+	return on.Path, rel, nil
 }
 
 // AbsoluteOf resolves the symlinks of a path that need not exist, or that a dead

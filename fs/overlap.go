@@ -106,9 +106,10 @@ func standingOf(root int, path string) (*standing, error) {
 // system it leads. past: what stagefs has mounted there itself does not count.
 func mountOf(mounts []MountEntry, path string, past bool) (on MountEntry, inside string) {
 	for _, m := range mounts {
-		if past && m.Path == path && m.FSType == "fuse.stagefs" {
+		if past && m.Path == path && m.IsStagefs() {
 			continue
 		}
+		// Of mounts on the same point the later one is on top.
 		if within(path, m.Path) && len(m.Path) >= len(on.Path) {
 			on = m
 		}
@@ -211,7 +212,7 @@ func (e *OverlapError) locate() {
 		return within(path, dir) || on.Dev == of.Dev && at != around && within(at, around)
 	}
 	for _, m := range mounts {
-		if m.FSType == "fuse.stagefs" && (e.Within && inside(e.Dir, m.Source) || !e.Within && inside(m.Source, e.Dir)) {
+		if m.IsStagefs() && (e.Within && inside(e.Dir, m.Source) || !e.Within && inside(m.Source, e.Dir)) {
 			e.Other, e.Mountpoint = m.Source, m.Path
 		}
 	}

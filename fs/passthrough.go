@@ -33,7 +33,7 @@ func withProbe(dir int, do func(fd int) error) error {
 	if err != nil {
 		return fmt.Errorf("%w: no file without a name can be made: %w", ErrNoPassthrough, err)
 	}
-	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", w), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(procPath(w), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		unix.Close(w)
 		return fmt.Errorf("%w: %w", ErrNoPassthrough, err)

@@ -46,7 +46,7 @@ func findDead(path string) (*deadMount, error) {
 	if err == unix.ECANCELED { // not gone, and no living one either
 		return nil, &os.PathError{Op: "statfs", Path: path, Err: err}
 	}
-	if err != unix.ENOTCONN && err != unix.ECONNABORTED {
+	if !isDead(err) {
 		return nil, nil
 	}
 	at, err := AbsoluteOf(path)
@@ -63,16 +63,20 @@ func findDead(path string) (*deadMount, error) {
 			here = append(here, m)
 		}
 	}
-	if len(here) == 0 || here[len(here)-1].FSType != "fuse.stagefs" {
+	if len(here) == 0 || !here[len(here)-1].IsStagefs() {
 		return nil, fmt.Errorf("%s: %w", path, ErrStaleMount)
 	}
 	last := len(here) - 1
 	d := &deadMount{path: at, entry: here[last], below: here[:last]}
-	for last--; last >= 0 && here[last].FSType == "fuse.stagefs"; last-- {
+	for last--; last >= 0 && here[last].IsStagefs(); last-- {
 		d.husks++ // their daemons were killed while they took a dead mount's place
 	}
 	return d, nil
 }
+
+// isDead reports whether an error is what the kernel answers for a mount whose daemon has
+// died.
+func isDead(err error) bool { return err == unix.ENOTCONN || err == unix.ECONNABORTED }
 
 // openBelow opens the directory that the dead mount covers. The mount around it
 // is cloned for that, without the mounts in it; the clone lasts as long as the
@@ -83,7 +87,12 @@ func (d *deadMount) openBelow(o *Options) (fd int, err error) {
 		onOwnThread(func() { fd, err = d.openRoot(o) })
 		return fd, err
 	}
-	tree, err := unix.OpenTree(unix.AT_FDCWD, filepath.Dir(d.path), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	return d.openInClone(o, filepath.Dir(d.path), filepath.Base(d.path))
+}
+
+// openInClone opens the directory as name in a clone of the mount that dir is on.
+func (d *deadMount) openInClone(o *Options, dir, name string) (int, error) {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return -1, fmt.Errorf("%w: open_tree: %w", errCovered, err)
 	}
@@ -91,7 +100,7 @@ func (d *deadMount) openBelow(o *Options) (fd int, err error) {
 	if err := o.unlessReadOnly(o.setAtimes(tree)); err != nil {
 		return -1, err
 	}
-	fd, err = unix.Openat(tree, filepath.Base(d.path), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := openAt(tree, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return -1, &os.PathError{Op: "open", Path: d.path, Err: err}
 	}
@@ -110,26 +119,14 @@ func (d *deadMount) openRoot(o *Options) (int, error) {
 	}
 	for range 1 + d.husks {
 		var st unix.Statfs_t
-		if err := unix.Statfs(d.path, &st); err != unix.ENOTCONN && err != unix.ECONNABORTED {
+		if !isDead(unix.Statfs(d.path, &st)) {
 			break // somebody has unmounted it meanwhile
 		}
 		if err := unix.Unmount(d.path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return -1, fmt.Errorf("%w: umount in a copy of the mount namespace: %w", errCovered, err)
 		}
 	}
-	tree, err := unix.OpenTree(unix.AT_FDCWD, d.path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-	if err != nil {
-		return -1, fmt.Errorf("%w: open_tree: %w", errCovered, err)
-	}
-	defer unix.Close(tree)
-	if err := o.unlessReadOnly(o.setAtimes(tree)); err != nil {
-		return -1, err
-	}
-	fd, err := unix.Openat(tree, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, &os.PathError{Op: "open", Path: d.path, Err: err}
-	}
-	return fd, nil
+	return d.openInClone(o, d.path, ".")
 }
 
 // onOwnThread runs f on a thread that ends with it, so that what f changes about its
@@ -274,7 +271,7 @@ func (d *deadMount) thin() (fd int, err error) {
 		if fd, err = unix.Open(d.path, unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
 			return -1, &os.PathError{Op: "open", Path: d.path, Err: err}
 		}
-		if id := descriptorInfo("/proc/self/fd/" + procName(fd))["mnt_id"]; id != strconv.Itoa(d.entry.ID) {
+		if !onMount(procPath(fd), d.entry.ID) {
 			unix.Close(fd)
 			return -1, errors.New("the dead mount is not there any more")
 		}
@@ -294,7 +291,7 @@ func (d *deadMount) thin() (fd int, err error) {
 // detachOpen detaches the mount whose root is open, wherever it is. It returns
 // [ErrNoMount] if somebody has done that.
 func detachOpen(root int) error {
-	err := unix.Unmount("/proc/self/fd/"+procName(root), unix.MNT_DETACH)
+	err := unix.Unmount(procPath(root), unix.MNT_DETACH)
 	if err == unix.EINVAL {
 		return ErrNoMount
 	}
@@ -312,7 +309,7 @@ func onMount(link string, id int) bool {
 			return false
 		}
 		defer unix.Close(fd)
-		link = "/proc/self/fd/" + procName(fd)
+		link = procPath(fd)
 	}
 	return descriptorInfo(link)["mnt_id"] == strconv.Itoa(id)
 }

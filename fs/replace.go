@@ -117,7 +117,7 @@ func (fs *FS) openProgram(pid int) (*os.File, error) {
 	case inside: // execve(2) would wait for this daemon
 		return nil, fmt.Errorf("%w: the caller's program lies in the mount; copy it elsewhere: %w", ErrReplacing, unix.EOPNOTSUPP)
 	}
-	f, err := os.Open("/proc/self/fd/" + strconv.Itoa(fd))
+	f, err := os.Open(procPath(fd))
 	if err != nil {
 		return nil, fmt.Errorf("%w: the caller's program: %w", ErrReplacing, err)
 	}

@@ -17,7 +17,7 @@ func (s *Server) unmount(lazy bool) error {
 		return err
 	}
 	for _, m := range mounts {
-		if m.ID == s.fs.mountID && m.FSType == "fuse.stagefs" {
+		if m.ID == s.fs.mountID && m.IsStagefs() {
 			return detach(m.Path, lazy)
 		}
 	}
@@ -35,13 +35,7 @@ func Unmount(mountpoint string, lazy bool) error {
 	if err != nil {
 		return err
 	}
-	found := ""
-	for _, m := range mounts {
-		if m.Path == at {
-			found = m.FSType // of several on the same point the last is on top
-		}
-	}
-	if found != "fuse.stagefs" {
+	if m := TopMount(mounts, at); m == nil || !m.IsStagefs() {
 		return fmt.Errorf("%s: %w", mountpoint, ErrNoMount)
 	}
 	return detach(at, lazy)
@@ -51,7 +45,7 @@ func Unmount(mountpoint string, lazy bool) error {
 // cannot be read, because it is what covers /proc.
 func UnmountDead(at string) error {
 	var st unix.Statfs_t
-	if err := unix.Statfs(at, &st); err != unix.ENOTCONN && err != unix.ECONNABORTED {
+	if !isDead(unix.Statfs(at, &st)) {
 		return fmt.Errorf("%s: %w", at, ErrNoMount)
 	}
 	return detach(at, true)

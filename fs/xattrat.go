@@ -108,7 +108,7 @@ func (p place) withPath(f func(path string) error) error {
 		}
 		defer unix.Close(fd)
 	}
-	return f("/proc/self/fd/" + procName(fd))
+	return f(procPath(fd))
 }
 
 func getxattrat(dir int, name, attr string, dest []byte) (int, error) {

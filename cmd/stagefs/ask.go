@@ -217,7 +217,7 @@ func leadsTo(path string) *fs.MountEntry {
 	for len(rest) > 0 {
 		next := filepath.Join(at, rest[0])
 		rest = rest[1:]
-		if m := topMount(mounts, next); m != nil && m.FSType == fsType {
+		if m := fs.TopMount(mounts, next); m != nil && m.IsStagefs() {
 			return m
 		}
 		target, err := os.Readlink(next)

@@ -153,7 +153,7 @@ func checkDirectory(dir string) []finding {
 
 // servedAlready is about a directory that process pid has to itself.
 func servedAlready(name, dir, real string, pid int, mounts []fs.MountEntry) finding {
-	by, has := nameOf(pid), func(m fs.MountEntry) bool { return m.FSType == fsType && m.Source == real }
+	by, has := nameOf(pid), func(m fs.MountEntry) bool { return m.IsStagefs() && m.Source == real }
 	if i := slices.IndexFunc(mounts, has); i >= 0 {
 		return finding{name, statusOK, quote(dir) + " is served by " + by + ", at " + quote(mounts[i].Path), ""}
 	}

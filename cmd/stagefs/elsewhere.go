@@ -33,7 +33,7 @@ func elsewhere(wanted func(fs.MountEntry) bool) int {
 		}
 		table, _ := os.ReadFile(proc + "/mountinfo")
 		return slices.ContainsFunc(fs.ParseMounts(string(table)), func(m fs.MountEntry) bool {
-			return m.FSType == fsType && wanted(m)
+			return m.IsStagefs() && wanted(m)
 		})
 	})
 }
@@ -109,7 +109,7 @@ func mountedFrom(dir string) (at string, here bool) {
 		real = dir
 	}
 	for _, m := range mounts {
-		if m.FSType == fsType && (m.Source == dir || m.Path == dir || m.Source == real || m.Path == real) {
+		if m.IsStagefs() && (m.Source == dir || m.Path == dir || m.Source == real || m.Path == real) {
 			return m.Path, true
 		}
 	}

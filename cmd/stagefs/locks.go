@@ -68,7 +68,7 @@ func (c *command) answering(mountpoints []string) (answer []string, silent error
 		return mountpoints, nil
 	}
 	for _, path := range mountpoints {
-		if m := topMount(table, path); m != nil && m.FSType == fsType {
+		if m := fs.TopMount(table, path); m != nil && m.IsStagefs() {
 			if err := answers(m, answerTime); err != nil {
 				if silent != nil {
 					c.say("%s", oneLine(silent))

@@ -9,23 +9,10 @@ import (
 	"github.com/stagefs/stagefs/fs"
 )
 
-// fsType is what mount tables call a stagefs mount.
-const fsType = "fuse.stagefs"
-
-// topMount is what is mounted exactly at path, nil if nothing is.
-func topMount(mounts []fs.MountEntry, path string) *fs.MountEntry {
-	for i := len(mounts) - 1; i >= 0; i-- {
-		if mounts[i].Path == path {
-			return &mounts[i]
-		}
-	}
-	return nil
-}
-
 // covering is the mount that path is on.
 func covering(mounts []fs.MountEntry, path string) *fs.MountEntry {
 	for ; ; path = filepath.Dir(path) {
-		if m := topMount(mounts, path); m != nil || path == "/" || path == "." {
+		if m := fs.TopMount(mounts, path); m != nil || path == "/" || path == "." {
 			return m
 		}
 	}
@@ -43,7 +30,7 @@ func servedAt(path string) string {
 		return ""
 	}
 	for _, m := range mounts {
-		if m.FSType != fsType || m.Root != "/" {
+		if !m.IsStagefs() || m.Root != "/" {
 			continue
 		}
 		if source, err := fs.AbsoluteOf(m.Source); err == nil && source != m.Path && below(path, source) {

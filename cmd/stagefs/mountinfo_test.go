@@ -23,8 +23,8 @@ func TestMountTable(t *testing.T) {
 	if len(all) != 4 {
 		t.Fatalf("ParseMounts has %d entries, want 4: %+v", len(all), all)
 	}
-	if got := topMount(all, "/srv/static"); got == nil || got.ID != 92 {
-		t.Errorf("topMount(/srv/static) = %+v, want the latest, 92", got)
+	if got := fs.TopMount(all, "/srv/static"); got == nil || got.ID != 92 {
+		t.Errorf("fs.TopMount(/srv/static) = %+v, want the latest, 92", got)
 	}
 	if got := covering(all, "/srv/a b\nc/d"); got == nil || got.ID != 91 || got.FSType != "tmpfs" {
 		t.Errorf("covering = %+v, want 91", got)
@@ -32,8 +32,8 @@ func TestMountTable(t *testing.T) {
 	if got := covering(all, "/srv/statics"); got == nil || got.Path != "/" {
 		t.Errorf("covering(/srv/statics) = %+v, want the root", got)
 	}
-	if got := topMount(all, "/srv"); got != nil {
-		t.Errorf("topMount(/srv) = %+v, want none", got)
+	if got := fs.TopMount(all, "/srv"); got != nil {
+		t.Errorf("fs.TopMount(/srv) = %+v, want none", got)
 	}
 }
 

@@ -50,7 +50,7 @@ func checkMounts() finding {
 	}
 	var live, bad, fixes []string
 	for _, e := range mounts {
-		if e.FSType != fsType {
+		if !e.IsStagefs() {
 			continue
 		}
 		if state, fix := mountState(&e); state == "" {

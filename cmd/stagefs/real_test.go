@@ -238,7 +238,7 @@ func TestRealBusy(t *testing.T) {
 	// The daemon detaches, goes on until the last user is gone, and ends (M4).
 	syscall.Kill(m.pid, syscall.SIGTERM)
 	for range 500 {
-		if e := topMount(must(fs.ReadMounts())(t), m.dir); e == nil {
+		if e := fs.TopMount(must(fs.ReadMounts())(t), m.dir); e == nil {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)

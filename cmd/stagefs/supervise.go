@@ -257,7 +257,7 @@ func (c *command) awaitDaemon(o fs.Options, daemon *exec.Cmd, signals <-chan os.
 func mountAt(path string) *fs.MountEntry {
 	mounts, _ := fs.ReadMounts()
 	at, err := fs.AbsoluteOf(path)
-	if m := topMount(mounts, at); err == nil && m != nil && m.FSType == fsType {
+	if m := fs.TopMount(mounts, at); err == nil && m != nil && m.IsStagefs() {
 		return m
 	}
 	return nil

@@ -108,10 +108,10 @@ func findExact(given string) (string, *fs.MountEntry, error) {
 	if err != nil {
 		return path, nil, err
 	}
-	mount := topMount(mounts, path)
-	if mount == nil || mount.FSType != fsType {
+	mount := fs.TopMount(mounts, path)
+	if mount == nil || !mount.IsStagefs() {
 		hint := ""
-		if over := covering(mounts, path); over != nil && over.FSType == fsType {
+		if over := covering(mounts, path); over != nil && over.IsStagefs() {
 			hint = "; it is inside the one at " + quote(over.Path)
 		} else if at := servedAt(path); at != "" {
 			hint = ": it is served at " + quote(at) + "; name that"
