@@ -302,10 +302,7 @@ func (c *clearing) move(dir, name string, to int, as string, found *lockstate.Fi
 	return parent, nil
 }
 
-func (fs *FS) fileID(st *unix.Statx_t) lockstate.FileID {
-	id := fs.identityOf(st)
-	return lockstate.FileID{Dev: uint64(id.dev), Ino: id.ino, Birth: id.birth}
-}
+func (fs *FS) fileID(st *unix.Statx_t) lockstate.FileID { return fs.identityOf(st).fileID() }
 
 // cutLast splits a path of the table before its last name.
 func cutLast(path string) (dir, name string) {
@@ -336,6 +333,5 @@ func (fs *FS) noteLinking(m *making, src *node) {
 	if len(m.linked) == 0 {
 		return // it has no name, and was made for this one
 	}
-	id := src.key()
-	fs.table.Entered(m.parent.dir, lockstate.FileID{Dev: uint64(id.dev), Ino: id.ino, Birth: id.birth}, m.linked[0], src.above())
+	fs.table.Entered(m.parent.dir, src.key().fileID(), m.linked[0], src.above())
 }

@@ -82,15 +82,16 @@ func (fs *FS) aliasWriter(dir string, allowed func(*procid.Process) bool) error 
 		}
 		if there {
 			return &lockstate.HeldError{Err: lockstate.ErrOpen, Handles: []lockstate.HandleState{{
-				Handle: h.lock, Owner: o.ID(), Path: h.path(fs),
+				Handle: h.lock, Owner: o.ID(), Path: fs.pathOfNode(h.node),
 			}}}
 		}
 	}
 	return nil
 }
 
-func (h *handle) path(fs *FS) string {
-	dirs, name := h.node.covering()
+// pathOfNode returns a path of n for people to read.
+func (fs *FS) pathOfNode(n *node) string {
+	dirs, name := n.covering()
 	if len(dirs) == 0 {
 		return "(unlinked)"
 	}

@@ -60,6 +60,18 @@ func fsType(fd int) int64 {
 	return int64(st.Type)
 }
 
+// fileID is id as the lock table knows it.
+func (id identity) fileID() lockstate.FileID {
+	return lockstate.FileID{Dev: uint64(id.dev), Ino: id.ino, Birth: id.birth}
+}
+
+// carry is id as it is handed over, and carriedIdentity is the way back.
+func (id identity) carry() [3]uint64 { return [3]uint64{uint64(id.dev), id.ino, uint64(id.birth)} }
+
+func carriedIdentity(c [3]uint64) identity {
+	return identity{dev: uint32(c[0]), ino: c[1], birth: int64(c[2])}
+}
+
 // inode is id from mount to mount.
 func (id identity) inode() lockstate.Inode { return lockstate.Inode{Ino: id.ino, Birth: id.birth} }
 

@@ -249,7 +249,7 @@ func (cs *candidates) reap(fs *FS, id procid.ID) {
 	cs.mu.Unlock()
 	for _, c := range gone {
 		if c.node == nil {
-			_, err := fs.discardOne(c.name, nil, func() (string, bool) { return c.place() })
+			_, err := fs.discardOf(0, c.name, nil, c.place)
 			if err != nil {
 				fs.leftovers.add(fs, fs.table.Path(c.parent.dir), c.name, c.key)
 				fs.log.Warn("cannot remove a dead process's candidate", "file", c.name, "err", err)

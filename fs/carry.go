@@ -116,7 +116,7 @@ type carriedFDKey struct {
 
 type carriedOrphan struct {
 	Dir, Name string
-	Left      [3]uint64 // what is to be removed: device, inode and birth; zero: nothing
+	Left      [3]uint64 // what is to be removed, see identity.carry; zero: nothing
 }
 
 // carry writes down what there is, and returns the descriptors that the next
@@ -172,8 +172,7 @@ func (c *carried) carryOrphans(fs *FS) {
 	}
 	fs.leftovers.mu.Lock()
 	for _, l := range fs.leftovers.all {
-		left := [3]uint64{uint64(l.id.dev), l.id.ino, uint64(l.id.birth)}
-		c.Orphans = append(c.Orphans, carriedOrphan{Dir: fs.table.Path(l.dir), Name: l.name, Left: left})
+		c.Orphans = append(c.Orphans, carriedOrphan{Dir: fs.table.Path(l.dir), Name: l.name, Left: l.id.carry()})
 	}
 	fs.leftovers.mu.Unlock()
 	select {

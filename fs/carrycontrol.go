@@ -154,7 +154,7 @@ func (o *orphanList) takeUp(fs *FS, all []carriedOrphan, scanned bool) {
 			o.add(orphanAt{at.Dir, at.Name})
 			continue
 		}
-		fs.leftovers.add(fs, at.Dir, at.Name, identity{dev: uint32(at.Left[0]), ino: at.Left[1], birth: int64(at.Left[2])})
+		fs.leftovers.add(fs, at.Dir, at.Name, carriedIdentity(at.Left))
 	}
 }
 

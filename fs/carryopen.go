@@ -184,7 +184,7 @@ type carriedCandidate struct {
 	Parent     uint64
 	Name       string
 	Owner      *carriedProc
-	Key        [3]uint64 // as identity
+	Key        [3]uint64 // see identity.carry
 	LockFile   bool
 	Won        bool
 	Registered bool
@@ -244,7 +244,7 @@ func (c *carried) carryCandidates(fs *FS, cands *candidateList) {
 		o.mu.Lock()
 		x := carriedCandidate{
 			Name: o.name, Owner: carryProc(o.owner), LockFile: o.lockFile, Won: o.won.Load(),
-			Key: [3]uint64{uint64(o.key.dev), o.key.ino, uint64(o.key.birth)}, Registered: cands.registered[o],
+			Key: o.key.carry(), Registered: cands.registered[o],
 			Data: o.data, Mode: o.mode, UID: o.uid, GID: o.gid, ATime: o.atime, MTime: o.mtime,
 		}
 		if fs.nodes.get(o.parent.id) == o.parent {
@@ -264,7 +264,7 @@ func (fs *FS) newCandidates(all []carriedCandidate) []*candidate {
 	for i, x := range all {
 		c := &candidate{
 			fs: fs, name: x.Name, owner: fs.procAgain(x.Owner), lockFile: x.LockFile,
-			key:  identity{dev: uint32(x.Key[0]), ino: x.Key[1], birth: int64(x.Key[2])},
+			key:  carriedIdentity(x.Key),
 			data: x.Data, mode: x.Mode, uid: x.UID, gid: x.GID, atime: x.ATime, mtime: x.MTime,
 		}
 		c.won.Store(x.Won)

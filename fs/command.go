@@ -385,11 +385,9 @@ func cutDir(s string) (dir, rest string, err error) {
 	return dir, strings.TrimSpace(rest), nil
 }
 
+// endLock ends a lock and removes its lock files. What it covered stays.
 func (fs *FS) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
-	fs.endKeys(l)
-	fs.reapWithin(l, fs.reapLock)
-	if err := fs.tidyUp(l); err != nil {
-		fs.table.Remains(l.Token)
+	if err := fs.dropKeepers(l); err != nil {
 		return statusOf(err)
 	}
 	if _, err := fs.table.EndAs(l.Token, how); err != nil {
@@ -398,6 +396,18 @@ func (fs *FS) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
 	fs.logReleased(l, how.Reason)
 	fs.unwatch(l.Owner)
 	return fuse.OK
+}
+
+// dropKeepers takes away what keeps a lock that is about to end: locks of descriptors and
+// lock files.
+func (fs *FS) dropKeepers(l lockstate.Lock) error {
+	fs.endKeys(l)
+	fs.reapWithin(l, fs.reapLock)
+	err := fs.tidyUp(l)
+	if err != nil {
+		fs.table.Remains(l.Token)
+	}
+	return err
 }
 
 // tidyUp is cleanUp of a lock that ends also if others work in its lock directory,
@@ -418,10 +428,7 @@ func (c *command) giveBack(l lockstate.Lock, how lockstate.Ending, policy string
 	if policy == lockstate.Keep {
 		return fs.endLock(l, how)
 	}
-	fs.endKeys(l)
-	fs.reapWithin(l, fs.reapLock)
-	if err := fs.tidyUp(l); err != nil {
-		fs.table.Remains(l.Token)
+	if err := fs.dropKeepers(l); err != nil {
 		return statusOf(err)
 	}
 	if fs.clear(l, policy, how, clearing{wait: true, all: c.destroy}) {

@@ -72,8 +72,13 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 	return status, false
 }
 
+// newFileHandle is the handle of a file that is about to be made.
+func newFileHandle(in *fuse.CreateIn) *handle {
+	return &handle{uid: in.Uid, tid: in.Pid, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
+}
+
 func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
-	h := &handle{uid: in.Uid, tid: in.Pid, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
+	h := newFileHandle(in)
 	r, fd, record := m.r, -1, uint64(0)
 	r.admitted.handle = h
 	lockFile := fs.isLockName(r.parent, r.name)
@@ -162,7 +167,7 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "tmpfile", node: parent}
 	var st unix.Statx_t
-	h := &handle{uid: in.Uid, tid: in.Pid, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
+	h := newFileHandle(in)
 	return fs.attempt(r, false, func() (err error) {
 		d, err := fs.back.dir(parent)
 		if err != nil {

@@ -10,6 +10,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/stagefs/stagefs/lockstate"
 )
 
 // A ctlLine is one command as it is written to the ctl file: a verb, a
@@ -212,7 +214,7 @@ func (c *ctlLine) set(key, value string, valued bool) (err error) {
 			err = errors.New("is none of process, group, session, cgroup")
 		}
 	case "on-crash":
-		if c.onCrash = value; !oneOf(value, "keep", "destroy", "quarantine") {
+		if c.onCrash = value; !oneOf(value, lockstate.Keep, lockstate.Destroy, lockstate.Quarantine) {
 			err = errors.New("is none of keep, destroy, quarantine")
 		}
 	case "token":

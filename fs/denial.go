@@ -2,7 +2,7 @@ package fs
 
 import (
 	"bytes"
-	"encoding/json"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -101,11 +101,7 @@ func (r *request) path() string {
 	if r.parent != nil {
 		return join(r.fs.table.Path(r.parent.dir), r.name)
 	}
-	dirs, name := r.node.covering()
-	if len(dirs) == 0 {
-		return "(unlinked)"
-	}
-	return join(r.fs.table.Path(dirs[0]), name)
+	return r.fs.pathOfNode(r.node)
 }
 
 // list returns the refusals that are kept, oldest first.
@@ -113,19 +109,17 @@ func (d *denialLog) list() []lockstate.Denial {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.ring) < denialsKept {
-		return append([]lockstate.Denial(nil), d.ring...)
+		return slices.Clone(d.ring)
 	}
-	return append(append([]lockstate.Denial(nil), d.ring[d.next:]...), d.ring[:d.next]...)
+	return slices.Concat(d.ring[d.next:], d.ring[:d.next])
 }
 
 func (fs *FS) showDenials() []byte {
 	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
 	for _, x := range fs.denials.list() {
 		x.Path, x.PathBytes = text(x.Path)
 		x.Lock, x.LockBytes = text(x.Lock)
-		enc.Encode(x) // a Buffer takes everything
+		b.Write(encode(x))
 	}
 	return b.Bytes()
 }

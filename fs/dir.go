@@ -25,13 +25,18 @@ func (fs *FS) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 		return fuse.Status(unix.ESTALE)
 	}
 	return statusOf(fs.withDir(in.Fh, n, func(fd int) error {
-		return ignoringEINTR(func() error {
-			if in.FsyncFlags&1 != 0 {
-				return unix.Fdatasync(fd)
-			}
-			return unix.Fsync(fd)
-		})
+		return syncFD(fd, in.FsyncFlags)
 	}))
+}
+
+// syncFD is fsync(2), or fdatasync(2) if the kernel's flags of a request say so.
+func syncFD(fd int, flags uint32) error {
+	return ignoringEINTR(func() error {
+		if flags&1 != 0 { // FUSE_FSYNC_FDATASYNC
+			return unix.Fdatasync(fd)
+		}
+		return unix.Fsync(fd)
+	})
 }
 
 // openDirNode opens a directory for reading.

@@ -35,17 +35,12 @@ func (fs *FS) cleanUp(l lockstate.Lock) error {
 // tells the kernel. place says where it is and whether it is still the one;
 // until the entry is gone, nobody else changes a name.
 func (fs *FS) discard(name string, place func() (dir string, ok bool)) error {
-	_, err := fs.discardOne(name, nil, place)
+	_, err := fs.discardOf(0, name, nil, place)
 	return err
 }
 
-// discardOne is discard of a certain file, if only is not nil, and returns which
-// one could not be removed.
-func (fs *FS) discardOne(name string, only *identity, place func() (dir string, ok bool)) (identity, error) {
-	return fs.discardOf(0, name, only, place)
-}
-
-// discardOf is discardOne of the lock file of a lock, 0 for none.
+// discardOf is discard of the lock file of a lock, 0 for none; and of a certain file
+// alone, if only is not nil. It returns which one could not be removed.
 func (fs *FS) discardOf(token uint64, name string, only *identity, place func() (dir string, ok bool)) (identity, error) {
 	parent, assumed, id, err := fs.discardEntry(token, name, only, place)
 	if parent != nil {

@@ -92,6 +92,13 @@ func (n *node) lockFile() *file {
 	}
 }
 
+// handles is how many there are, however they reach the data.
+func (f *file) handles() int { return f.passing + f.cached + f.direct }
+
+// writtenPast reports whether it may be written to without a request: through a handle, or
+// a mapping that has outlived one.
+func (f *file) writtenPast() bool { return f.writers > 0 || len(f.lingering) > 0 }
+
 // isOpen reports whether there are handles of n.
 func (n *node) isOpen() bool {
 	f := n.tab.files.get(n)
@@ -100,15 +107,15 @@ func (n *node) isOpen() bool {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.passing+f.cached+f.direct > 0
+	return f.handles() > 0
 }
 
 func (n *node) unlockFile(f *file) {
-	if f.hot != nil && f.writers+len(f.lingering) == 0 {
+	if f.hot != nil && !f.writtenPast() {
 		f.hot.leave()
 		f.hot = nil
 	}
-	if f.passing+f.cached+f.direct+f.writing+len(f.lingering) == 0 {
+	if f.handles()+f.writing+len(f.lingering) == 0 {
 		f.dead = true
 		n.tab.files.drop(n)
 	}

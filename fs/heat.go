@@ -22,7 +22,7 @@ func (fs *FS) heatLocked(n *node, f *file) {
 // reheatLocked is heatLocked for one that is elsewhere now perhaps. The caller
 // holds FS.ns.
 func (fs *FS) reheatLocked(n *node, f *file) {
-	if f.writers+len(f.lingering) == 0 {
+	if !f.writtenPast() {
 		return
 	}
 	old := f.hot
@@ -91,7 +91,7 @@ func (fs *FS) isHot(n *node) bool {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.writers+len(f.lingering) > 0
+	return f.writtenPast()
 }
 
 // follow records where a file is that may be written to, and has got or lost a
@@ -148,7 +148,7 @@ func (fs *FS) reheat(m *renaming) (done func()) {
 		}
 	}
 	move(m.src, m.srcDir, m.to)
-	if m.flags&unix.RENAME_EXCHANGE != 0 {
+	if m.exchanges() {
 		move(m.dst, m.dstDir, m.from)
 	} else if d := fs.heatElsewhere(m.dst, m.to); d != nil {
 		to = append(to, d)

@@ -54,7 +54,7 @@ func (fs *FS) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, out 
 	if temporary {
 		defer unix.Close(fd)
 	}
-	return ioctlRead(fd, in.Cmd, outbuf)
+	return statusOf(ioctlOn(fd, in.Cmd, outbuf))
 }
 
 // setFlags is chattr(1).
@@ -81,11 +81,6 @@ func (fs *FS) setFlags(cancel <-chan struct{}, in *fuse.IoctlIn, flags []byte) f
 		fs.notifyAttr(n) // the ctime
 	}
 	return status
-}
-
-// ioctlRead carries out an ioctl that fills buf.
-func ioctlRead(fd int, cmd uint32, buf []byte) fuse.Status {
-	return statusOf(ioctlOn(fd, cmd, buf))
 }
 
 // ioctlOn carries out an ioctl on buf.

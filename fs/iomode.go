@@ -291,7 +291,7 @@ func (fs *FS) end(h *handle) {
 	}
 	fs.checkLocked(f, f.fd)
 	fs.passedLocked(f)
-	if f.passing+f.cached+f.direct == 0 && f.fd >= 0 {
+	if f.handles() == 0 && f.fd >= 0 {
 		unix.Close(f.fd)
 		f.fd = -1
 		fs.spare.give()

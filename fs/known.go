@@ -1,7 +1,5 @@
 package fs
 
-import "golang.org/x/sys/unix"
-
 // knownFiles returns numbers of regular files that the kernel most likely
 // knows: open ones first. The transport needs one to get a queue moving.
 func (fs *FS) knownFiles() []uint64 {
@@ -28,5 +26,3 @@ func (fs *FS) knownFiles() []uint64 {
 	}
 	return ids
 }
-
-func (n *node) isFile() bool { return n.kind == unix.S_IFREG>>12 }

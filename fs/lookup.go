@@ -60,14 +60,7 @@ func (fs *FS) keeps(l link) bool {
 	if fs.table.Len() == 0 {
 		return false
 	}
-	for _, lock := range fs.table.On(l.parent.dir) {
-		for _, f := range lock.Files {
-			if f == l.name {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(fs.table.On(l.parent.dir), func(lock lockstate.Lock) bool { return slices.Contains(lock.Files, l.name) })
 }
 
 // isLive reports whether the entry is the lock file of a lock: one that keeps it, or

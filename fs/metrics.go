@@ -34,36 +34,29 @@ func (fs *FS) showMetrics() []byte {
 	gauge("state_writable", "Whether the state can be written: if not, new locks would not outlive the daemon, or none can be had.", yes(fs.unwritable() == nil))
 	gauge("goroutines", "Goroutines of the daemon.", runtime.NumGoroutine())
 
-	head("acquisitions_total", "counter", "Locks taken, by protocol.")
-	for _, k := range slices.Sorted(maps.Keys(s.Acquired)) {
-		fmt.Fprintf(&b, "stagefs_acquisitions_total{protocol=%q} %d\n", k, s.Acquired[k])
+	count := func(name, help string, v uint64) {
+		head(name, "counter", help)
+		fmt.Fprintf(&b, "stagefs_%s %d\n", name, v)
 	}
-	head("releases_total", "counter", "Locks ended, by reason.")
-	for _, k := range slices.Sorted(maps.Keys(s.Ended)) {
-		fmt.Fprintf(&b, "stagefs_releases_total{reason=%q} %d\n", string(k), s.Ended[k])
+	countBy := func(name, label, help string, of map[string]uint64) {
+		head(name, "counter", help)
+		for _, k := range slices.Sorted(maps.Keys(of)) {
+			fmt.Fprintf(&b, "stagefs_%s{%s=%q} %d\n", name, label, k, of[k])
+		}
 	}
-	head("crashes_total", "counter", "Contents of crashed owners that were not kept, by what became of them.")
-	for _, k := range slices.Sorted(maps.Keys(s.Cleared)) {
-		fmt.Fprintf(&b, "stagefs_crashes_total{policy=%q} %d\n", k, s.Cleared[k])
+	ended := make(map[string]uint64)
+	for reason, n := range s.Ended {
+		ended[string(reason)] = n
 	}
-	head("handovers_total", "counter", "Locks passed to the owner's parent.")
-	fmt.Fprintf(&b, "stagefs_handovers_total %d\n", s.HandedOver)
-
 	fs.denials.mu.Lock()
-	counts := maps.Clone(fs.denials.counts)
+	denied := maps.Clone(fs.denials.counts)
 	fs.denials.mu.Unlock()
-	head("denials_total", "counter", "Requests refused, by operation.")
-	for _, k := range slices.Sorted(maps.Keys(counts)) {
-		fmt.Fprintf(&b, "stagefs_denials_total{op=%q} %d\n", k, counts[k])
-	}
-
-	head("read_ahead_directories_total", "counter", "Directories read from a slow disk before somebody who walks a tree listed them.")
-	fmt.Fprintf(&b, "stagefs_read_ahead_directories_total %d\n", fs.ahead.total.Load())
-
-	head("requests_total", "counter", "Requests of the kernel, by kind, since this daemon began.")
-	requests := fs.kernel.Requests()
-	for _, k := range slices.Sorted(maps.Keys(requests)) {
-		fmt.Fprintf(&b, "stagefs_requests_total{op=%q} %d\n", k, requests[k])
-	}
+	countBy("acquisitions_total", "protocol", "Locks taken, by protocol.", s.Acquired)
+	countBy("releases_total", "reason", "Locks ended, by reason.", ended)
+	countBy("crashes_total", "policy", "Contents of crashed owners that were not kept, by what became of them.", s.Cleared)
+	count("handovers_total", "Locks passed to the owner's parent.", s.HandedOver)
+	countBy("denials_total", "op", "Requests refused, by operation.", denied)
+	count("read_ahead_directories_total", "Directories read from a slow disk before somebody who walks a tree listed them.", fs.ahead.total.Load())
+	countBy("requests_total", "op", "Requests of the kernel, by kind, since this daemon began.", fs.kernel.Requests())
 	return b.Bytes()
 }

@@ -128,6 +128,9 @@ func (n *node) parentID() uint64 {
 
 func (n *node) isDir() bool { return n.kind == unix.S_IFDIR>>12 }
 
+// isFile reports whether n is a regular file.
+func (n *node) isFile() bool { return n.kind == unix.S_IFREG>>12 }
+
 // adrift reports whether nothing leads to n any more: the daemon has put it aside, or
 // what it is in.
 func (n *node) adrift() bool {

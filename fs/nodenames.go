@@ -140,7 +140,7 @@ func (n *node) lineage() (all []lockstate.FileID) {
 
 func (n *node) lineageLocked(all []lockstate.FileID) []lockstate.FileID {
 	for ; n != nil; n = n.parent {
-		all = append(all, lockstate.FileID{Dev: uint64(n.dev), Ino: n.ino, Birth: n.birth})
+		all = append(all, n.key().fileID())
 	}
 	return all
 }

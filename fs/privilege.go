@@ -127,7 +127,7 @@ func (fs *FS) setAttrKills(n *node, in *fuse.SetAttrIn) error {
 	nothing := in.Valid&what == 0
 	chown := in.Valid&(fuse.FATTR_UID|fuse.FATTR_GID) != 0
 	flagged := in.Valid&fuse.FATTR_KILL_SUIDGID != 0 && in.Valid&fuse.FATTR_SIZE != 0
-	if n.isDir() || n.kind != unix.S_IFREG>>12 && !chown || !nothing && !chown && !flagged {
+	if n.isDir() || !n.isFile() && !chown || !nothing && !chown && !flagged {
 		return nil
 	}
 	var st unix.Statx_t

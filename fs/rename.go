@@ -72,7 +72,7 @@ func (fs *FS) rename(m *renaming) error {
 	if m.src, err = fs.take(fromDir.fd, m.from.name, false); err != nil {
 		return err
 	}
-	exchange := m.flags&unix.RENAME_EXCHANGE != 0
+	exchange := m.exchanges()
 	m.dst, err = fs.take(toDir.fd, m.to.name, !exchange)
 	if err != nil && (exchange || err != unix.ENOENT) {
 		return err // rename(2): what is exchanged has to be there, and may be gone since the kernel looked
@@ -114,7 +114,7 @@ func (fs *FS) rename(m *renaming) error {
 		fs.moving(m, true)
 		return err
 	}
-	lost = m.flags&unix.RENAME_EXCHANGE == 0
+	lost = !exchange
 	fs.renamed(m)
 	if !ok {
 		return lockstate.ErrFrozen
@@ -149,7 +149,7 @@ func (fs *FS) moving(m *renaming, stays bool) {
 	}
 	announce(m.srcDir, m.src, m.to)
 	switch {
-	case m.flags&unix.RENAME_EXCHANGE != 0:
+	case m.exchanges():
 		announce(m.dstDir, m.dst, m.from)
 	case m.dstDir != m.srcDir:
 		announce(m.dstDir, m.dst, link{})
@@ -210,6 +210,9 @@ func (fs *FS) admitRename(m *renaming) (finish func(bool) bool, err error) {
 	}, nil
 }
 
+// exchanges reports whether m swaps two entries.
+func (m *renaming) exchanges() bool { return m.flags&unix.RENAME_EXCHANGE != 0 }
+
 // fills reports whether something else takes the name that m takes from its source.
 func (m *renaming) fills() bool { return m.flags&(unix.RENAME_EXCHANGE|unix.RENAME_WHITEOUT) != 0 }
 
@@ -240,7 +243,7 @@ func (fs *FS) admitMoves(m *renaming, quiet bool) (ops []*lockstate.Op, err erro
 		return []*lockstate.Op{op}, err
 	}
 	back := lockstate.Change{Dirs: dirs, Quiet: quiet}
-	if m.flags&unix.RENAME_EXCHANGE != 0 {
+	if m.exchanges() {
 		back.Into = m.from.parent.dir
 	}
 	if err = fs.entering(m, &back, m.dst, m.dstDir, m.to); err == nil {
@@ -279,14 +282,14 @@ func (fs *FS) noteEntering(m *renaming) {
 		return
 	}
 	fs.table.Entered(m.to.parent.dir, fs.fileID(&m.src.st), m.from.parent.dir, m.from.parent.lineage())
-	if m.flags&unix.RENAME_EXCHANGE != 0 {
+	if m.exchanges() {
 		fs.table.Entered(m.from.parent.dir, fs.fileID(&m.dst.st), m.to.parent.dir, m.to.parent.lineage())
 	}
 }
 
 // renamed takes note of a rename that the backing has carried out.
 func (fs *FS) renamed(m *renaming) {
-	exchange := m.flags&unix.RENAME_EXCHANGE != 0
+	exchange := m.exchanges()
 	switch {
 	case exchange && m.srcDir != nil && m.dstDir != nil:
 		fs.table.Exchange(m.srcDir, m.dstDir)

@@ -172,12 +172,7 @@ func (fs *FS) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 		return fuse.OK
 	}
 	return statusOf(fs.sync(h, func(fd int) error {
-		return ignoringEINTR(func() error {
-			if in.FsyncFlags&1 != 0 {
-				return unix.Fdatasync(fd)
-			}
-			return unix.Fsync(fd)
-		})
+		return syncFD(fd, in.FsyncFlags)
 	}))
 }
 

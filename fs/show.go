@@ -14,7 +14,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/stagefs/stagefs/lockstate"
-	"github.com/stagefs/stagefs/lockstate/filestore"
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
@@ -203,11 +202,7 @@ func (fs *FS) showVersion() []byte {
 			b = fmt.Appendf(b, "lock-name %q\n", name)
 		}
 	}
-	dir, err := fs.opts.StateDir, error(nil)
-	if dir == "" {
-		dir, err = filestore.DefaultDir()
-	}
-	if err == nil {
+	if dir, err := fs.opts.stateDir(); err == nil {
 		b = fmt.Appendf(b, "state %s\n", plain(dir))
 	}
 	if reason := fs.unwritable(); reason != nil {

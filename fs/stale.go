@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
-	"golang.org/x/sys/unix"
 )
 
 // When unlink(2) is answered, the kernel goes by the name still until the thread that
@@ -88,7 +87,7 @@ func (fs *FS) openedStale(n *node, in *fuse.OpenIn) bool {
 // descriptor, where the kernel looks no name up again; all but its size, for which the
 // descriptor would be told. Whether anybody has something else open is not known.
 func (fs *FS) changedStale(n *node, h *fuse.InHeader, size bool) bool {
-	stale := n.isUnlinked() || n.kind == unix.S_IFREG>>12 && fs.underWay.mislead(fs, n, h.Pid, false)
+	stale := n.isUnlinked() || n.isFile() && fs.underWay.mislead(fs, n, h.Pid, false)
 	if stale && !size && n.isOpen() {
 		return false
 	}
@@ -109,7 +108,7 @@ func (fs *FS) namedStale(h *fuse.InHeader, acquires bool, dir *node, others ...*
 // removed: who has anything else open, the daemon does not know.
 func (n *node) isUnlinked() bool {
 	m := n.more.Load()
-	if m == nil || !m.unlinked.Load() || n.kind != unix.S_IFREG>>12 {
+	if m == nil || !m.unlinked.Load() || !n.isFile() {
 		return false
 	}
 	_, _, fd := n.location()

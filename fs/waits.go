@@ -314,15 +314,10 @@ func (w *waitList) len() (n int) {
 // list returns who waits, in order of arrival.
 func (w *waitList) list(fs *FS) []lockstate.Waiter {
 	w.mu.Lock()
-	all := slices.Collect(func(yield func(*waiting) bool) {
-		for _, line := range w.lines {
-			for _, x := range line {
-				if !yield(x) {
-					return
-				}
-			}
-		}
-	})
+	var all []*waiting
+	for _, line := range w.lines {
+		all = append(all, line...)
+	}
 	w.mu.Unlock()
 	slices.SortFunc(all, func(a, b *waiting) int { return a.since.Compare(b.since) })
 	rows := make([]lockstate.Waiter, 0, len(all))
