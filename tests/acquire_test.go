@@ -158,6 +158,17 @@ func TestA7AcquireCommands(t *testing.T) {
 	}
 }
 
+// TestR7KeptSaid: who gives content up as failed hears that it is kept all the same.
+func TestR7KeptSaid(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	r := sh(t, "/", `"$1" acquire --shared --on-crash=destroy "$2" && "$1" release --failed "$2"`, stagefsBin(), m.At("D"))
+	if r.Status != 0 || !strings.Contains(r.Err, "released, but the content is kept") {
+		t.Errorf("acquire --shared, release --failed: %v, want 0 and that the content is kept", r)
+	}
+	m.wantFree("D")
+}
+
 // TestL2Commands: a lease is taken, handed over by environment or file, renewed,
 // checked and released by commands of processes that have nothing in common.
 func TestL2Commands(t *testing.T) {

@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -40,6 +41,28 @@ func readListing(mountpoint string) (lockstate.Listing, error) {
 		return l, exitf(exitSoftware, "%s: locks.json: %v", quote(mountpoint), err)
 	}
 	return l, nil
+}
+
+// openCtl opens the file of a mount that takes commands.
+func openCtl(mountpoint string) (*os.File, error) {
+	ctl, err := os.OpenFile(filepath.Join(mountpoint, fs.ControlDir, "ctl"), os.O_RDWR, 0)
+	return ctl, controlError(mountpoint, err)
+}
+
+// sendLine has the daemon carry out a command. It may have more to say of that, also if it
+// succeeds; the error is the errno of the write.
+func sendLine(ctl *os.File, line string) (lockstate.Answer, error) {
+	_, err := ctl.WriteAt([]byte(line+"\n"), 0)
+	return readAnswer(ctl), err
+}
+
+// readAnswer returns what the daemon says of the last command. It begins at 0, wherever
+// the command was written.
+func readAnswer(ctl io.ReaderAt) (answer lockstate.Answer) {
+	if data, err := io.ReadAll(io.NewSectionReader(ctl, 0, 64<<10)); err == nil {
+		_ = json.Unmarshal(data, &answer) // an older daemon says nothing
+	}
+	return answer
 }
 
 // controlError says what a failed access to the control directory means.

@@ -4,9 +4,7 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,8 +13,6 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
-	"github.com/stagefs/stagefs/fs"
-	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/client"
 )
 
@@ -115,16 +111,12 @@ func (c *command) control(dir, verb, more string) error {
 	if more != "" {
 		line += " " + more
 	}
-	f, err := os.OpenFile(filepath.Join(mountpoint, fs.ControlDir, "ctl"), os.O_RDWR, 0)
+	ctl, err := openCtl(mountpoint)
 	if err != nil {
-		return controlError(mountpoint, err)
+		return err
 	}
-	defer f.Close()
-	_, err = f.Write([]byte(line + "\n"))
-	var answer lockstate.Answer
-	if data, err := io.ReadAll(io.LimitReader(f, 64<<10)); err == nil {
-		_ = json.Unmarshal(data, &answer) // an older daemon says nothing
-	}
+	defer ctl.Close()
+	answer, err := sendLine(ctl, line)
 	text := harmless(answer.Message)
 	switch {
 	case err == nil && text != "":

@@ -42,7 +42,7 @@ func (c *command) startDaemon() error {
 	err = cmd.Start()
 	w.Close()
 	if err != nil {
-		return exitf(exitOS, "starting the daemon: %v", err)
+		return startError(err)
 	}
 	// The daemon looks for processes that are inside of what it will cover
 	// (M5). This one is about to end, and is no find.

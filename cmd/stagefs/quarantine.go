@@ -17,7 +17,6 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
-	"github.com/stagefs/stagefs/fs"
 	"github.com/stagefs/stagefs/lockstate"
 )
 
@@ -147,19 +146,15 @@ func (c *command) printQuarantine(all []lockstate.Quarantined, rel string, asJSO
 
 // quarantineControl sends a command about something in quarantine.
 func (c *command) quarantineControl(mountpoint, line, id string) error {
-	f, err := os.OpenFile(filepath.Join(mountpoint, fs.ControlDir, "ctl"), os.O_RDWR, 0)
+	ctl, err := openCtl(mountpoint)
 	if err != nil {
-		return controlError(mountpoint, err)
+		return err
 	}
-	defer f.Close()
-	_, err = f.WriteAt([]byte(line+"\n"), 0)
+	defer ctl.Close()
+	answer, err := sendLine(ctl, line)
 	if err == nil {
 		return nil
 	}
-	var answer lockstate.Answer
-	buf := make([]byte, 64<<10)
-	n, _ := f.ReadAt(buf, 0)
-	json.Unmarshal(buf[:n], &answer) // a bad answer has no message
 	what := quote(answer.Dir)
 	if answer.Message != "" {
 		what += ": " + answer.Message

@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -20,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs"
-	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
@@ -53,9 +51,9 @@ func (c *command) replaceMount(given string) error {
 	if err != nil {
 		return err
 	}
-	ctl, err := os.OpenFile(filepath.Join(path, fs.ControlDir, "ctl"), os.O_RDWR, 0)
+	ctl, err := openCtl(path)
 	if err != nil {
-		return controlError(path, err)
+		return err
 	}
 	defer ctl.Close()
 	pidfd, err := unix.PidfdOpen(pid, 0)
@@ -134,12 +132,8 @@ func endedMidway(path string, pid, pidfd int) error {
 }
 
 // replaceError says why the daemon goes on.
-func replaceError(path string, ctl io.Reader, err error) error {
-	var a lockstate.Answer
-	data, _ := io.ReadAll(io.LimitReader(ctl, 64<<10))
-	_ = json.Unmarshal(data, &a)
-	text := a.Message
-	status := exitHeld
+func replaceError(path string, ctl io.ReaderAt, err error) error {
+	text, status := readAnswer(ctl).Message, exitHeld
 	if isDead(err) {
 		return exitf(exitUnavailable, "%s: the daemon ended, or its new program could not go on and mounted anew; its log says more", quote(path))
 	}

@@ -375,12 +375,7 @@ func passOn(daemon *exec.Cmd, ready, starter, log *os.File) bool {
 	return true
 }
 
-func startError(err error) error {
-	if err != nil {
-		return exitf(exitOS, "starting the daemon: %v", err)
-	}
-	return nil
-}
+func startError(err error) error { return exitf(exitOS, "starting the daemon: %v", err) }
 
 // statusPanic is what the Go runtime exits with when a program crashes.
 const statusPanic = 2
