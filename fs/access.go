@@ -125,44 +125,50 @@ func (fs *FS) mayRemove(h *fuse.InHeader, dir string) error {
 
 // mayEmpty is mayRemove for what is in a directory.
 func (fs *FS) mayEmpty(dir string, uid uint32) error {
-	var below []string
-	err := func() error {
-		fd, err := fs.walk(dir)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		var st, entry unix.Statx_t
-		if err := statAt(fd, "", &st); err != nil {
-			return err
-		}
-		list, err := openAt(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(list)
-		empty := true
-		bad := eachEntry(list, func(e dirEntry) bool {
-			empty = false
-			if err = statAt(fd, e.name, &entry); err == nil && stuck(&st, &entry, uid) {
-				err = unix.EACCES
-			}
-			if isDirectory(&entry) {
-				below = append(below, join(dir, e.name))
-			}
-			return err == nil
-		})
-		if err = errors.Join(bad, err); err == nil && !empty {
-			err = mayChangeEntries(fd)
-		}
+	below, err := fs.mayRemoveEntries(dir, uid)
+	if err != nil {
 		return err
-	}()
+	}
 	for _, d := range below {
-		if err == nil {
-			err = fs.mayEmpty(d, uid)
+		if err := fs.mayEmpty(d, uid); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
+}
+
+// mayRemoveEntries is mayEmpty for the entries alone, as if directories were empty: it
+// returns those. Nothing is open when it does, however deep the tree.
+func (fs *FS) mayRemoveEntries(dir string, uid uint32) (below []string, err error) {
+	fd, err := fs.walk(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	var st, entry unix.Statx_t
+	if err := statAt(fd, "", &st); err != nil {
+		return nil, err
+	}
+	list, err := openAt(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(list)
+	empty := true
+	bad := eachEntry(list, func(e dirEntry) bool {
+		empty = false
+		if err = statAt(fd, e.name, &entry); err == nil && stuck(&st, &entry, uid) {
+			err = unix.EACCES
+		}
+		if isDirectory(&entry) {
+			below = append(below, join(dir, e.name))
+		}
+		return err == nil
+	})
+	if err = errors.Join(bad, err); err == nil && !empty {
+		err = mayChangeEntries(fd)
+	}
+	return below, err
 }
 
 // stuck reports whether the sticky bit of a directory keeps a user from removing

@@ -7,14 +7,14 @@ import (
 	"github.com/stagefs/stagefs/lockstate/prefetch"
 )
 
-// A kept is a record as the store has it.
-type kept struct {
+// A storedRecord is a record as the store has it.
+type storedRecord struct {
 	token uint64
 	data  []byte
 }
 
-// A seen is a record of a lock, read, with what is at its path.
-type seen struct {
+// A readRecord is that of a lock, read, with what is at its path.
+type readRecord struct {
 	token uint64
 	rec   lockstate.Record
 	bad   error // the record cannot be read
@@ -26,19 +26,19 @@ type seen struct {
 // directories while the caller puts locks back: on another processor if there is
 // one, since everybody waits for the mount. What it hands out is valid until the
 // next one. It is for a while in which nobody changes the backing.
-func (fs *FS) lookAhead(records []kept) iter.Seq[*seen] {
-	return func(yield func(*seen) bool) {
+func (fs *FS) lookAhead(records []storedRecord) iter.Seq[*readRecord] {
+	return func(yield func(*readRecord) bool) {
 		const some = 128
 		near := neighbours{root: fs.back.root}
 		defer near.close()
 		var reader lockstate.RecordReader
 		rest := records
-		for batch := range prefetch.Batches(func(b *[]seen) (more bool) {
+		for batch := range prefetch.Batches(func(b *[]readRecord) (more bool) {
 			now := rest[:min(some, len(rest))]
 			rest = rest[len(now):]
 			*b = (*b)[:0]
 			for _, r := range now {
-				s := seen{token: r.token}
+				s := readRecord{token: r.token}
 				if s.rec, s.bad = reader.Read(r.token, r.data); s.bad == nil {
 					st, err := near.stat(string(s.rec.Path))
 					s.inode, s.err = fs.inodeOf(&st), err

@@ -77,13 +77,13 @@ func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over [
 	fs.reapMu.Lock()
 	defer fs.reapMu.Unlock()
 	records := store.Load()
-	locks := make([]kept, 0, len(records))
+	locks := make([]storedRecord, 0, len(records))
 	for number, data := range records {
 		if number < lockstate.MemberBase {
-			locks = append(locks, kept{number, data})
+			locks = append(locks, storedRecord{number, data})
 		}
 	}
-	slices.SortFunc(locks, func(a, b kept) int { return cmp.Compare(a.token, b.token) })
+	slices.SortFunc(locks, func(a, b storedRecord) int { return cmp.Compare(a.token, b.token) })
 	here := make([]uint64, 0, len(locks)) // locks whose holders these processes may be, in order
 	for s := range fs.lookAhead(locks) {
 		if s.bad != nil {
@@ -128,7 +128,7 @@ func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over [
 
 // lock puts one lock back. It reports false for one that has ended with its
 // directory or its lock file.
-func (x *restoring) lock(s seen) (l lockstate.Lock, ok bool, err error) {
+func (x *restoring) lock(s readRecord) (l lockstate.Lock, ok bool, err error) {
 	fs, rec := x.fs, s.rec
 	who := new(recordedOwner)
 	if rec.World == x.world && rec.Lease == nil { // whether a client's process lives is of no account
@@ -201,7 +201,7 @@ func (x *restoring) owner(rec *lockstate.Record) *recordedOwner {
 // place returns where the directory of a record is now, and notes in the record
 // what the backing calls it. What cannot be looked at, on a bad disk perhaps,
 // counts as there; where this daemon is short of something, it is an error.
-func (x *restoring) place(rec *lockstate.Record, s *seen) (path string, err error) {
+func (x *restoring) place(rec *lockstate.Record, s *readRecord) (path string, err error) {
 	fs := x.fs
 	path = string(rec.Path)
 	is, err := s.inode, s.err

@@ -70,7 +70,7 @@ type uring struct {
 	given  atomic.Uint64 // addresses that were given to places
 	fixed  atomic.Bool   // some place is where it may not be in another process
 	room   int           // for a payload
-	timed  bool          // no request may be left unanswered: see requestTimeout
+	timed  bool          // no request may be left unanswered: see RequestTimeout
 }
 
 // prepare makes a thread for each queue, before the kernel is told anything.

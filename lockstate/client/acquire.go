@@ -17,6 +17,9 @@ import (
 // DefaultTTL is how long a lease lasts if it is not renewed.
 const DefaultTTL = 16 * time.Second
 
+// maxClient is how many bytes the daemon lets a client's ID have.
+const maxClient = 256
+
 // A Crash says what becomes of the content if the owner dies before it releases
 // the lock (R7).
 type Crash string
@@ -98,8 +101,8 @@ func (s *system) acquire(ctx context.Context, dir string, opts Options) (*Lock, 
 
 func (o *Options) check() error {
 	switch {
-	case len(o.Client) > 256:
-		return fmt.Errorf("the client ID has %d bytes, 256 are the most: %w", len(o.Client), unix.EINVAL)
+	case len(o.Client) > maxClient:
+		return fmt.Errorf("the client ID has %d bytes, %d are the most: %w", len(o.Client), maxClient, unix.EINVAL)
 	case o.Client == "" && o.TTL != 0:
 		return fmt.Errorf("a TTL is for a lease: %w", ErrEmptyClientID)
 	case o.Client != "" && o.Owner != "":
