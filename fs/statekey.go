@@ -248,7 +248,7 @@ func openState(stateDir, dir string, root int, served bool) (*filestore.Store, e
 		Served:  served,
 	}
 	for end := time.Now().Add(endTime); ; time.Sleep(5 * time.Millisecond) {
-		store, err := filestore.OpenWith(stateDir, o)
+		store, err := filestore.Open(stateDir, o)
 		var held *filestore.HeldError
 		if errors.Is(err, ErrNewerState) {
 			err = fmt.Errorf("%s.*: %w", filepath.Join(stateDir, keys[0]), err)

@@ -60,7 +60,7 @@ func TestContinue(t *testing.T) {
 	if err := s.Reserve(200); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := filestore.Open(moved, "key"); !errors.As(err, new(*filestore.HeldError)) {
+	if _, err := filestore.Open(moved, filestore.Options{Key: "key"}); !errors.As(err, new(*filestore.HeldError)) {
 		t.Errorf("Open beside it = %v, want a HeldError", err)
 	}
 	next := files{moved}.Killed(t)

@@ -14,7 +14,7 @@ import (
 // outlive the daemon.
 func TestCost(t *testing.T) {
 	const n = 20000
-	s, err := filestore.Open(t.TempDir(), "key")
+	s, err := filestore.Open(t.TempDir(), filestore.Options{Key: "key"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,7 @@ type files struct{ dir string }
 
 func (f files) Open(t *testing.T) lockstate.Store {
 	t.Helper()
-	s, err := filestore.Open(f.dir, "key")
+	s, err := filestore.Open(f.dir, filestore.Options{Key: "key"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func TestS2(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(copied, filepath.Base(file)), bad, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			s, err := filestore.Open(copied, "key")
+			s, err := filestore.Open(copied, filestore.Options{Key: "key"})
 			if err != nil {
 				t.Fatalf("%s: Open = %v", what, err)
 			}
@@ -269,7 +269,7 @@ func smallDisk(t *testing.T) (dir string) {
 // kept as soon as there is room, and nothing that was kept before is lost.
 func TestFullDisk(t *testing.T) {
 	dir := smallDisk(t)
-	s, err := filestore.Open(dir, "key")
+	s, err := filestore.Open(dir, filestore.Options{Key: "key"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -471,7 +471,7 @@ func FuzzJournal(f *testing.F) {
 		if err := os.WriteFile(filepath.Join(dir, "key.journal.0"), journal, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s, err := filestore.Open(dir, "key")
+		s, err := filestore.Open(dir, filestore.Options{Key: "key"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -480,7 +480,7 @@ func FuzzJournal(f *testing.F) {
 }
 
 func BenchmarkAcquisition(b *testing.B) {
-	s, err := filestore.Open(b.TempDir(), "key")
+	s, err := filestore.Open(b.TempDir(), filestore.Options{Key: "key"})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 // when taking it over was cut off.
 func TestOlder(t *testing.T) {
 	dir := t.TempDir()
-	s, err := filestore.Open(dir, "old")
+	s, err := filestore.Open(dir, filestore.Options{Key: "old"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,8 +22,8 @@ func TestOlder(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := filestore.Options{Key: "new", Older: []string{"never", "old"}}
-	if _, err := filestore.OpenWith(dir, o); !errors.As(err, new(*filestore.HeldError)) {
-		t.Errorf("OpenWith() = %v while a daemon has the older state, want a HeldError", err)
+	if _, err := filestore.Open(dir, o); !errors.As(err, new(*filestore.HeldError)) {
+		t.Errorf("Open() = %v while a daemon has the older state, want a HeldError", err)
 	}
 	s.Close()
 	// As if it had died in the middle.
@@ -31,7 +31,7 @@ func TestOlder(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		s, err := filestore.OpenWith(dir, o)
+		s, err := filestore.Open(dir, o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,12 +48,12 @@ func TestOlder(t *testing.T) {
 // TestConfirm: state that is refused is as it was.
 func TestConfirm(t *testing.T) {
 	dir := t.TempDir()
-	first, err := filestore.OpenWith(dir, filestore.Options{Key: "key", Place: "here"})
+	first, err := filestore.Open(dir, filestore.Options{Key: "key", Place: "here"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var held *filestore.HeldError
-	if _, err := filestore.Open(dir, "key"); !errors.As(err, &held) || held.Place != "here" || held.Pid != os.Getpid() {
+	if _, err := filestore.Open(dir, filestore.Options{Key: "key"}); !errors.As(err, &held) || held.Place != "here" || held.Pid != os.Getpid() {
 		t.Errorf("Open() = %+v, want one that is held here", err)
 	}
 	first.Put(1, []byte(`{"token":1}`))
@@ -72,8 +72,8 @@ func TestConfirm(t *testing.T) {
 		}
 		return refusal
 	}}
-	if _, err := filestore.OpenWith(copied, o); err != refusal {
-		t.Errorf("OpenWith() = %v, want %v", err, refusal)
+	if _, err := filestore.Open(copied, o); err != refusal {
+		t.Errorf("Open() = %v, want %v", err, refusal)
 	}
 	s := open(t, copied)
 	if got := s.Load(); len(got) != 1 || !s.Crashed() {

@@ -88,14 +88,9 @@ type Options struct {
 	steps func(op, name string, done bool)
 }
 
-// Open takes the state of the backing with the given key below stateDir, which
-// it makes if necessary. If another process has it, the error is a *[HeldError].
-func Open(stateDir, key string) (*Store, error) {
-	return OpenWith(stateDir, Options{Key: key})
-}
-
-// OpenWith is [Open] with options.
-func OpenWith(stateDir string, o Options) (*Store, error) {
+// Open takes the state of the backing with o.Key below stateDir, which it makes if
+// necessary. If another process has it, the error is a *[HeldError].
+func Open(stateDir string, o Options) (*Store, error) {
 	key := o.Key
 	if key == "" || strings.ContainsAny(key, "/\x00") || key[0] == '.' {
 		return nil, fmt.Errorf("bad key %q for a backing", key)

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 }
 
 func childMain(dir string) {
-	s, err := filestore.Open(dir, "key")
+	s, err := filestore.Open(dir, filestore.Options{Key: "key"})
 	var held *filestore.HeldError
 	switch {
 	case errors.As(err, &held):
@@ -65,7 +65,7 @@ func child(t *testing.T, dir string) (*exec.Cmd, string) {
 
 func open(t *testing.T, dir string) *filestore.Store {
 	t.Helper()
-	s, err := filestore.Open(dir, "key")
+	s, err := filestore.Open(dir, filestore.Options{Key: "key"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,10 +80,10 @@ func TestOneProcessABacking(t *testing.T) {
 	if _, got := child(t, dir); got != fmt.Sprintf("held %d", os.Getpid()) {
 		t.Errorf("second process says %q, want held %d", got, os.Getpid())
 	}
-	if _, err := filestore.Open(dir, "key"); !errors.As(err, new(*filestore.HeldError)) {
+	if _, err := filestore.Open(dir, filestore.Options{Key: "key"}); !errors.As(err, new(*filestore.HeldError)) {
 		t.Errorf("Open twice in one process = %v, want a HeldError", err)
 	}
-	other, err := filestore.Open(dir, "other")
+	other, err := filestore.Open(dir, filestore.Options{Key: "other"})
 	if err != nil {
 		t.Fatalf("Open of another backing = %v", err)
 	}
@@ -107,7 +107,7 @@ func TestKillFreesAndMarkStays(t *testing.T) {
 		if want := fmt.Sprintf("mark %d", (i+1)*100); got != want {
 			t.Fatalf("process %d says %q, want %q", i, got, want)
 		}
-		_, err := filestore.Open(dir, "key")
+		_, err := filestore.Open(dir, filestore.Options{Key: "key"})
 		var held *filestore.HeldError
 		if !errors.As(err, &held) || held.Pid != cmd.Process.Pid {
 			t.Fatalf("Open beside the process = %v, want one that names pid %d", err, cmd.Process.Pid)
@@ -127,7 +127,7 @@ func TestKillFreesAndMarkStays(t *testing.T) {
 func TestOpenRefuses(t *testing.T) {
 	dir := t.TempDir()
 	for _, key := range []string{"", "a/b", "../x", ".x", "a\x00"} {
-		if s, err := filestore.Open(dir, key); err == nil {
+		if s, err := filestore.Open(dir, filestore.Options{Key: key}); err == nil {
 			s.Close()
 			t.Errorf("Open with key %q: no error", key)
 		}
@@ -136,7 +136,7 @@ func TestOpenRefuses(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := filestore.Open(file, "key"); err == nil {
+	if _, err := filestore.Open(file, filestore.Options{Key: "key"}); err == nil {
 		t.Error("Open in a file: no error")
 	}
 	shared := filepath.Join(dir, "shared")
@@ -146,7 +146,7 @@ func TestOpenRefuses(t *testing.T) {
 	if err := os.Chmod(shared, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := filestore.Open(shared, "key"); err == nil {
+	if _, err := filestore.Open(shared, filestore.Options{Key: "key"}); err == nil {
 		t.Error("Open in a directory that everyone may write: no error")
 	}
 }

@@ -73,7 +73,7 @@ func TestDamage(t *testing.T) {
 		if err := os.WriteFile(file, bad, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s, err := filestore.Open(dir, "key")
+		s, err := filestore.Open(dir, filestore.Options{Key: "key"})
 		if err != nil {
 			t.Fatalf("Open with %q = %v", bad, err)
 		}
