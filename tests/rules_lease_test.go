@@ -156,10 +156,13 @@ func TestL1Renewed(t *testing.T) {
 func TestL1Users(t *testing.T) {
 	m := mount(t)
 	openDir(t, m.Back("D"))
+	openDir(t, m.Back("D/sub"))
 	a := stranger(t)
 	a.mustCommand(m, "acquire D client=x")
 	thief := agentAs(t, 4242)
-	thief.wantCommand(m, "EBUSY", "acquire D client=x")
+	for _, dir := range []string{"D", "D/sub"} {
+		thief.wantCommand(m, "EBUSY", "acquire %s client=x", dir)
+	}
 	for _, c := range []string{"renew D client=x", "release D client=x", "join D client=x"} {
 		thief.wantCommand(m, "EPERM", "%s", c)
 	}
@@ -294,6 +297,13 @@ func TestL2Owner(t *testing.T) {
 	a.mustCommand(m, "release board/v1 client=x")
 	b.mustCommand(m, "acquire board/v1")
 	b.mustCommand(m, "release board/v1")
+
+	// What the client has beneath stands in no process's way that works for it (C3c).
+	a.mustCommand(m, "acquire board/v1 client=x")
+	b.wantCommand(m, "EBUSY", "acquire board client=y")
+	b.mustCommand(m, "acquire board client=x")
+	b.mustCommand(m, "release board client=x")
+	a.mustCommand(m, "release board/v1 client=x")
 
 	// Shared leases, and one that becomes exclusive.
 	a.mustCommand(m, "acquire board client=x shared")
