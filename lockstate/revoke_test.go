@@ -128,3 +128,43 @@ func TestRevokedInFlight(t *testing.T) {
 	}
 	f.take(f.stranger, "b/w", lockstate.Explicit)
 }
+
+// A8: whoever waits for a directory hears of each end of what was in his way: of a
+// handle, of its right to write, of its name there, and of what was in flight.
+func TestBell(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	_, h := takeRevocable(f, "b/v")
+	op, err := h.Begin()
+	if err != nil {
+		t.Fatalf("Begin() = %v, want nil", err)
+	}
+	open := f.open(f.parent, "b/v")
+	for _, end := range []struct {
+		of string
+		do func()
+	}{
+		{"a name there", func() { open.Moved("f", f.dir("b/w")) }},
+		{"a handle", open.Close},
+		{"its right to write", h.Revoke},
+		{"what was in flight", op.End},
+	} {
+		bell := f.Bell()
+		end.do()
+		select {
+		case <-bell:
+		default:
+			t.Errorf("nobody heard of the end of %s", end.of)
+		}
+	}
+	h.Close()
+}
+
+// C3d: a handle that was closed stands in nobody's way, also if its file's new name is
+// told only now.
+func TestMovedWhenClosed(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	h := f.open(f.stranger, "b/v")
+	h.Close()
+	h.Moved("g", f.dir("b/w"))
+	f.take(f.parent, "b/w", lockstate.Explicit)
+}

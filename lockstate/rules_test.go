@@ -2,6 +2,7 @@ package lockstate_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -253,6 +254,39 @@ func TestCoveredMkdir(t *testing.T) {
 	f.governs("d/x", l.Token)
 	if f.Len() != 1 {
 		t.Errorf("Len() = %d, want 1", f.Len())
+	}
+}
+
+// A13, R5: what was changed under the implicit lock counts for the one that replaces
+// it, also where that was somebody else's before.
+func TestReplacedWithItsChanges(t *testing.T) {
+	for _, changed := range []bool{false, true} {
+		f := newFixture(t, lockstate.Options{})
+		change := func() {
+			if changed {
+				f.mayChange(f.child, "d")
+			}
+		}
+		wantPassed := func(p, heir *procid.Process, token uint64) {
+			t.Helper()
+			dead, _ := f.Exit(p.ID(), succeeded, alive(heir))
+			if passed := f.owner(token) == heir.ID(); passed == changed || passed == (len(dead) > 0) {
+				t.Errorf("changed: %t, handed over: %t, dead: %v", changed, passed, dead)
+			}
+		}
+		f.take(f.child, "d", implicit)
+		change()
+		l := f.take(f.child, "d", explicit)
+		wantPassed(f.child, f.parent, l.Token)
+		f.end(l.Token)
+
+		f.take(f.child, "d", implicit)
+		change()
+		l = f.take(f.grandchild, "d", explicit)
+		if _, heirs := f.Exit(f.grandchild.ID(), succeeded, alive(f.child)); len(heirs) != 1 || f.Len() != 1 {
+			t.Fatalf("the explicit lock passed to %v, and %d locks are there, want one", heirs, f.Len())
+		}
+		wantPassed(f.child, f.parent, l.Token)
 	}
 }
 
@@ -557,6 +591,22 @@ func TestEveryLockAboveCounts(t *testing.T) {
 	orphan := newProc(f.grandchild.ID().Pid, f.grandchild.ID().Start, f.init)
 	f.mayChange(orphan, "d/sub/x")
 	f.refused(orphan, "d/sub/x", explicit, lockstate.ErrHeld, upper.Token)
+}
+
+// C1: every lock beneath what is renamed or removed counts, in whatever order they
+// are come to.
+func TestEveryLockBeneathCounts(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	others := f.take(f.stranger, "up/others", explicit)
+	for i := range 16 {
+		f.take(f.parent, fmt.Sprintf("up/own%d", i), explicit)
+	}
+	for range 8 {
+		_, err := f.Begin(lockstate.Change{
+			Process: f.parent, Dirs: []*lockstate.Dir{f.Root()}, Trees: []*lockstate.Dir{f.dir("up")},
+		})
+		f.wantError("Begin", "up", err, lockstate.ErrHeld, others.Token)
+	}
 }
 
 // W3: nothing enters a locked directory that a process which does not hold it

@@ -230,21 +230,61 @@ func TestLockEndsWhileAcquireWaits(t *testing.T) {
 // Mkdirs beneath a lock that the process holds (A2) count as operations: a
 // child that locks the new directory waits until they are through.
 func TestAcquireWaitsForCoveredMkdir(t *testing.T) {
-	bubble(t, lockstate.Options{}, func(f *fixture) {
-		f.take(f.parent, "d", lockstate.Explicit)
-		g, err := f.Acquire(nil, f.request(f.parent, "d/sub", lockstate.Implicit))
-		if err != nil || !g.Covered() {
-			t.Fatalf("Acquire(d/sub) = %v, %v, want a covered grant", g, err)
-		}
-		a := f.start(f.request(f.child, "d/sub", lockstate.Explicit))
-		f.waits(a, true, "the mkdir is in flight")
-		g.Commit()
-		g.Abort() // too late to matter
-		f.waits(a, false, "the mkdir is over")
-		if _, ok := a.grant.Commit(); !ok {
-			t.Errorf("Commit() = false, want true")
-		}
-	})
+	for name, over := range map[string]func(*lockstate.Grant){
+		"made":   func(g *lockstate.Grant) { g.Commit() },
+		"failed": func(g *lockstate.Grant) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, lockstate.Options{}, func(f *fixture) {
+				f.take(f.parent, "d", lockstate.Explicit)
+				g, err := f.Acquire(nil, f.request(f.parent, "d/sub", lockstate.Implicit))
+				if err != nil || !g.Covered() {
+					f.Fatalf("Acquire(d/sub) = %v, %v, want a covered grant", g, err)
+				}
+				a := f.start(f.request(f.child, "d/sub", lockstate.Explicit))
+				f.waits(a, true, "the mkdir is in flight")
+				over(g)
+				g.Abort() // of what was made it is too late to matter
+				f.waits(a, false, "the mkdir is over")
+				if _, ok := a.grant.Commit(); !ok {
+					f.Errorf("Commit() = false, want true")
+				}
+			})
+		})
+	}
+}
+
+// A2: a mkdir beneath a lock that is being acquired waits for what becomes of it, and
+// needs a lock of its own if that is nothing.
+func TestCoveredMkdirWaitsForAcquisition(t *testing.T) {
+	for name, over := range map[string]func(*lockstate.Grant){
+		"acquired": func(g *lockstate.Grant) { g.Commit() },
+		"given up": (*lockstate.Grant).Abort,
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, lockstate.Options{}, func(f *fixture) {
+				g, err := f.Acquire(nil, f.request(f.parent, "d", lockstate.Explicit))
+				if err != nil {
+					f.Fatalf("Acquire(d) = %v, want a grant", err)
+				}
+				waiting := []*attempt{
+					f.start(f.request(f.child, "d/x", lockstate.Implicit)),
+					f.start(f.request(f.child, "d/y", lockstate.Implicit)),
+				}
+				for _, a := range waiting {
+					f.waits(a, true, "the lock above is being acquired")
+				}
+				over(g)
+				for _, a := range waiting {
+					f.waits(a, false, "the lock above is decided about")
+					if a.err != nil || a.grant.Covered() != (name == "acquired") {
+						f.Fatalf("%s: Covered() = %t, %v", name, a.grant.Covered(), a.err)
+					}
+					a.grant.Commit()
+				}
+			})
+		})
+	}
 }
 
 // Tokens are reserved before one is given out; a store that blocks holds up
