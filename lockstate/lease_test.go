@@ -400,6 +400,46 @@ func TestL1Twins(t *testing.T) {
 	})
 }
 
+// TestL1Sealed: what is sealed before its end takes no other lease's deadline along.
+func TestL1Sealed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		leases := []lockstate.Lock{
+			f.mustLease(f.child, "a", "x", time.Second),
+			f.mustLease(f.child, "b", "x", 2*time.Second),
+			f.mustLease(f.child, "c", "x", 3*time.Second),
+		}
+		for i, l := range leases {
+			if at, ok := f.NextDeadline(); !ok || at != l.Deadline {
+				t.Errorf("%d ended: NextDeadline() = %v, %t, want %v", i, at, ok, l.Deadline)
+			}
+			if _, ok := f.Seal(l.Token); !ok {
+				t.Errorf("Seal(%d) = false, want true", l.Token)
+			}
+			f.Table.EndAs(l.Token, lockstate.Ending{Reason: lockstate.Expired})
+		}
+	})
+}
+
+// TestL2Join: each process that joins a lease holds it, however many do.
+func TestL2Join(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		f.mustLease(f.child, "a", "x", time.Second)
+		var joined []*procid.Process
+		for i := range 3 {
+			p := newProc(400+i, 40, f.init)
+			if _, err := f.Join(p, f.dir("a"), "x", 1000, nil); err != nil {
+				t.Fatalf("Join() = %v, want nil", err)
+			}
+			joined = append(joined, p)
+		}
+		for _, p := range joined {
+			f.mayChange(p, "a")
+		}
+	})
+}
+
 // TestL1Model drives leases against a model of them: a map of deadlines.
 func TestL1Model(t *testing.T) {
 	type held struct {
