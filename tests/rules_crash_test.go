@@ -368,6 +368,52 @@ func TestR7Policy(t *testing.T) {
 	wantGone(t, m, "C")
 }
 
+// TestR7Entered: what came from elsewhere was not created under the lock, in whatever
+// way it came, and neither is what came before anybody took note of it.
+func TestR7Entered(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("out"))
+	outside := func(name string) string {
+		mustDo(t, os.WriteFile(m.Back("out", name), []byte(name), 0o666))
+		return m.At("out", name)
+	}
+	outsideDir := func(name string) string {
+		openDir(t, m.Back("out", name))
+		outside(name + "/in")
+		return m.At("out", name)
+	}
+	a := agent(t)
+	a.must("mkdir", m.At("early"))
+	a.must("rename", outside("early"), m.At("early", "f"))
+	a.mustCommand(m, "acquire early on-crash=destroy")
+	a.must("put", m.At("early", "new"), "1", "wronly,creat")
+	a.Kill()
+	m.awaitFree("early")
+	wantTree(t, m.Back("early"), []string{"f=early"})
+
+	m = mount(t, "--on-crash", "destroy")
+	openDir(t, m.Back("out"))
+	a = agent(t)
+	a.must("mkdir", m.At("D"))
+	for _, name := range []string{"f1", "f2", "f3"} {
+		a.must("put", m.At("D", name), "own", "wronly,creat")
+	}
+	for _, name := range []string{"d1", "d2"} {
+		a.must("mkdir", m.At("D", name))
+	}
+	a.must("rename", outside("1"), m.At("D", "f1"), "exchange")
+	a.must("rename", m.At("D", "f2"), outside("2"), "exchange")
+	a.must("rename", outsideDir("3"), m.At("D", "d1"), "exchange")
+	a.must("rename", m.At("D", "d2"), outsideDir("4"), "exchange")
+	a.must("rename", outside("5"), m.At("D", "moved"))
+	a.must("link", outside("6"), m.At("D", "linked"))
+	a.Kill()
+	m.awaitFree("D")
+	wantTree(t, m.Back("D"), []string{
+		"d1/", "d1/in=3/in", "d2/", "d2/in=4/in", "f1=1", "f2=2", "linked=6", "moved=5",
+	})
+}
+
 // TestR7Others: what somebody else holds beneath, and what a lock was handed
 // over with (R5), is not the dead owner's.
 func TestR7Others(t *testing.T) {
