@@ -186,6 +186,30 @@ func TestRecords(t *testing.T) {
 	}
 }
 
+// TestRecordHandedOver: the next daemon finds the heir as the owner (R5), and who
+// descends from it and waits is told.
+func TestRecordHandedOver(t *testing.T) {
+	store := storetest.NewMemory()
+	tab := lockstate.New(lockstate.Options{Store: store, Reserve: store.Reserve})
+	f := newFamily()
+	g, err := tab.Acquire(nil, lockstate.Request{Process: f.grandchild, Dir: tab.At("d"), Protocol: "mkdir"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Commit()
+	bell := tab.Bell()
+	tab.Exit(f.grandchild.ID(), succeeded, alive(f.child))
+	select {
+	case <-bell:
+	default:
+		t.Error("nobody heard of it")
+	}
+	recs := reopened(t, store)
+	if len(recs) != 1 || recs[0].Owner != f.child.ID() || len(recs[0].Lineage) == 0 || recs[0].Lineage[0].ID != f.parent.ID() {
+		t.Errorf("records %+v, want one of %v, whose heir is %v", recs, f.child.ID(), f.parent.ID())
+	}
+}
+
 // TestRestore: the next table has the lock that the record tells of.
 func TestRestore(t *testing.T) {
 	store := storetest.NewMemory()
