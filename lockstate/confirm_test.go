@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // TestConfirm: what is learnt of an open file after a lock was admitted, and
@@ -31,5 +32,36 @@ func TestConfirm(t *testing.T) {
 	}
 	if _, ok := g.Commit(); !ok || !f.Holds(f.parent, d) {
 		t.Error("not held in the end")
+	}
+}
+
+// TestDelegates: a grant tells who had its directory before, which is the nearest lock's
+// holder and nobody who merely shares.
+func TestDelegates(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	acquire := func(p *procid.Process, path string, k lockstate.Kind) *lockstate.Grant {
+		t.Helper()
+		g, err := f.Acquire(closed, f.request(p, path, k))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	free := acquire(f.parent, "a", lockstate.Explicit)
+	if free.Delegates(f.parent) || free.Delegates(f.stranger) {
+		t.Error("somebody has what was free")
+	}
+	free.Commit()
+	for _, path := range []string{"a/b", "a"} { // beneath, and in front
+		g := acquire(f.child, path, lockstate.Explicit)
+		if !g.Delegates(f.parent) || g.Delegates(f.stranger) {
+			t.Errorf("%s: Delegates = %t for the holder, %t for a stranger, want true and false",
+				path, g.Delegates(f.parent), g.Delegates(f.stranger))
+		}
+		g.Abort()
+	}
+	f.take(f.stranger, "s", lockstate.Shared)
+	if acquire(f.parent, "s", lockstate.Shared).Delegates(f.stranger) {
+		t.Error("who shares delegates")
 	}
 }

@@ -132,6 +132,26 @@ func (g *Grant) SetKey(key any) {
 // further up (A2).
 func (g *Grant) Covered() bool { return g.row == nil }
 
+// Delegates reports whether p holds the lock that governs the directory beside the
+// grant's own: it may keep what it has open there (C3d).
+func (g *Grant) Delegates(p *procid.Process) bool {
+	if g.row == nil {
+		return false
+	}
+	g.t.mu.Lock()
+	defer g.t.mu.Unlock()
+	d := g.row.dir
+	behind := d.rows
+	if i := slices.Index(behind, g.row); i >= 0 {
+		behind = behind[:i]
+	}
+	if behind, _ = splitShared(behind); len(behind) > 0 {
+		return behind[len(behind)-1].holds(p)
+	}
+	r := d.parent.governing()
+	return r != nil && r.holds(p)
+}
+
 // Saw tells, before Commit, what the backing calls the directory and the lock
 // file that were made; either may be unknown.
 func (g *Grant) Saw(dir, file Inode) { g.saw.dir, g.saw.file = dir, file }

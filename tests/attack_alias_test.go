@@ -79,6 +79,24 @@ func TestAttackOldAliasOpen(t *testing.T) {
 	b.want("EBUSY", "open", "h", m.At("out/x"), "rdwr")
 }
 
+// TestC3dAliasOpen: the alias that a descendant has open, or a holder who delegates,
+// stands in the way as little as what is open in D.
+func TestC3dAliasOpen(t *testing.T) {
+	m := aliased(t)
+	locker := agent(t)
+	child := locker.Child()
+	child.must("open", "h", m.At("out/x"), "rdwr")
+	locker.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	m.wantOwner("D", locker.Pid)
+	child.must("write", "h", "a child's")
+	child.must("close", "h")
+
+	locker.must("open", "h", m.At("out/x"), "rdwr")
+	child.must("creat", m.At("D/deep/devserver"), "wronly,creat,excl")
+	m.wantOwner("D/deep", child.Pid)
+	locker.must("write", "h", "still its own")
+}
+
 // TestAttackAliasByOthers attacks W3: who holds D looks at the alias too, which
 // must not make the daemon forget it for the stranger.
 func TestAttackAliasByOthers(t *testing.T) {
