@@ -360,3 +360,32 @@ func waitAndDie(t *testing.T, path string) {
 		second.must("close", "x")
 	}
 }
+
+// TestA8GetLk: who asks for a lock file's locks is told of him who holds the directory by
+// another protocol, whom a try would hear of, too; the holders may lock it.
+func TestA8GetLk(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	file := m.At("D", "devserver")
+	a, b := locker(t), locker(t)
+	a.must("open", "x", file, "rdwr,creat,excl")
+	child := forked(a)
+	b.must("open", "x", file, "rdwr")
+	b.want("EAGAIN", "setlk", "x", "wr")
+	for call, pid := range map[string]int{"getlk": a.Pid, "ofdgetlk": -1} {
+		for _, kind := range []string{"rd", "wr"} {
+			if got, want := b.Get(call, "x", kind), fmt.Sprintf("wr 0 0 %d", pid); got != want {
+				t.Errorf("%s %s of a stranger = %q, want %q", call, kind, got, want)
+			}
+			for _, holder := range []*Agent{a, child} {
+				if got := holder.Get(call, "x", kind); got != "un" {
+					t.Errorf("%s %s of a holder = %q, want %q", call, kind, got, "un")
+				}
+			}
+		}
+	}
+	a.must("unlink", file)
+	if got := b.Get("getlk", "x", "wr"); got != "un" {
+		t.Errorf("getlk after the release = %q, want %q", got, "un")
+	}
+}
