@@ -159,6 +159,24 @@ func TestA9Limits(t *testing.T) {
 	}
 }
 
+// TestA9Many: nobody has more of them than any protocol needs, and each that goes
+// makes room.
+func TestA9Many(t *testing.T) {
+	m := mount(t, "--candidate", "tmp.*")
+	a, b, c := agent(t), agent(t), agent(t)
+	a.must("mkdir", m.At("D"))
+	create := func(i int) []string { return []string{"creat", m.At("D", "tmp."+itoa(i)), "wronly,creat,excl"} }
+	const most = 16
+	for i := range most {
+		b.must(create(i)...)
+	}
+	b.want("EBUSY", create(most)...)
+	c.must(create(most)...)
+	b.must("unlink", m.At("D", "tmp.0"))
+	b.must(create(most)...)
+	b.want("EBUSY", create(most+1)...)
+}
+
 // TestA9Own: in a directory that is free, a candidate is an ordinary file; if
 // its creator dies with a lock made from it, both go (R4).
 func TestA9Own(t *testing.T) {
