@@ -9,8 +9,8 @@ import (
 // if any: that one and those in front of it do not count.
 func (t *Table) admitGrantLocked(q Request, own *row) error {
 	d, p := q.Dir, q.Process
-	// A client that finds another one's lease is refused, whoever asks for it:
-	// a process may work for both (L1).
+	// A client that finds another one's lease is refused, whatever the process that
+	// asks for it holds beside: it may work for both (L1).
 	for _, r := range d.rows {
 		if q.Client != "" && r != own && r.lease != nil && r.key() != q.key() && (r.kind != Shared || q.Kind != Shared) {
 			return t.heldLocked(r)
@@ -80,9 +80,6 @@ func (t *Table) heldAboveLocked(q *Request, own *row) (gov *row, err error) {
 		}
 		if !t.holdsLocked(r, p, q.asked) && !r.ownedBy(q) {
 			return nil, t.heldLocked(r)
-		}
-		if e == d && q.Client != "" && r.lease != nil && r.lease.client != q.Client {
-			return nil, t.heldLocked(r) // it is the client who asks, whatever its process holds beside (L1)
 		}
 		if gov == nil {
 			gov = r
