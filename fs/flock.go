@@ -94,18 +94,35 @@ func (fs *FS) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse
 	// Somebody may hold the directory by another protocol.
 	if h, at, ok, _ := fs.lockedBy(in); h != nil && ok {
 		l, held := fs.table.Governing(at.parent.dir)
-		if !held || l.Kind == lockstate.Shared {
+		if !held {
 			return fuse.OK
 		}
 		p, ok := fs.process(&in.InHeader)
 		if !ok {
 			return fuse.EINTR
 		}
-		if !fs.table.Holds(p, at.parent.dir) {
-			out.Lk = fuse.FileLock{Typ: unix.F_WRLCK, End: advisory.MaxEnd, Pid: uint32(l.Owner.Pid)}
+		switch {
+		case l.Kind != lockstate.Shared:
+			if !fs.table.Holds(p, at.parent.dir) {
+				out.Lk = fuse.FileLock{Typ: unix.F_WRLCK, End: advisory.MaxEnd, Pid: uint32(l.Owner.Pid)}
+			}
+		case in.Lk.Typ == unix.F_WRLCK:
+			if pid, others := fs.othersShare(at.parent.dir, p); others {
+				out.Lk = fuse.FileLock{Typ: unix.F_RDLCK, End: advisory.MaxEnd, Pid: uint32(pid)}
+			}
 		}
 	}
 	return fuse.OK
+}
+
+// othersShare reports whether somebody but p has a shared lock on d, and who (A5).
+func (fs *FS) othersShare(d *lockstate.Dir, p *procid.Process) (pid int, others bool) {
+	for _, l := range fs.table.On(d) {
+		if l.Kind == lockstate.Shared && (p == nil || l.Owner != p.ID()) {
+			return l.Owner.Pid, true
+		}
+	}
+	return 0, false
 }
 
 // SetLk is F_SETLK, and flock(2) with LOCK_NB.

@@ -388,4 +388,17 @@ func TestA8GetLk(t *testing.T) {
 	if got := b.Get("getlk", "x", "wr"); got != "un" {
 		t.Errorf("getlk after the release = %q, want %q", got, "un")
 	}
+
+	a.must("open", "shared", file, "rdwr,creat")
+	a.must("flock", "shared", "sh", "nb")
+	b.must("open", "shared", file, "rdwr")
+	b.want("EAGAIN", "setlk", "shared", "wr")
+	for kind, want := range map[string]string{"rd": "un", "wr": fmt.Sprintf("rd 0 0 %d", a.Pid)} {
+		if got := b.Get("getlk", "shared", kind); got != want {
+			t.Errorf("getlk %s of who does not share = %q, want %q", kind, got, want)
+		}
+	}
+	if got := a.Get("getlk", "shared", "wr"); got != "un" {
+		t.Errorf("getlk wr of the only one that shares = %q, want %q", got, "un")
+	}
 }
