@@ -196,7 +196,7 @@ func (fs *FS) announceCandidate(r *request) (record uint64) {
 	if !ownCandidateName(r.name, p) {
 		return 0
 	}
-	record = fs.cands.record(fs.table.Path(r.parent.dir), r.name, p.ID())
+	record = fs.cands.record(r.parent, r.name, p.ID())
 	fs.cands.keep()
 	return record
 }

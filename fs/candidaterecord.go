@@ -20,7 +20,8 @@ const candBase = 1 << 61
 
 // A candRecord is a candidate as it outlives the daemon.
 type candRecord struct {
-	Dir   lockstate.Bytes `json:"candidate_in"` // path of the table
+	Dir   lockstate.Bytes `json:"candidate_in"` // path of the table,
+	In    lockstate.Inode `json:"in,omitzero"`  // and what the backing calls that; zero in an older version's record
 	Name  lockstate.Bytes `json:"name"`
 	World string          `json:"world"` // see lockstate.Record
 	Owner procid.ID       `json:"owner"`
@@ -46,8 +47,8 @@ func (cs *candidates) start(store lockstate.Store, world string) (left map[uint6
 
 // record writes down that a process is about to make a candidate, to be kept by
 // the next flush. It is the caller's to unrecord, or a candidate's.
-func (cs *candidates) record(dir, name string, owner procid.ID) uint64 {
-	return cs.recordSince(time.Now(), dir, name, owner)
+func (cs *candidates) record(parent *node, name string, owner procid.ID) uint64 {
+	return cs.recordSince(time.Now(), parent, name, owner)
 }
 
 // recordMade is record for a candidate that is there: one of before this daemon,
@@ -57,14 +58,17 @@ func (cs *candidates) recordMade(c *candidate) uint64 {
 	if c.key.birth != 0 {
 		since = time.Unix(0, c.key.birth)
 	}
-	return cs.recordSince(since, c.fs.table.Path(c.parent.dir), c.name, c.owner.ID())
+	return cs.recordSince(since, c.parent, c.name, c.owner.ID())
 }
 
-func (cs *candidates) recordSince(since time.Time, dir, name string, owner procid.ID) uint64 {
+func (cs *candidates) recordSince(since time.Time, parent *node, name string, owner procid.ID) uint64 {
 	if cs.store == nil {
 		return 0
 	}
-	data, err := json.Marshal(candRecord{lockstate.Bytes(dir), lockstate.Bytes(name), cs.world, owner, since})
+	data, err := json.Marshal(candRecord{
+		Dir: lockstate.Bytes(parent.tab.table.Path(parent.dir)), In: parent.key().inode(), Name: lockstate.Bytes(name),
+		World: cs.world, Owner: owner, Since: since,
+	})
 	if err != nil { // nothing in it can fail
 		return 0
 	}
@@ -111,6 +115,12 @@ func (fs *FS) restoreCandidates(store lockstate.Store, world string) error {
 func (fs *FS) restoreCandidate(rec candRecord) error {
 	dir, name := string(rec.Dir), string(rec.Name)
 	var st unix.Statx_t
+	if err := fs.statIn(dir, "", &st); err != nil {
+		return err
+	}
+	if rec.In != (lockstate.Inode{}) && !rec.In.Is(fs.inodeOf(&st)) {
+		return nil // the directory has another name by now
+	}
 	if err := fs.statIn(dir, name, &st); err != nil {
 		return err
 	}

@@ -102,7 +102,7 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 	}
 	var record uint64
 	if keep {
-		record = fs.cands.record(fs.table.Path(c.parent.dir), c.name, c.owner.ID())
+		record = fs.cands.record(c.parent, c.name, c.owner.ID())
 		m.before = func() error { fs.cands.keep(); return nil } // with the lock's record, mostly
 	}
 	names := []string{m.name}

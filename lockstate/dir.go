@@ -27,11 +27,15 @@ type Dir struct {
 	busy         map[*Dir]struct{}
 }
 
+// removedPath is that of a directory that is no more. Nothing is there by that path:
+// relative ones begin with a name.
+const removedPath = "/(removed)"
+
 // path returns the directory's path relative to the root.
 func (d *Dir) path() string {
 	if d.parent == nil {
 		if d.gone {
-			return "(removed)"
+			return removedPath
 		}
 		return "."
 	}
@@ -230,7 +234,8 @@ func (t *Table) HandlesBelow(d *Dir) bool {
 	return d.handlesBelow > 0
 }
 
-// Path returns the path of d relative to the root; "." is the root.
+// Path returns the path of d relative to the root; "." is the root. That of one that was
+// removed leads nowhere.
 func (t *Table) Path(d *Dir) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -374,3 +374,54 @@ print("refused", refused)
 		t.Errorf("%s, %v", got, err)
 	}
 }
+
+// TestR4AttackCandidateElsewhere attacks R4's clean-up of candidates: their directory is
+// put aside, or renamed, and another one gets a name by which theirs could be called.
+func TestR4AttackCandidateElsewhere(t *testing.T) {
+	for name, test := range map[string]struct {
+		opts   []string
+		goes   func(m *Mount, parent *Agent) // what becomes of D
+		called string                        // the other directory
+		ends   func(m *Mount, maker *Agent)
+	}{
+		"put aside": {
+			opts: []string{"--on-crash", "quarantine"},
+			goes: func(m *Mount, parent *Agent) {
+				parent.Kill()
+				m.awaitFree("D")
+			},
+			called: "(removed)",
+			ends: func(m *Mount, maker *Agent) {
+				other := agent(t)
+				other.must("mkdir", m.At("other"))
+				maker.Exit(0)
+				eventually(t, "its other candidate is gone", func() bool { return len(readNames(t, m.Back("F"))) == 0 })
+				other.Kill() // which is carried out after that
+				m.awaitFree("other")
+			},
+		},
+		"renamed": {
+			goes:   func(m *Mount, parent *Agent) { parent.must("rename", m.At("D"), m.At("E")) },
+			called: "D",
+			ends:   func(m *Mount, maker *Agent) { m.restart(maker.Kill) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mount(t, test.opts...)
+			openDir(t, m.Back("F"))
+			parent, holder := agent(t), agent(t)
+			maker := parent.Child()
+			file := candidateName(t, maker)
+			maker.must("creat", m.At("F", file), "wronly,creat,excl")
+			parent.must("mkdir", m.At("D"))
+			maker.must("open", "f", m.At("D", file), "wronly,creat,excl")
+			test.goes(m, parent)
+			holder.must("mkdir", m.At(test.called))
+			holder.must("put", m.At(test.called, file), "artifact", "wronly,creat,excl")
+			test.ends(m, maker)
+			if b, err := os.ReadFile(m.Back(test.called, file)); string(b) != "artifact" {
+				t.Errorf("the holder's file: %q, %v", b, err)
+			}
+		})
+	}
+}
