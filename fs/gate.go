@@ -125,6 +125,7 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 		r.tellAlone()
 		if err == nil {
 			fs.leftovers.changed()
+			fs.findMapped(r.lock)
 			return fuse.OK
 		}
 		var held *lockstate.HeldError

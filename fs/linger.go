@@ -199,6 +199,11 @@ func (fs *FS) lookAgain(n *node) {
 		}
 		f.lingering = nil
 	}
+	for _, h := range f.lingering {
+		if !h.releasedJustNow() {
+			h.lock.Written()
+		}
+	}
 	fs.keepLookingLocked(n, f)
 }
 
@@ -239,6 +244,24 @@ func (fs *FS) settleLingering(held *lockstate.HeldError) bool {
 		}
 	}
 	return ended
+}
+
+// findMapped tells a lock that was acquired just now of what its owner, or another holder,
+// has mapped beneath the directory since before: what is written there nobody tells (R5).
+// The kernel lets go of a file before who has closed it goes on.
+func (fs *FS) findMapped(l *lockstate.Lock) {
+	if l == nil || l.Changed || l.Client != "" || !fs.table.HandlesBelow(l.Dir) {
+		return
+	}
+	_, open := fs.table.Below(l.Dir)
+	for _, s := range open {
+		if h := fs.handles.byLock(s.Handle); h != nil && h.lingering() {
+			fs.lookAgain(h.node)
+			if fs.handles.byLock(s.Handle) != nil {
+				s.Handle.Written()
+			}
+		}
+	}
 }
 
 // lingering reports whether h was released.

@@ -92,6 +92,7 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 func (fs *FS) changing(cancel <-chan struct{}, header *fuse.InHeader, h *handle, op string, size uint64, do func() error) fuse.Status {
 	change := func() error { return fs.asOpener(h, size, do) }
 	if h.opener == nil {
+		h.lock.Written()
 		err := change()
 		if fs.hasRoomNow(err) {
 			err = change()

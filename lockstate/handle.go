@@ -230,13 +230,36 @@ func (h *Handle) Close() {
 // already (R5). If one was closed before, that was not the last, and something may have
 // been written since.
 func (h *Handle) Closing() {
-	if !h.closing.Swap(true) || h.t.Len() == 0 {
+	if h.closing.Swap(true) {
+		h.touch()
+	}
+}
+
+// Written says that something is changed through the handle, or can be by a mapping. The
+// locks that its opener has got know of that, but where the handle was [Handle.Closing].
+func (h *Handle) Written() {
+	if h != nil && h.closing.Load() {
+		h.touch()
+	}
+}
+
+// touch marks the locks that something is changed under through the handle.
+func (h *Handle) touch() {
+	if h.t.Len() == 0 {
 		return
 	}
+	touched := false
 	h.t.mu.Lock()
-	defer h.t.unlockFlush()
 	for _, d := range h.dirs {
-		h.t.touchAboveLocked(d, func(r *row) bool { return r.holds(h.proc) })
+		h.t.touchAboveLocked(d, func(r *row) bool {
+			holds := r.holds(h.proc)
+			touched = touched || holds
+			return holds
+		})
+	}
+	h.t.mu.Unlock()
+	if touched {
+		h.t.flush()
 	}
 }
 
