@@ -195,8 +195,7 @@ func (fs *FS) admitRename(m *renaming) (finish func(bool) bool, err error) {
 			return f(made) && ok
 		}
 	}
-	quiet := fs.isLockName(m.to.parent, m.to.name) || fs.isLockName(m.from.parent, m.from.name)
-	ops, err := fs.admitMoves(m, quiet)
+	ops, err := fs.admitMoves(m)
 	if err != nil {
 		finish(false)
 		return nil, err
@@ -232,9 +231,10 @@ func (fs *FS) ontoLockNames(m *renaming) (onto []link) {
 
 // admitMoves passes the gate for what moves one way, and for what goes or moves
 // the other way.
-func (fs *FS) admitMoves(m *renaming, quiet bool) (ops []*lockstate.Op, err error) {
+func (fs *FS) admitMoves(m *renaming) (ops []*lockstate.Op, err error) {
 	dirs := []*lockstate.Dir{m.from.parent.dir, m.to.parent.dir}
-	there := lockstate.Change{Dirs: dirs, Quiet: quiet, Into: m.to.parent.dir, Named: m.srcDir}
+	quiet, loud := fs.isQuiet(m)
+	there := lockstate.Change{Dirs: dirs, Quiet: quiet, Loud: loud, Into: m.to.parent.dir, Named: m.srcDir}
 	if err := fs.entering(m, &there, m.src, m.srcDir, m.from); err != nil {
 		return nil, err
 	}
@@ -242,7 +242,7 @@ func (fs *FS) admitMoves(m *renaming, quiet bool) (ops []*lockstate.Op, err erro
 	if err != nil || m.dst == nil {
 		return []*lockstate.Op{op}, err
 	}
-	back := lockstate.Change{Dirs: dirs, Quiet: quiet}
+	back := lockstate.Change{Dirs: dirs, Quiet: quiet, Loud: loud}
 	if m.exchanges() {
 		back.Into = m.from.parent.dir
 	}
@@ -254,6 +254,20 @@ func (fs *FS) admitMoves(m *renaming, quiet bool) (ops []*lockstate.Op, err erro
 	}
 	op.End()
 	return nil, err
+}
+
+// isQuiet reports whether m is about a lock file, which is no content (R5). In another
+// directory, loud, it is: there it is not called so.
+func (fs *FS) isQuiet(m *renaming) (quiet bool, loud *lockstate.Dir) {
+	from, to := fs.isLockName(m.from.parent, m.from.name), fs.isLockName(m.to.parent, m.to.name)
+	switch {
+	case m.from.parent == m.to.parent || from == to:
+	case from:
+		loud = m.to.parent.dir
+	default:
+		loud = m.from.parent.dir
+	}
+	return from || to, loud
 }
 
 // entering tells the table what moves, and what others can write of it.

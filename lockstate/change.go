@@ -31,6 +31,10 @@ type Change struct {
 	// Quiet changes do not count as content: making the directory itself,
 	// its lock file, or directories in it (R5).
 	Quiet bool
+	// Loud is one of Dirs, nil for none, where a Quiet change counts all the same, but
+	// for the locks that cover the others of them, too: what is a lock file elsewhere
+	// comes from or goes to there.
+	Loud *Dir
 	// Force admits the change whatever the locks say: for who only observes.
 	Force bool
 	// Free allows the change where nobody holds a lock, although writing
@@ -138,6 +142,9 @@ func (t *Table) admitLocked(c *Change) error {
 // touchLocked marks the locks that c changes something under.
 func (t *Table) touchLocked(c *Change) {
 	if c.Quiet {
+		t.touchAboveLocked(c.Loud, func(r *row) bool {
+			return !slices.ContainsFunc(c.Dirs, func(d *Dir) bool { return d != c.Loud && d.within(r.dir) })
+		})
 		return
 	}
 	for _, d := range c.Dirs {

@@ -4,6 +4,7 @@ package tests
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 )
@@ -39,4 +40,56 @@ func TestA12AttackMeanwhile(t *testing.T) {
 		owner.must("unlink", m.At(top+"/b/c/devserver"))
 	}
 	t.Logf("narrowed before in %d of %d rounds", narrowed, rounds)
+}
+
+// TestR7AttackNarrowed attacks R7 and R5: a lock file's name elsewhere makes no artifact
+// one: who moves such a thing into his directory has changed that, and it is not destroyed
+// with what he made, whichever lock he goes on with.
+func TestR7AttackNarrowed(t *testing.T) {
+	for name, test := range map[string]struct {
+		opts []string
+		lock []string
+	}{
+		"narrowed":                  {opts: []string{"--on-crash", "destroy"}, lock: []string{"creat", "a/x/devserver", "wronly,creat,excl"}},
+		"by a command that says so": {lock: []string{"ctl", ".stagefs/ctl", "acquire a/x on-crash=destroy"}},
+		"replaced":                  {lock: []string{"ctl", ".stagefs/ctl", "acquire a on-crash=destroy"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mount(t, test.opts...)
+			openDir(t, m.Back("E"))
+			openDir(t, m.Back("E/devserver"))
+			mustDo(t, os.WriteFile(m.Back("E/devserver/artifact"), []byte("old"), 0o666))
+			p := agent(t)
+			p.must("mkdir", m.At("a"))
+			p.must("rename", m.At("E/devserver"), m.At("a/x"))
+			test.lock[1] = m.At(test.lock[1])
+			p.must(test.lock...)
+			p.Kill()
+			m.awaitFree("a")
+			m.awaitFree("a/x")
+			if b, err := os.ReadFile(m.Back("a/x/artifact")); string(b) != "old" {
+				t.Errorf("what was there before the lock: %q, %v", b, err)
+			}
+		})
+	}
+	t.Run("handed over", func(t *testing.T) {
+		m := mount(t)
+		openDir(t, m.Back("E"))
+		openDir(t, m.Back("D"))
+		for _, f := range []string{"E/devserver", "D/tmp"} {
+			mustDo(t, os.WriteFile(m.Back(f), []byte("old"), 0o666))
+		}
+		openDir(t, m.Back("D/sub"))
+		a := agent(t)
+		b, c := a.Child(), a.Child()
+		b.must("mkdir", m.At("a"))
+		b.must("rename", m.At("E/devserver"), m.At("a/x"))
+		b.Exit(0)
+		m.awaitFree("a")
+		// What becomes the lock file in the same directory, or above it, is none.
+		c.must("rename", m.At("D/tmp"), m.At("D/sub/tmp"))
+		c.must("rename", m.At("D/sub/tmp"), m.At("D/devserver"))
+		c.Exit(0)
+		eventually(t, "the parent has it", func() bool { return m.Locks()["D"].Pid == a.Pid })
+	})
 }
