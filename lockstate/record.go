@@ -202,6 +202,9 @@ func (t *Table) mergeTwinLocked(r *row) bool {
 			r.files = append(r.files, f)
 		}
 	}
+	for h := range t.revocable[old.token] {
+		t.revokeByLocked(h, r.token) // L3
+	}
 	t.endLocked(old, Ending{Reason: Replaced})
 	return true
 }

@@ -168,3 +168,36 @@ func TestMovedWhenClosed(t *testing.T) {
 	h.Moved("g", f.dir("b/w"))
 	f.take(f.parent, "b/w", lockstate.Explicit)
 }
+
+// L3: what was opened under a lease that was to end, and did not, is under the one that
+// its client took instead.
+func TestRevocationOfTwin(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	take := func() lockstate.Lock {
+		t.Helper()
+		q := f.request(f.parent, "b/v", lockstate.Explicit)
+		q.Client, q.Command = "c", true
+		g, err := f.Acquire(closed, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, _ := g.Commit()
+		return l
+	}
+	old := take()
+	h, err := f.OpenHandle(lockstate.Change{Process: f.parent, Dirs: []*lockstate.Dir{f.dir("b/v")}}, "file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	f.Doom(old.Token)
+	again := take()
+	f.Remains(old.Token)
+	if h.Revoked() {
+		t.Error("Revoked() under the lease taken instead = true, want false")
+	}
+	f.End(again.Token, lockstate.Expired)
+	if !h.Revoked() {
+		t.Error("Revoked() after that one = false, want true")
+	}
+}
