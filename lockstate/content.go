@@ -100,6 +100,22 @@ func (t *Table) Entered(d *Dir, id FileID, from *Dir, above []FileID) {
 	}
 }
 
+// Restored tells that something is about to come into d that was made under earlier locks,
+// in many places perhaps. Where all that is in a directory was made under a lock, that
+// cannot be said any more.
+func (t *Table) Restored(d *Dir) {
+	t.mu.Lock()
+	defer t.unlockFlush()
+	for ; d != nil; d = d.parent {
+		for _, r := range d.rows {
+			if r.content.fresh {
+				r.content = content{unknown: true}
+				t.noteLocked(r)
+			}
+		}
+	}
+}
+
 func (c *content) knowsAny(ids []FileID) bool {
 	return slices.ContainsFunc(ids, func(id FileID) bool { _, known := c.known[id]; return known })
 }

@@ -195,6 +195,25 @@ func TestR7AttackRestored(t *testing.T) {
 	}
 }
 
+// TestR7AttackRestoredWithin: what its holder puts back into a directory is not his, and
+// does not go with what he made there.
+func TestR7AttackRestoredWithin(t *testing.T) {
+	m := mount(t, "--on-crash", "quarantine")
+	first, second := agent(t), agent(t)
+	first.must("mkdir", m.At("D"))
+	first.must("put", m.At("D", "artifact"), "old", "wronly,creat")
+	first.Kill()
+	m.awaitFree("D")
+	second.must("mkdir", m.At("E"))
+	second.must("put", m.control("ctl"), "acquire E on-crash=destroy", "wronly")
+	second.must("put", m.control("ctl"), "restore E/D id="+m.quarantine()[0].ID, "wronly")
+	second.Kill()
+	m.awaitFree("E")
+	if b, err := os.ReadFile(m.Back("E", "D", "artifact")); string(b) != "old" {
+		t.Errorf("what was put back: %q, %v", b, err)
+	}
+}
+
 // TestR7AttackDeep: a tree that is deeper than the daemon has descriptors is
 // deleted all the same, and in nobody's way.
 func TestR7AttackDeep(t *testing.T) {
