@@ -60,7 +60,7 @@ func (fs *FS) carryOutMaking(m *making, dir int, finish func(made bool) bool) er
 			defer fs.notifyDir(m.parent)
 		}
 	}
-	if err == nil && fs.table.Tracks() {
+	if err == nil && (fs.table.Tracks() || fs.isSharedName(m.parent, m.name)) {
 		fs.notePresence(m) // while the lock is in force that it is made under
 	}
 	if ok := finish(err == nil); ok || err != nil {

@@ -83,16 +83,24 @@ func (t *Table) Made(d *Dir, id FileID) {
 // Entered notes that id comes into d from another directory, or from nowhere
 // that is known: a rename or a link. above are the directories that it was in
 // before, from the nearest one up: what was in one that came from elsewhere did
-// so too.
+// so too. from is nil for what a stranger makes, which is no change of the holder's (W5):
+// it is not forgotten either where it does not matter yet what was made by whom.
 func (t *Table) Entered(d *Dir, id FileID, from *Dir, above []FileID) {
-	if !t.Tracks() {
+	if !t.Tracks() && (from != nil || t.Len() == 0) {
 		return
 	}
 	t.mu.Lock()
 	defer t.unlockFlush()
 	for ; d != nil; d = d.parent {
 		for _, r := range d.rows {
-			if t.tracksLocked(r) && r.content.fresh && (from == nil || !from.within(d) || r.content.knowsAny(above)) {
+			switch {
+			case !r.content.fresh || r.sealed:
+			case !t.tracksLocked(r):
+				if from == nil {
+					r.content = content{unknown: true}
+					t.noteLocked(r)
+				}
+			case from == nil || !from.within(d) || r.content.knowsAny(above):
 				r.content.note(id)
 				t.noteLocked(r)
 			}

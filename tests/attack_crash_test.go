@@ -214,6 +214,21 @@ func TestR7AttackRestoredWithin(t *testing.T) {
 	}
 }
 
+// TestR7AttackShared: what a stranger makes under a shared name (W5) is not its holder's,
+// also if he says only afterwards what is to become of what he has made.
+func TestR7AttackShared(t *testing.T) {
+	m := mount(t, "--shared-name", "staged.timestamp")
+	owner, other := agent(t), agent(t)
+	owner.must("mkdir", m.At("D"))
+	other.must("put", m.At("D", "staged.timestamp"), "theirs", "wronly,creat")
+	owner.must("put", m.control("ctl"), "acquire D on-crash=destroy", "wronly")
+	owner.Kill()
+	m.awaitFree("D")
+	if b, err := os.ReadFile(m.Back("D", "staged.timestamp")); string(b) != "theirs" {
+		t.Errorf("the stranger's file: %q, %v", b, err)
+	}
+}
+
 // TestR7AttackDeep: a tree that is deeper than the daemon has descriptors is
 // deleted all the same, and in nobody's way.
 func TestR7AttackDeep(t *testing.T) {
