@@ -21,17 +21,24 @@ import (
 // where the kernel writes past the daemon, with a SETATTR that sets nothing,
 // before the first write. Capabilities in security.capability are dropped by
 // the backing itself, whoever writes.
+//
+// The kernel gives a program the suid and sgid bits that it knows of, for as long
+// as attributes are valid, and so does it answer a statx(2) that asks for no more
+// than the mode. It is told that they are gone: the answer to a write or an open
+// has no mode.
 
-// killFD takes the privileges of the file that fd is open on away.
-func (fs *FS) killFD(fd int, h *fuse.InHeader) error {
+// killFD takes the privileges of n, which fd is open on, away.
+func (fs *FS) killFD(n *node, fd int, h *fuse.InHeader) error {
 	var st unix.Statx_t
 	if err := statAt(fd, "", &st); err != nil {
 		return err
 	}
-	if mode := fs.withoutPrivileges(h, &st); mode != uint32(st.Mode) {
-		return unix.Fchmod(fd, mode&0o7777)
+	mode := fs.withoutPrivileges(h, &st)
+	if mode == uint32(st.Mode) {
+		return nil
 	}
-	return nil
+	defer fs.notifyAttr(n)
+	return unix.Fchmod(fd, mode&0o7777)
 }
 
 // killPrivileges takes the privileges of n away. st are its attributes. The
@@ -46,6 +53,7 @@ func (fs *FS) killPrivileges(n *node, h *fuse.InHeader, st *unix.Statx_t) error 
 		return err
 	}
 	defer unix.Close(fd)
+	defer fs.notifyAttr(n)
 	st.Mode = uint16(mode)
 	return unix.Fchmodat(fs.back.proc, procName(fd), mode&0o7777, 0)
 }

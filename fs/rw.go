@@ -71,7 +71,7 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 	status = statusOf(fs.writeFD(h, func(fd int) error {
 		return errorOf(fs.changing(cancel, &in.InHeader, h, "write", uint64(len(data)), func() error {
 			if in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0 {
-				if err := fs.killFD(fd, &in.InHeader); err != nil {
+				if err := fs.killFD(h.node, fd, &in.InHeader); err != nil {
 					return err
 				}
 			}

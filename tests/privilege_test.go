@@ -89,6 +89,13 @@ ops = {
     "mapped": mapped,
 }
 
+# Of what the kernel knows, one may ask for the mode alone: then it asks nobody.
+def mode_alone():
+    st = ctypes.create_string_buffer(256)
+    if libc.statx(-100, os.fsencode(path), 0, 2, st) != 0: # AT_FDCWD, STATX_MODE
+        raise OSError(ctypes.get_errno(), "statx")
+    return struct.unpack_from("H", st, 28)[0]
+
 def make(owner, mode, cap, kind):
     os.mknod(path, kind | 0o600)
     if kind == stat.S_IFREG:
@@ -132,8 +139,8 @@ def play(who, owner, cases):
     for name, (op, mode, cap, kind), errno in zip(files, cases, errnos):
         path = top + name
         # What the kernel has in its cache does not show what a call that failed has done.
-        now, behind = os.stat(path).st_mode, os.stat(back + name).st_mode
-        print(op, who, owner, oct(mode), cap, oct(kind), ":", errno, oct(now & 0o7777), oct(behind & 0o7777), os.listxattr(path))
+        alone, now, behind = mode_alone(), os.stat(path).st_mode, os.stat(back + name).st_mode
+        print(op, who, owner, oct(mode), cap, oct(kind), ":", errno, oct(alone & 0o7777), oct(now & 0o7777), oct(behind & 0o7777), os.listxattr(path))
         os.unlink(path)
 
 with open(source, "w") as f:
