@@ -77,9 +77,7 @@ func (fs *FS) setFlags(cancel <-chan struct{}, in *fuse.IoctlIn, flags []byte) f
 		defer unix.Close(fd)
 		return ioctlOn(fd, in.Cmd, flags)
 	})
-	if status == fuse.OK {
-		fs.notifyAttr(n) // the ctime
-	}
+	fs.notifyAttr(n) // the ctime: ext4 sets it before it refuses a flag
 	return status
 }
 

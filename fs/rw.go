@@ -172,6 +172,7 @@ func (fs *FS) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	if h == nil || h.cand != nil {
 		return fuse.OK
 	}
+	defer fs.notifyAttr(h.node) // it may have other blocks now
 	return statusOf(fs.sync(h, func(fd int) error {
 		return syncFD(fd, in.FsyncFlags)
 	}))

@@ -21,6 +21,7 @@ func timeProbes() []probeCase {
 		{"times of mapped writes", probeMappedTimes},
 		{"times of mapped writes, of files that were empty", probeGrownTimes},
 		{"attributes asked for one at a time", probeSingleAttributes},
+		{"attributes that fsync and a refused chattr change", probeLateAttributes},
 		{"atime of reads", probeAtime},
 	}
 }
@@ -356,6 +357,28 @@ func probeSingleAttributes(p *probe) {
 		}
 		p.note("%s: %s", c.name, line)
 	}
+}
+
+// probeLateAttributes has ext4 find only while it writes that a file of many pieces
+// takes a block more, and set a ctime before it says no: without extents it stores no
+// such file.
+func probeLateAttributes(p *probe) {
+	p.file("f", "", 0o644)
+	fd := p.open("f", unix.O_WRONLY)
+	for i := range 12 {
+		_, err := unix.Pwrite(fd, make([]byte, 4096), int64(11-i)<<15)
+		p.must(err)
+	}
+	p.must(unix.Close(fd))
+	p.times("f")
+	fd = p.open("f", unix.O_RDONLY)
+	defer unix.Close(fd)
+	p.must(unix.Fsync(fd))
+	before := p.times("f")
+	p.note("blocks %d", before.Blocks)
+	time.Sleep(20 * time.Millisecond) // so that now is another time
+	err := unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, 0)
+	p.note("no flags: %s, ctime changed: %v", errnoName(err), p.times("f").Ctim != before.Ctim)
 }
 
 // mapped calls f with a file mapped, whose descriptor is closed already.
