@@ -194,7 +194,7 @@ func (c *command) putBack(x *puttingBack) error {
 		x.message, x.isOpen = open+" is still open for writing, or mapped", true
 		return unix.EBUSY
 	}
-	fs.table.Restored(d) // before: a daemon that dies in between lost nothing
+	fs.table.Mixed(d) // before: a daemon that dies in between lost nothing
 	if err := w.merge(contentName, name); err != nil {
 		return err
 	}

@@ -256,8 +256,8 @@ func (fs *FS) admitMoves(m *renaming) (ops []*lockstate.Op, err error) {
 	return nil, err
 }
 
-// isQuiet reports whether m is about a lock file, which is no content (R5). In another
-// directory, loud, it is: there it is not called so.
+// isQuiet reports whether m is about a lock file, which is no content (R5). If it is not
+// called so at one end, and that is in another directory, it is content there: loud.
 func (fs *FS) isQuiet(m *renaming) (quiet bool, loud *lockstate.Dir) {
 	from, to := fs.isLockName(m.from.parent, m.from.name), fs.isLockName(m.to.parent, m.to.name)
 	switch {
@@ -292,7 +292,17 @@ func (fs *FS) entering(m *renaming, c *lockstate.Change, v *victim, dir *locksta
 
 // noteEntering tells the table what is about to come into a directory (R7).
 func (fs *FS) noteEntering(m *renaming) {
-	if m.from.parent == m.to.parent || !fs.table.Tracks() {
+	if m.from.parent == m.to.parent {
+		return
+	}
+	if !fs.table.Tracks() {
+		// A lock file is no content (R5), but a directory may have some.
+		if m.srcDir != nil && fs.isLockName(m.to.parent, m.to.name) {
+			fs.table.Mixed(m.to.parent.dir)
+		}
+		if m.exchanges() && m.dstDir != nil && fs.isLockName(m.from.parent, m.from.name) {
+			fs.table.Mixed(m.from.parent.dir)
+		}
 		return
 	}
 	fs.table.Entered(m.to.parent.dir, fs.fileID(&m.src.st), m.from.parent.dir, m.from.parent.lineage())

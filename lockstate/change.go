@@ -31,9 +31,9 @@ type Change struct {
 	// Quiet changes do not count as content: making the directory itself,
 	// its lock file, or directories in it (R5).
 	Quiet bool
-	// Loud is one of Dirs, nil for none, where a Quiet change counts all the same, but
-	// for the locks that cover the others of them, too: what is a lock file elsewhere
-	// comes from or goes to there.
+	// Loud is one of Dirs, or nil. A Quiet change counts all the same for the locks that
+	// cover Loud and none of the others: what is a lock file elsewhere comes from or goes
+	// to there.
 	Loud *Dir
 	// Force admits the change whatever the locks say: for who only observes.
 	Force bool

@@ -84,7 +84,7 @@ func (t *Table) Made(d *Dir, id FileID) {
 // that is known: a rename or a link. above are the directories that it was in
 // before, from the nearest one up: what was in one that came from elsewhere did
 // so too. from is nil for what a stranger makes, which is no change of the holder's (W5):
-// it is not forgotten either where it does not matter yet what was made by whom.
+// where it does not matter yet what was made by whom, nobody can say later.
 func (t *Table) Entered(d *Dir, id FileID, from *Dir, above []FileID) {
 	if !t.Tracks() && (from != nil || t.Len() == 0) {
 		return
@@ -108,18 +108,23 @@ func (t *Table) Entered(d *Dir, id FileID, from *Dir, above []FileID) {
 	}
 }
 
-// Restored tells that something is about to come into d that was made under earlier locks,
-// in many places perhaps. Where all that is in a directory was made under a lock, that
-// cannot be said any more.
-func (t *Table) Restored(d *Dir) {
+// Mixed tells that things are about to come into d, or beneath, of which is not known
+// under which lock they were made. Of what is in a directory that was made under a lock
+// no more can be said then than that of anything.
+func (t *Table) Mixed(d *Dir) {
 	t.mu.Lock()
 	defer t.unlockFlush()
-	for ; d != nil; d = d.parent {
+	mix := func(r *row) bool {
+		if r.content.fresh {
+			r.content = content{unknown: true}
+			t.noteLocked(r)
+		}
+		return true
+	}
+	d.walkRows(mix)
+	for d = d.parent; d != nil; d = d.parent {
 		for _, r := range d.rows {
-			if r.content.fresh {
-				r.content = content{unknown: true}
-				t.noteLocked(r)
-			}
+			mix(r)
 		}
 	}
 }
