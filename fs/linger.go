@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -185,12 +186,14 @@ func (fs *FS) keepLookingLocked(n *node, f *file) {
 	f.watched = len(f.lingering) > 0
 }
 
-// lookAgain looks whether handles still linger on n.
-func (fs *FS) lookAgain(n *node) {
+// lookAgain looks whether handles still linger on n. It returns those that do; none if
+// somebody has it open for writing, as of which there is no telling.
+func (fs *FS) lookAgain(n *node) (mapped []*handle) {
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
 	f := n.lockFile()
 	defer n.unlockFile(f)
+	open := f.writers > 0 || f.writing > 0
 	if fs.stillMappedLocked(n, f) && (n.forgotten() || fs.vanishedLocked(n, f)) {
 		// It has no name and nobody can give it one: what is written to
 		// it is seen by nobody but the mapping's own processes.
@@ -199,12 +202,16 @@ func (fs *FS) lookAgain(n *node) {
 		}
 		f.lingering = nil
 	}
-	for _, h := range f.lingering {
+	if !open {
+		mapped = slices.Clone(f.lingering)
+	}
+	for _, h := range mapped {
 		if !h.releasedJustNow() {
 			h.lock.Written()
 		}
 	}
 	fs.keepLookingLocked(n, f)
+	return mapped
 }
 
 // forgotten reports whether n has no name and the kernel does not know it.
@@ -248,18 +255,16 @@ func (fs *FS) settleLingering(held *lockstate.HeldError) bool {
 
 // findMapped tells a lock that was acquired just now of what its owner, or another holder,
 // has mapped beneath the directory since before: what is written there nobody tells (R5).
-// The kernel lets go of a file before who has closed it goes on.
+// The kernel lets go of a file before who has closed it goes on; but the RELEASE may come
+// later, and then it is found out after a while.
 func (fs *FS) findMapped(l *lockstate.Lock) {
 	if l == nil || l.Changed || l.Client != "" || !fs.table.HandlesBelow(l.Dir) {
 		return
 	}
 	_, open := fs.table.Below(l.Dir)
 	for _, s := range open {
-		if h := fs.handles.byLock(s.Handle); h != nil && h.lingering() {
-			fs.lookAgain(h.node)
-			if fs.handles.byLock(s.Handle) != nil {
-				s.Handle.Written()
-			}
+		if h := fs.handles.byLock(s.Handle); h != nil && h.lingering() && slices.Contains(fs.lookAgain(h.node), h) {
+			s.Handle.Written()
 		}
 	}
 }
