@@ -91,38 +91,26 @@ func (fs *FS) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse
 		}
 		return fuse.OK
 	}
-	// Somebody may hold the directory by another protocol.
-	if h, at, ok, _ := fs.lockedBy(in); h != nil && ok {
-		l, held := fs.table.Governing(at.parent.dir)
-		if !held {
-			return fuse.OK
-		}
-		p, ok := fs.process(&in.InHeader)
-		if !ok {
-			return fuse.EINTR
-		}
-		switch {
-		case l.Kind != lockstate.Shared:
-			if !fs.table.Holds(p, at.parent.dir) {
-				out.Lk = fuse.FileLock{Typ: unix.F_WRLCK, End: advisory.MaxEnd, Pid: uint32(l.Owner.Pid)}
-			}
-		case in.Lk.Typ == unix.F_WRLCK:
-			if pid, others := fs.othersShare(at.parent.dir, p); others {
-				out.Lk = fuse.FileLock{Typ: unix.F_RDLCK, End: advisory.MaxEnd, Pid: uint32(pid)}
-			}
+	// Somebody may hold the directory by another protocol, or share it.
+	h, at, ok, _ := fs.lockedBy(in)
+	if h == nil || !ok {
+		return fuse.OK
+	}
+	d := &dirLock{fs: fs, cancel: cancel, in: in, h: h, at: at, want: lockOf(in)}
+	r, ok := d.request()
+	if !ok {
+		return fuse.EINTR
+	}
+	q := d.asks()
+	q.Process = r.proc
+	var held *lockstate.HeldError
+	if errors.As(fs.table.Probe(q), &held) && held.Lock.Token != 0 {
+		out.Lk = fuse.FileLock{Typ: unix.F_WRLCK, End: advisory.MaxEnd, Pid: uint32(held.Lock.Owner.Pid)}
+		if held.Lock.Kind == lockstate.Shared {
+			out.Lk.Typ = unix.F_RDLCK
 		}
 	}
 	return fuse.OK
-}
-
-// othersShare reports whether somebody but p has a shared lock on d, and who (A5).
-func (fs *FS) othersShare(d *lockstate.Dir, p *procid.Process) (pid int, others bool) {
-	for _, l := range fs.table.On(d) {
-		if l.Kind == lockstate.Shared && (p == nil || l.Owner != p.ID()) {
-			return l.Owner.Pid, true
-		}
-	}
-	return 0, false
 }
 
 // SetLk is F_SETLK, and flock(2) with LOCK_NB.
