@@ -13,7 +13,7 @@ type storedRecord struct {
 	data  []byte
 }
 
-// A readRecord is that of a lock, read, with what is at its path.
+// A readRecord is a lock's record that was read, with what is at its path.
 type readRecord struct {
 	token uint64
 	rec   lockstate.Record
