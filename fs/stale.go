@@ -34,7 +34,8 @@ type staleFinds struct {
 }
 
 type staleFind struct {
-	at    time.Time // when it was told so
+	at    time.Time // when it was told so,
+	told  uint64    // in answer to which request
 	again uint64    // the request by which it came back
 }
 
@@ -48,6 +49,9 @@ func (t *staleFinds) found(stale bool, h *fuse.InHeader) bool {
 	defer t.mu.Unlock()
 	now := time.Now()
 	if f := t.byTid[h.Pid]; f != nil {
+		if f.told == h.Unique {
+			return stale
+		}
 		if now.Sub(f.at) < againTime && (f.again == 0 || f.again == h.Unique) {
 			f.again = h.Unique
 			return false
@@ -66,7 +70,7 @@ func (t *staleFinds) found(stale bool, h *fuse.InHeader) bool {
 		if t.byTid == nil {
 			t.byTid = make(map[uint32]*staleFind)
 		}
-		t.byTid[h.Pid] = &staleFind{at: now}
+		t.byTid[h.Pid] = &staleFind{at: now, told: h.Unique}
 	}
 	t.some.Store(len(t.byTid) > 0)
 	return stale
