@@ -321,7 +321,7 @@ func (fs *FS) notePresence(m *making) {
 	}
 	id := fs.fileID(&m.st)
 	if len(m.covered(fs)) == 0 && !fs.table.Holds(m.r.process(), m.parent.dir) {
-		fs.table.Entered(m.parent.dir, id, nil, nil) // W5: it is a stranger's
+		fs.table.Entered(m.parent.dir, id, nil, nil, true) // W5: it is a stranger's
 		return
 	}
 	fs.table.Made(m.parent.dir, id)
@@ -333,5 +333,5 @@ func (fs *FS) noteLinking(m *making, src *node) {
 	if len(m.linked) == 0 {
 		return // it has no name, and was made for this one
 	}
-	fs.table.Entered(m.parent.dir, src.key().fileID(), m.linked[0], src.above())
+	fs.table.Entered(m.parent.dir, src.key().fileID(), m.linked[0], src.above(), false)
 }

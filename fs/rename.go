@@ -295,19 +295,16 @@ func (fs *FS) noteEntering(m *renaming) {
 	if m.from.parent == m.to.parent {
 		return
 	}
-	if !fs.table.Tracks() {
+	enters := func(v *victim, dir *lockstate.Dir, to, from link) {
 		// A lock file is no content (R5), but a directory may have some.
-		if m.srcDir != nil && fs.isLockName(m.to.parent, m.to.name) {
-			fs.table.Mixed(m.to.parent.dir)
+		quiet := dir != nil && fs.isLockName(to.parent, to.name)
+		if quiet || fs.table.Tracks() {
+			fs.table.Entered(to.parent.dir, fs.fileID(&v.st), from.parent.dir, from.parent.lineage(), quiet)
 		}
-		if m.exchanges() && m.dstDir != nil && fs.isLockName(m.from.parent, m.from.name) {
-			fs.table.Mixed(m.from.parent.dir)
-		}
-		return
 	}
-	fs.table.Entered(m.to.parent.dir, fs.fileID(&m.src.st), m.from.parent.dir, m.from.parent.lineage())
+	enters(m.src, m.srcDir, m.to, m.from)
 	if m.exchanges() {
-		fs.table.Entered(m.from.parent.dir, fs.fileID(&m.dst.st), m.to.parent.dir, m.to.parent.lineage())
+		enters(m.dst, m.dstDir, m.from, m.to)
 	}
 }
 

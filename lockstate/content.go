@@ -83,25 +83,26 @@ func (t *Table) Made(d *Dir, id FileID) {
 // Entered notes that id comes into d from another directory, or from nowhere
 // that is known: a rename or a link. above are the directories that it was in
 // before, from the nearest one up: what was in one that came from elsewhere did
-// so too. from is nil for what a stranger makes, which is no change of the holder's (W5):
-// where it does not matter yet what was made by whom, nobody can say later.
-func (t *Table) Entered(d *Dir, id FileID, from *Dir, above []FileID) {
-	if !t.Tracks() && (from != nil || t.Len() == 0) {
+// so too. from is nil for what a stranger makes (W5). quiet: it is no change of the
+// holder's (R5), so that nobody could say later that it came, where it does not matter
+// yet what was made by whom.
+func (t *Table) Entered(d *Dir, id FileID, from *Dir, above []FileID, quiet bool) {
+	if !t.Tracks() && (!quiet || t.Len() == 0) {
 		return
 	}
 	t.mu.Lock()
 	defer t.unlockFlush()
 	for ; d != nil; d = d.parent {
 		for _, r := range d.rows {
+			tracks := t.tracksLocked(r)
 			switch {
-			case !r.content.fresh || r.sealed:
-			case !t.tracksLocked(r):
-				if from == nil {
-					r.content = content{unknown: true}
-					t.noteLocked(r)
-				}
-			case from == nil || !from.within(d) || r.content.knowsAny(above):
+			case !r.content.fresh || r.sealed || !tracks && !quiet:
+			case from != nil && from.within(d) && !r.content.knowsAny(above):
+			case tracks:
 				r.content.note(id)
+				t.noteLocked(r)
+			default:
+				r.mixLocked()
 				t.noteLocked(r)
 			}
 		}
@@ -116,7 +117,7 @@ func (t *Table) Mixed(d *Dir) {
 	defer t.unlockFlush()
 	mix := func(r *row) bool {
 		if r.content.fresh {
-			r.content = content{unknown: true}
+			r.mixLocked()
 			t.noteLocked(r)
 		}
 		return true
@@ -128,6 +129,9 @@ func (t *Table) Mixed(d *Dir) {
 		}
 	}
 }
+
+// mixLocked tells that nothing is known any more of what was made under r.
+func (r *row) mixLocked() { r.content = content{unknown: true} }
 
 func (c *content) knowsAny(ids []FileID) bool {
 	return slices.ContainsFunc(ids, func(id FileID) bool { _, known := c.known[id]; return known })

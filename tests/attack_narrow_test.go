@@ -73,33 +73,39 @@ func TestR7AttackNarrowed(t *testing.T) {
 			}
 		})
 	}
-	t.Run("as a lock directory", func(t *testing.T) {
-		m := mount(t)
-		openDir(t, m.Back("E"))
-		artifact := bytes.Repeat([]byte("old"), 1<<20) // a locker's files are small
-		for _, name := range []string{"build", "devserver", "other"} {
-			openDir(t, m.Back("E", name))
-			mustDo(t, os.WriteFile(m.Back("E", name, "artifact"), artifact, 0o666))
-		}
-		p := agent(t)
-		for _, dir := range []string{"a", "b", "c"} {
-			p.must("mkdir", m.At(dir))
-		}
-		p.must("rename", m.At("E/build"), m.At("a/devserver"))
-		p.must("rename", m.At("E/devserver"), m.At("b/devserver"))
-		p.must("mkdir", m.At("c/devserver"))
-		p.must("rename", m.At("c/devserver"), m.At("E/other"), "exchange")
-		for _, dir := range []string{"a", "b", "c"} {
-			p.must("ctl", m.At(".stagefs/ctl"), "acquire "+dir+" on-crash=destroy")
-		}
-		p.Kill()
-		for _, dir := range []string{"a", "b", "c"} {
-			m.awaitFree(dir)
-			if b, err := os.ReadFile(m.Back(dir, "devserver/artifact")); !bytes.Equal(b, artifact) {
-				t.Errorf("%s: what was there before the lock: %d bytes, %v", dir, len(b), err)
+	for name, busy := range map[string]bool{"as a lock directory": false, "as a lock directory, beside a lock with a policy": true} {
+		t.Run(name, func(t *testing.T) {
+			m := mount(t)
+			openDir(t, m.Back("E"))
+			artifact := bytes.Repeat([]byte("old"), 1<<20) // a locker's files are small
+			for _, name := range []string{"build", "devserver", "other"} {
+				openDir(t, m.Back("E", name))
+				mustDo(t, os.WriteFile(m.Back("E", name, "artifact"), artifact, 0o666))
 			}
-		}
-	})
+			if busy {
+				openDir(t, m.Back("F"))
+				agent(t).mustCommand(m, "acquire F on-crash=destroy")
+			}
+			p := agent(t)
+			for _, dir := range []string{"a", "b", "c"} {
+				p.must("mkdir", m.At(dir))
+			}
+			p.must("rename", m.At("E/build"), m.At("a/devserver"))
+			p.must("rename", m.At("E/devserver"), m.At("b/devserver"))
+			p.must("mkdir", m.At("c/devserver"))
+			p.must("rename", m.At("c/devserver"), m.At("E/other"), "exchange")
+			for _, dir := range []string{"a", "b", "c"} {
+				p.mustCommand(m, "acquire %s on-crash=destroy", dir)
+			}
+			p.Kill()
+			for _, dir := range []string{"a", "b", "c"} {
+				m.awaitFree(dir)
+				if b, err := os.ReadFile(m.Back(dir, "devserver/artifact")); !bytes.Equal(b, artifact) {
+					t.Errorf("%s: what was there before the lock: %d bytes, %v", dir, len(b), err)
+				}
+			}
+		})
+	}
 	t.Run("handed over", func(t *testing.T) {
 		m := mount(t)
 		openDir(t, m.Back("E"))
