@@ -114,14 +114,19 @@ func (fs *FS) restoreCandidates(store lockstate.Store, world string) error {
 
 func (fs *FS) restoreCandidate(rec candRecord) error {
 	dir, name := string(rec.Dir), string(rec.Name)
+	fd, err := fs.openPath(dir)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
 	var st unix.Statx_t
-	if err := fs.statIn(dir, "", &st); err != nil {
+	if err := statAt(fd, "", &st); err != nil {
 		return err
 	}
 	if rec.In != (lockstate.Inode{}) && !rec.In.Is(fs.inodeOf(&st)) {
 		return nil // the directory has another name by now
 	}
-	if err := fs.statIn(dir, name, &st); err != nil {
+	if err := statAt(fd, name, &st); err != nil {
 		return err
 	}
 	key := fs.identityOf(&st)

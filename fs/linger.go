@@ -262,9 +262,13 @@ func (fs *FS) findMapped(l *lockstate.Lock) {
 		return
 	}
 	_, open := fs.table.Below(l.Dir)
+	looked := make(map[*node]bool)
 	for _, s := range open {
-		if h := fs.handles.byLock(s.Handle); h != nil && h.lingering() && slices.Contains(fs.lookAgain(h.node), h) {
-			s.Handle.Written()
+		if h := fs.handles.byLock(s.Handle); h != nil && h.lingering() && !looked[h.node] {
+			looked[h.node] = true
+			for _, mapped := range fs.lookAgain(h.node) {
+				mapped.lock.Written()
+			}
 		}
 	}
 }
