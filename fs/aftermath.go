@@ -40,7 +40,12 @@ func (fs *FS) clear(l lockstate.Lock, policy string, how lockstate.Ending, c cle
 	if policy == lockstate.Keep || l.Kind == lockstate.Shared || fs.opts.Observe {
 		return false
 	}
-	spoils, ok := fs.table.Seal(l.Token)
+	var spoils lockstate.Spoils
+	var ok bool
+	_ = fs.locked(true, func() error { // what others make there is noted before, or refused
+		spoils, ok = fs.table.Seal(l.Token)
+		return nil
+	})
 	if !ok {
 		return true // somebody else does it
 	}

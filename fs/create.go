@@ -150,9 +150,10 @@ func (fs *FS) admitEntry(m *making) (finish func(made bool) bool, err error) {
 	}, &m.st)
 }
 
-// covered returns the directories whose locks cover what m makes.
+// covered returns the directories whose locks cover what m makes. What is being cleared
+// away is no place for what others share.
 func (m *making) covered(fs *FS) []*lockstate.Dir {
-	if m.r.op == "create" && fs.isSharedName(m.parent, m.name) {
+	if m.r.op == "create" && fs.isSharedName(m.parent, m.name) && !fs.table.Sealed(m.parent.dir) {
 		return nil // W5
 	}
 	return []*lockstate.Dir{m.parent.dir}

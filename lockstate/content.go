@@ -230,6 +230,18 @@ func (t *Table) Seal(token uint64) (s Spoils, ok bool) {
 	return s, true
 }
 
+// Sealed reports whether a lock on d or above is sealed.
+func (t *Table) Sealed(d *Dir) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for ; d != nil; d = d.parent {
+		if slices.ContainsFunc(d.rows, func(r *row) bool { return r.sealed }) {
+			return true
+		}
+	}
+	return false
+}
+
 func (t *Table) setOnCrashLocked(r *row, policy string) {
 	if r.onCrash == "" {
 		t.crashers.Add(1)

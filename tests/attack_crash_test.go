@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -226,6 +227,51 @@ func TestR7AttackShared(t *testing.T) {
 	m.awaitFree("D")
 	if b, err := os.ReadFile(m.Back("D", "staged.timestamp")); string(b) != "theirs" {
 		t.Errorf("the stranger's file: %q, %v", b, err)
+	}
+}
+
+// TestR7AttackSharedSwept: so it is while the content of a dead owner is cleared away.
+func TestR7AttackSharedSwept(t *testing.T) {
+	m := mount(t, "--shared-name", "stamp*", "--on-crash", "destroy")
+	const rounds, dirs = 24, 20
+	for round := range rounds {
+		top := "D" + itoa(round)
+		owner := agent(t)
+		owner.must("mkdir", m.At(top))
+		if out := owner.Get("sh", fmt.Sprintf("cd %s && mkdir $(seq 0 %d) && touch $(seq -f %%g/f 0 %d)", m.At(top), dirs-1, dirs-1)); !strings.HasPrefix(out, "0") {
+			t.Fatal(out)
+		}
+		if round%2 == 0 { // else it goes in one step
+			mustDo(t, os.WriteFile(m.At(top, "0", "stamp"), nil, 0o666))
+		}
+		over, made := make(chan struct{}), make(chan []string)
+		go func() {
+			var paths []string
+			for i := 0; ; i++ {
+				select {
+				case <-over:
+					made <- paths
+					return
+				default:
+				}
+				path := filepath.Join(top, itoa(i%dirs), "stamp"+itoa(i))
+				if f, err := os.OpenFile(m.At(path), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666); err == nil {
+					f.Close()
+					paths = append(paths, path)
+				}
+			}
+		}()
+		if round%4 < 2 {
+			time.Sleep(time.Duration(round) * time.Millisecond / 4)
+		}
+		owner.Kill()
+		m.awaitFree(top)
+		close(over)
+		for _, path := range <-made {
+			if _, err := os.Lstat(m.Back(path)); err != nil {
+				t.Fatalf("round %d: what a stranger made: %v", round, err)
+			}
+		}
 	}
 }
 
