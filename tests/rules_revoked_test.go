@@ -8,7 +8,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -50,6 +52,65 @@ func TestL3RevokedAside(t *testing.T) {
 		client.want("EBUSY", "ftruncate", name, "0")
 	}
 	if after := digest(t, m.Back("L")); after != before {
+		t.Errorf("written after the break:\n%s", diff(before, after))
+	}
+}
+
+// TestFaultRetakenRevoked: a lease that could not be broken, as one of its lock files can't
+// be removed, and that its client took again meanwhile, goes on as the one lease that the
+// client has then; to break that revokes what was opened under the first (L3).
+func TestFaultRetakenRevoked(t *testing.T) {
+	needInject(t)
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	removing, retaken := make(chan struct{}), make(chan struct{})
+	var first sync.Once
+	m.inject(&fault{call: unix.SYS_UNLINKAT, until: func(a asked) <-chan struct{} {
+		if !strings.HasPrefix(a.path(1), "more") {
+			return nil
+		}
+		first.Do(func() { close(removing) })
+		goOn := make(chan struct{})
+		go func() {
+			defer close(goOn)
+			select {
+			case <-retaken:
+			case <-time.After(50 * time.Millisecond):
+			}
+		}()
+		return goOn
+	}}, &fault{call: unix.SYS_UNLINKAT, errno: unix.EIO, times: 1, is: func(a asked) bool { return a.path(1) == "devserver" }})
+	m.start([]string{"--lock-name", "devserver", "--lock-name", "more*"})
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	client, again, admin, next := agent(t), agent(t), agent(t), agent(t)
+	openDir(t, m.At("D"))
+	m.Ctl("release D")
+	old := client.mustCommand(m, "acquire D client=x ttl=1h").Token
+	for i := range 40 { // between any two of them the client can come
+		client.must("creat", m.At("D", fmt.Sprint("more", i)), "wronly,creat,excl")
+	}
+	client.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	client.must("open", "w", m.At("D/file"), "wronly,creat")
+	broken := admin.Start("ctl", m.control("ctl"), "break D enough")
+	<-removing
+	token := again.mustCommand(m, "acquire D client=x ttl=1h").Token
+	close(retaken)
+	if got := broken(); got != "EIO" {
+		t.Fatalf("break = %s, want EIO", got)
+	}
+	if row := m.Locks()["D"]; token <= old || row.Token != token {
+		t.Fatalf("the client has token %d after %d; the row: %+v", token, old, row)
+	}
+	client.must("write", "w", "before")
+	if got := m.Ctl("break D enough"); got != "ok" {
+		t.Fatalf("the second break = %s", got)
+	}
+	before := digest(t, m.Back("D"))
+	next.mustCommand(m, "acquire D client=y ttl=1h")
+	client.want("EBUSY", "write", "w", "late")
+	client.want("EBUSY", "ftruncate", "w", "0")
+	if after := digest(t, m.Back("D")); after != before {
 		t.Errorf("written after the break:\n%s", diff(before, after))
 	}
 }
