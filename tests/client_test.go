@@ -180,6 +180,29 @@ func TestL1Client(t *testing.T) {
 	m.awaitFree("D")
 }
 
+// TestR3Client: a lease goes with its directory, also if its client takes the name that
+// this had again, for another one.
+func TestR3Client(t *testing.T) {
+	m := mount(t)
+	a := agent(t)
+	tokens := map[string]string{}
+	for _, dir := range []string{"one", "two"} {
+		openDir(t, m.Back("D"))
+		tokens[dir] = a.client("", "", "acquire", dir, m.At("D"), "A", "1h")
+		if dir == "one" {
+			a.must("rename", m.At("D"), m.At("E"))
+		}
+	}
+	for dir, name := range map[string]string{"one": "E", "two": "D"} {
+		a.client("ok", "", "renew", dir)
+		if row := m.Locks()[name]; itoa(int(row.Token)) != tokens[dir] {
+			t.Errorf("the row of %s: %+v, want token %s", name, row, tokens[dir])
+		}
+		a.client("ok", "", "release", dir)
+		m.wantFree(name)
+	}
+}
+
 // TestL1Client64: 64 renewals in a row by the real client, on a short TTL.
 func TestL1Client64(t *testing.T) {
 	m := mount(t)

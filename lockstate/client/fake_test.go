@@ -103,17 +103,25 @@ func (d *fakeDaemon) count(verb string) int {
 }
 
 type fakeConn struct {
-	d     *fakeDaemon
-	row   *fakeRow // that is watched
-	ended chan struct{}
+	d      *fakeDaemon
+	row    *fakeRow // that is watched
+	ended  chan struct{}
+	closed bool // protected by fakeDaemon.mu
 }
 
-func (c *fakeConn) close() {}
+func (c *fakeConn) close() {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	c.closed = true
+}
 
 func (c *fakeConn) command(ctx context.Context, line string, _ func(*reply) string) (*reply, error) {
 	d := c.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if c.closed {
+		return &reply{}, unix.EBADF
+	}
 	d.lines = append(d.lines, line)
 	if d.hangs {
 		d.mu.Unlock()

@@ -132,10 +132,7 @@ func (l *Lock) pause(ctx context.Context, d time.Duration) {
 func (l *Lock) follow(ctx context.Context, c conn) error {
 	l.lineMu.Lock()
 	defer l.lineMu.Unlock()
-	line := func() string { return "watch " + word(l.rel) + " token=" + strconv.FormatUint(l.token, 10) }
-	err := c.follow(ctx, line())
-	if errors.Is(err, unix.ENOENT) && l.relocateLocked() {
-		err = c.follow(ctx, line())
-	}
-	return err
+	return l.locateLocked(func() error {
+		return c.follow(ctx, "watch "+word(l.rel)+" token="+strconv.FormatUint(l.token, 10))
+	})
 }

@@ -315,6 +315,82 @@ func TestR3Renamed(t *testing.T) {
 	})
 }
 
+// R3: also where its client has taken the name that it had, or it gets that back in the
+// moment in which it is looked for.
+func TestR3RenamedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		first := mustAcquire(t, s, Options{Client: "c"})
+		d.mu.Lock()
+		d.rows["E"] = d.rows["D"]
+		delete(d.rows, "D")
+		d.mu.Unlock()
+		second := mustAcquire(t, s, Options{Client: "c"})
+		away := false
+		d.mu.Lock()
+		d.refuse = func(line string) error {
+			if away = !away; away && strings.HasPrefix(line, "re") {
+				return unix.ENOENT
+			}
+			return nil
+		}
+		d.mu.Unlock()
+		time.Sleep(time.Minute)
+		for i, l := range []*Lock{first, second} {
+			if isLost(l) {
+				t.Errorf("lock %d was lost by a rename: %v", i+1, l.Err())
+			}
+			if err := l.Release(false); err != nil || len(d.rows) != 1-i {
+				t.Errorf("Release of lock %d = %v, rows left: %v", i+1, err, d.rows)
+			}
+		}
+	})
+}
+
+// A Release that failed is repeated on another line, to which the directory may have got
+// another name as well.
+func TestR3RenamedUnreleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		l := mustAcquire(t, s, Options{})
+		d.mu.Lock()
+		d.refuse = func(string) error { return unix.EIO }
+		d.mu.Unlock()
+		if err := l.Release(false); !errors.Is(err, unix.EIO) {
+			t.Errorf("Release = %v, want EIO", err)
+		}
+		d.mu.Lock()
+		d.rows["E"] = d.rows["D"]
+		delete(d.rows, "D")
+		d.refuse = nil
+		d.mu.Unlock()
+		if err := l.Release(false); err != nil || len(d.rows) != 0 {
+			t.Errorf("Release = %v, rows left: %v", err, d.rows)
+		}
+	})
+}
+
+// L1: a directory that has another name at each look costs no lease before its deadline.
+func TestL1Renames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		l := mustAcquire(t, s, Options{Client: "c"})
+		d.mu.Lock()
+		d.refuse = func(string) error { return unix.ENOENT }
+		d.mu.Unlock()
+		time.Sleep(DefaultTTL - time.Millisecond)
+		if isLost(l) {
+			t.Errorf("lost before the deadline: %v", l.Err())
+		}
+		d.mu.Lock()
+		d.refuse = nil
+		d.mu.Unlock()
+		if err := l.Release(false); err != nil {
+			t.Errorf("Release = %v", err)
+		}
+	})
+}
+
 // Options.Wait stands in line until ctx is done.
 func TestWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

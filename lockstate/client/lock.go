@@ -5,7 +5,7 @@ package client
 import (
 	"context"
 	"errors"
-	"path/filepath"
+	"fmt"
 	"strconv"
 	"sync"
 	"time"
@@ -277,15 +277,22 @@ func (l *Lock) lose(r *reply) {
 	}
 }
 
-// command sends a command about the directory. If there is no such lock by that
-// name, the directory may have been renamed (R3): then by its new one.
+// command sends a command about the directory.
 func (l *Lock) command(ctx context.Context, verb, options string) (*reply, error) {
 	l.lineMu.Lock()
 	defer l.lineMu.Unlock()
-	r, err := l.line.command(ctx, verb+" "+word(l.rel)+options, nil)
-	if errors.Is(err, unix.ENOENT) && l.relocateLocked() {
-		r, err = l.line.command(ctx, verb+" "+word(l.rel)+options, nil)
+	var r *reply
+	another := false // lock of the client's is there
+	send := func() error {
+		return l.locateLocked(func() (err error) {
+			r, err = l.line.command(ctx, verb+" "+word(l.rel)+options, nil)
+			if another = err == nil && r.Token != 0 && r.Token != l.token; another {
+				return unix.ENOENT
+			}
+			return err
+		})
 	}
+	err := send()
 	if daemonGone(err) || errors.Is(err, unix.EBADF) {
 		// The daemon may have been started again since.
 		c, dialErr := l.sys.dial(l.root)
@@ -293,30 +300,52 @@ func (l *Lock) command(ctx context.Context, verb, options string) (*reply, error
 		case dialErr == nil:
 			l.line.close()
 			l.line = c
-			r, err = c.command(ctx, verb+" "+word(l.rel)+options, nil)
+			err = send()
 		case errors.Is(err, unix.EBADF): // the line was closed
 			err = dialErr
 		}
 	}
+	if another && err == unix.ENOENT {
+		err = nil
+	}
 	return r, err
 }
 
-// relocateLocked looks for the lock's directory in the listing, and reports
-// whether it is another one now. The caller holds lineMu.
+// maxMoves is how often a directory may get another name between a look at the listing
+// and what is asked for by the name there.
+const maxMoves = 8
+
+// errMoves: it got yet another one.
+var errMoves = fmt.Errorf("is renamed all the time: %w", unix.EAGAIN)
+
+// locateLocked asks for the lock by the name of its directory. If there is no such lock,
+// that may have been renamed (R3): then by its new one. The caller holds lineMu.
+func (l *Lock) locateLocked(ask func() error) error {
+	for range maxMoves {
+		if err := ask(); err != unix.ENOENT || !l.relocateLocked() {
+			return err
+		}
+	}
+	return errMoves
+}
+
+// relocateLocked finds the lock's directory in the listing, and reports whether it is
+// there: perhaps by the name that it had before, as it was renamed and renamed back. The
+// caller holds lineMu.
 func (l *Lock) relocateLocked() bool {
 	rows, err := l.sys.rows(l.root)
 	if err != nil {
 		return false
 	}
 	for _, row := range rows {
-		dir := row.Dir
+		if row.Token != l.token {
+			continue
+		}
+		l.rel = row.Dir
 		if len(row.DirBytes) > 0 {
-			dir = string(row.DirBytes)
+			l.rel = string(row.DirBytes)
 		}
-		if row.Token == l.token && filepath.Clean(dir) != filepath.Clean(l.rel) {
-			l.rel = dir
-			return true
-		}
+		return true
 	}
 	return false
 }
