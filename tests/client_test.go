@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	goclient "github.com/stagefs/stagefs/lockstate/client"
 )
 
@@ -201,6 +203,18 @@ func TestR3Client(t *testing.T) {
 		a.client("ok", "", "release", dir)
 		m.wantFree(name)
 	}
+}
+
+// TestA7ClientThreads: who has a lock can do what all threads have to take part in, those
+// too that wait for the lock's end.
+func TestA7ClientThreads(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a := agent(t)
+	a.client("", "", "acquire", "l", m.At("D"))
+	eventually(t, "a thread waits for the end", func() bool { return inCall(a.Pid, unix.SYS_PREAD64) })
+	a.must("setgid", "0")
+	a.client("ok", "", "release", "l")
 }
 
 // TestL1Client64: 64 renewals in a row by the real client, on a short TTL.

@@ -243,6 +243,8 @@ func (h *hands) do(w []string) (out string, err error) {
 	case "munmap":
 		return "", unix.Munmap(h.maps[w[1]])
 
+	case "setgid": // of all threads
+		return "", syscall.Setgid(int(number(w[1], 0)))
 	case "umask":
 		unix.Umask(int(number(w[1], 0)))
 	case "chdir":

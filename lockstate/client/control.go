@@ -256,14 +256,21 @@ func (f *ctlFile) interruptible(ctx context.Context, call func() error, after fu
 	return context.Cause(ctx)
 }
 
+const (
+	cancelSignal = unix.Signal(32)
+	setxidSignal = unix.Signal(33) // also Go's sigPerThreadSyscall
+)
+
 // blockSignals has this thread take no signals but some, and returns its mask. Others'
-// signals must not cost a waiter its place in the line: another thread takes them.
+// signals must not cost a waiter its place in the line: another thread takes them. But
+// those by which Go, or the C library, has all threads do something, such as change their
+// user, are each thread's own: whoever calls setuid(2) waits until it has taken them.
 func blockSignals(but ...unix.Signal) (before unix.Sigset_t) {
 	var mask unix.Sigset_t
 	for i := range mask.Val {
 		mask.Val[i] = ^mask.Val[i]
 	}
-	for _, s := range but {
+	for _, s := range append(but, cancelSignal, setxidSignal) {
 		mask.Val[0] &^= 1 << (uint(s) - 1)
 	}
 	unix.PthreadSigmask(unix.SIG_SETMASK, &mask, &before)

@@ -27,7 +27,7 @@
 //     sleeps; so it is never later here than in the daemon.
 //   - A renewal that fails is tried again until the deadline.
 //   - A signal to this process costs who waits no place in the line, unless it stops
-//     the process.
+//     the process. But to change the user or group meanwhile, as by setuid(2), does.
 //
 // # What is not guaranteed
 //
