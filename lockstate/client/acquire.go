@@ -161,7 +161,9 @@ func take(ctx context.Context, p place, c conn, opts Options, made bool) (*reply
 	if opts.Client != "" {
 		undo = nil // another of the same client may have it; else it ends by itself
 	}
-	r, err := c.command(lenient(ctx), opts.line(ctx, p.rel, made), undo)
+	late, done := lenient(ctx)
+	defer done()
+	r, err := c.command(late, opts.line(ctx, p.rel, made), undo)
 	if err == nil {
 		return r, nil
 	}

@@ -181,19 +181,26 @@ func readReply(fd int) (*reply, error) {
 }
 
 // lenient is ctx, but leaves it to the daemon for a while to say that its
-// deadline has passed: the daemon knows who has what was waited for.
-func lenient(ctx context.Context) context.Context {
+// deadline has passed: the daemon knows who has what was waited for. The caller calls done
+// when it does not wait any more.
+func lenient(ctx context.Context) (late context.Context, done func()) {
 	if _, ok := ctx.Deadline(); !ok {
-		return ctx
+		return ctx, func() {}
 	}
 	late, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	context.AfterFunc(ctx, func() {
+	stop := context.AfterFunc(ctx, func() {
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			time.Sleep(patience)
+			select {
+			case <-time.After(patience):
+			case <-late.Done():
+			}
 		}
 		cancel(context.Cause(ctx))
 	})
-	return late
+	return late, func() {
+		stop()
+		cancel(nil)
+	}
 }
 
 // patience is how long an interrupted request may take to end. Only a daemon

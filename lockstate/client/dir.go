@@ -138,7 +138,9 @@ func (d *Dir) send(ctx context.Context, verb, options string) (*reply, error) {
 		return &reply{}, err
 	}
 	defer c.close()
-	r, err := c.command(lenient(ctx), verb+" "+word(d.rel)+options, nil)
+	late, done := lenient(ctx)
+	defer done()
+	r, err := c.command(late, verb+" "+word(d.rel)+options, nil)
 	if err == nil {
 		return r, nil
 	}

@@ -572,3 +572,43 @@ func TestReleaseContext(t *testing.T) {
 		time.Sleep(time.Minute) // and all that it began ends at the lease's deadline
 	})
 }
+
+// A countedContext knows how many wait for its end.
+type countedContext struct {
+	context.Context
+	waiting atomic.Int64
+}
+
+func (*countedContext) Value(any) any { return nil } // nobody sees what is beneath
+
+func (c *countedContext) AfterFunc(f func()) func() bool {
+	c.waiting.Add(1)
+	stop := context.AfterFunc(c.Context, f)
+	return func() bool {
+		c.waiting.Add(-1)
+		return stop()
+	}
+}
+
+// What was asked for under a context leaves nothing behind there, however long that lasts.
+func TestContextLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, s := newFake()
+		ctx := &countedContext{Context: t.Context()}
+		var cancel context.CancelFunc
+		ctx.Context, cancel = context.WithTimeout(ctx.Context, time.Hour)
+		defer cancel()
+		for range 10 {
+			l, err := s.acquire(ctx, "/mnt/D", Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.Release(false)
+			d := &Dir{s, place{"/mnt/D", "/mnt", "D"}}
+			d.Check(ctx, "")
+		}
+		if n := ctx.waiting.Load(); n != 0 {
+			t.Errorf("%d wait for the end of the context still", n)
+		}
+	})
+}

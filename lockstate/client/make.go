@@ -111,7 +111,9 @@ func (s *system) waitToMake(ctx context.Context, p place, c conn, opts Options, 
 		wait = waitFor(ctx)
 	}
 	rel, _ := filepath.Rel(p.root, path)
-	r, err := c.command(lenient(ctx), "wait "+word(rel)+" wait="+wait, nil)
+	late, done := lenient(ctx)
+	defer done()
+	r, err := c.command(late, "wait "+word(rel)+" wait="+wait, nil)
 	ended := ctx.Err()
 	switch {
 	case cancelled(ctx):
