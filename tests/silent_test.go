@@ -183,3 +183,20 @@ func TestMountStale(t *testing.T) {
 	m.start(nil)
 	m.awaitReady()
 }
+
+// TestClientSilent: nor does it hang a program that uses the Go client longer than its
+// context lasts, or its lease.
+func TestClientSilent(t *testing.T) {
+	m := mount(t)
+	for _, d := range []string{"D", "E"} {
+		openDir(t, m.Back(d))
+	}
+	holder, other := agent(t), agent(t)
+	holder.client("", "", "acquire", "renewed", m.At("D"), "A", "1s")
+	other.client("", "", "acquire", "l", m.At("E"), "B", "1h")
+	halt(t, m.daemon())
+	other.client("deadline ", "does not answer", "acquire", "x", m.At("D"), "B", "", "soon")
+	other.client("deadline ", "", "acquire", "x", m.At("E"), "", "", "wait soon")
+	holder.client("lost ", "expired", "await", "renewed")
+	holder.client("lost ", "expired", "release", "renewed")
+}

@@ -83,11 +83,11 @@ func (s *system) acquire(ctx context.Context, dir string, opts Options) (*Lock, 
 	if cancelled(ctx) {
 		return nil, fmt.Errorf("%w: %w", ErrFailedToLock, context.Cause(ctx))
 	}
-	p, err := s.find(dir)
+	p, err := s.reach(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
-	c, err := s.dial(p.root)
+	c, err := s.open(ctx, p.root)
 	if err != nil {
 		return nil, err
 	}

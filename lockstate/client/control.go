@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -42,6 +43,15 @@ type system struct {
 
 func linux() *system {
 	return &system{find: find, dial: openControl, rows: readRows, names: readNames, now: sinceBoot}
+}
+
+// reach is find, and open is dial, as long as ctx lasts.
+func (s *system) reach(ctx context.Context, dir string) (place, error) {
+	return orLeave(ctx, func() (place, error) { return s.find(dir) }, func(place) {})
+}
+
+func (s *system) open(ctx context.Context, root string) (conn, error) {
+	return orLeave(ctx, func() (conn, error) { return s.dial(root) }, conn.close)
 }
 
 // sinceBoot is the clock of leases (L4).
@@ -94,11 +104,23 @@ func openControl(root string) (conn, error) {
 	}
 }
 
-// close leaves an abandoned file alone: who uses it closes it.
+// close leaves an abandoned file alone: who uses it closes it. Nobody waits for it long:
+// a daemon that is stopped would have to take note of it.
 func (f *ctlFile) close() {
-	if f.fd >= 0 {
-		unix.Close(f.fd)
-		f.fd = -1
+	if f.fd < 0 {
+		return
+	}
+	fd, over := f.fd, make(chan struct{})
+	f.fd = -1
+	go func() {
+		defer close(over)
+		unix.Close(fd)
+	}()
+	t := time.NewTimer(patience)
+	defer t.Stop()
+	select {
+	case <-over:
+	case <-t.C:
 	}
 }
 
@@ -206,6 +228,43 @@ func lenient(ctx context.Context) (late context.Context, done func()) {
 // patience is how long an interrupted request may take to end. Only a daemon
 // that hangs, or is stopped, does not answer by then.
 const patience = time.Second
+
+// orLeave makes a call that no signal ends as long as the daemon is stopped. If it is not
+// back a while after ctx is done it is left behind; what it returns at last is dropped.
+func orLeave[T any](ctx context.Context, call func() (T, error), drop func(T)) (T, error) {
+	if ctx.Done() == nil {
+		return call()
+	}
+	type result struct {
+		v   T
+		err error
+	}
+	back, left := make(chan result), make(chan struct{})
+	go func() {
+		v, err := call()
+		select {
+		case back <- result{v, err}:
+		case <-left:
+			if err == nil {
+				drop(v)
+			}
+		}
+	}()
+	select {
+	case r := <-back:
+		return r.v, r.err
+	case <-ctx.Done():
+	}
+	t := time.NewTimer(patience)
+	defer t.Stop()
+	select {
+	case r := <-back:
+		return r.v, r.err
+	case <-t.C:
+		close(left)
+		return result{}.v, fmt.Errorf("the daemon does not answer: %w", context.Cause(ctx))
+	}
+}
 
 // interruptible runs a system call that may block, until ctx is done: then the
 // thread that is in it gets a signal, which makes the kernel take the request

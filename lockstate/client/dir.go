@@ -53,7 +53,7 @@ func (d *Dir) Acquire(ctx context.Context, opts Options) (Status, error) {
 	if err := opts.check(); err != nil {
 		return Status{}, err
 	}
-	c, err := d.sys.dial(d.root)
+	c, err := d.sys.open(ctx, d.root)
 	if err != nil {
 		return Status{}, err
 	}
@@ -133,7 +133,7 @@ func asClient(id string) string {
 }
 
 func (d *Dir) send(ctx context.Context, verb, options string) (*reply, error) {
-	c, err := d.sys.dial(d.root)
+	c, err := d.sys.open(ctx, d.root)
 	if err != nil {
 		return &reply{}, err
 	}

@@ -26,6 +26,8 @@
 //     sent, on a clock that no one sets and that goes on while the machine
 //     sleeps; so it is never later here than in the daemon.
 //   - A renewal that fails is tried again until the deadline.
+//   - A daemon that is stopped keeps no call waiting for more than some seconds after its
+//     context is done. [Lock.Release] has none: it waits, unless the lock was lost.
 //   - A signal to this process costs who waits no place in the line, unless it stops
 //     the process. But to change the user or group meanwhile, as by setuid(2), does.
 //

@@ -106,7 +106,7 @@ func (l *Lock) watch(ctx context.Context, c conn, err error) {
 			return
 		default:
 		}
-		if c, err = l.sys.dial(l.root); err == nil {
+		if c, err = l.sys.open(ctx, l.root); err == nil {
 			if err = l.follow(ctx, c); err != nil {
 				c.close()
 			}

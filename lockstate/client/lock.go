@@ -295,7 +295,7 @@ func (l *Lock) command(ctx context.Context, verb, options string) (*reply, error
 	err := send()
 	if daemonGone(err) || errors.Is(err, unix.EBADF) {
 		// The daemon may have been started again since.
-		c, dialErr := l.sys.dial(l.root)
+		c, dialErr := l.sys.open(ctx, l.root)
 		switch {
 		case dialErr == nil:
 			l.line.close()
