@@ -69,5 +69,5 @@ func errorOf(status fuse.Status) error {
 func refused(err error) bool {
 	return errors.Is(err, lockstate.ErrHeld) || errors.Is(err, lockstate.ErrOpen) ||
 		errors.Is(err, lockstate.ErrUnlocked) || errors.Is(err, lockstate.ErrNobody) ||
-		errors.Is(err, lockstate.ErrFrozen) || errors.Is(err, errMayMap)
+		errors.Is(err, lockstate.ErrFrozen) || errors.Is(err, lockstate.ErrRevoked) || errors.Is(err, errMayMap)
 }

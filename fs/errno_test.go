@@ -24,7 +24,7 @@ func TestStatusOf(t *testing.T) {
 		{&lockstate.HeldError{Err: lockstate.ErrHeld}, fuse.EBUSY, true},
 		{&lockstate.HeldError{Err: lockstate.ErrOpen}, fuse.EBUSY, true},
 		{&lockstate.HeldError{Err: lockstate.ErrUnlocked}, fuse.EBUSY, true},
-		{lockstate.ErrRevoked, fuse.EBUSY, false},
+		{lockstate.ErrRevoked, fuse.EBUSY, true},
 		{lockstate.ErrRoot, fuse.EBUSY, false},
 		{lockstate.ErrNobody, fuse.EBUSY, true},
 		{lockstate.ErrFrozen, fuse.EBUSY, true},

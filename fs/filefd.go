@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 )
 
@@ -96,13 +97,17 @@ func (fs *FS) withFD(h *handle, do func(fd int) error) error {
 }
 
 // writeFD calls do with a descriptor by which h can be written. A handle that
-// was revoked has none (L3).
-func (fs *FS) writeFD(h *handle, do func(fd int) error) error {
+// was revoked has none (L3), unless the mount only observes. by is who is told so, for
+// what: nil where the caller notes the refusal.
+func (fs *FS) writeFD(h *handle, by *fuse.InHeader, what string, do func(fd int) error) error {
 	if own := h.fd.get(); own >= 0 {
 		// What is in flight on the handle ends without FS.ns, which an
 		// acquisition that waits for it may hold.
 		op, err := h.lock.Begin()
-		if err != nil {
+		if err != nil && by != nil {
+			fs.deny(&request{fs: fs, header: by, op: what, node: h.node}, err, nil)
+		}
+		if err != nil && !fs.opts.Observe {
 			return err
 		}
 		defer op.End()
@@ -166,7 +171,7 @@ func (fs *FS) truncateOpenLocked(n *node, f *file, h *handle, fd int) (err error
 // The caller holds FS.ns.
 func (fs *FS) truncate(n *node, p place, h *handle, size int64) error {
 	if h != nil && h.fd.get() >= 0 && writes(h.flags) {
-		return fs.writeFD(h, func(fd int) error {
+		return fs.writeFD(h, nil, "", func(fd int) error {
 			return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
 		})
 	}

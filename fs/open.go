@@ -182,7 +182,7 @@ func (o *opening) admit(h *handle) (op *lockstate.Op, err error) {
 		// The handle keeps nobody out who comes after a lease: the truncation is
 		// a change of its own then (W3).
 		if op, err = h.lock.Begin(); err == nil || r.forced {
-			return op, err
+			return op, nil
 		}
 		// The lease has ended since: it is as if the caller came now.
 		h.lock.Close()

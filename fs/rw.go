@@ -68,7 +68,7 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 	if h.lock == nil && h.opener == nil {
 		return 0, fuse.EBADF
 	}
-	status = statusOf(fs.writeFD(h, func(fd int) error {
+	status = statusOf(fs.writeFD(h, &in.InHeader, "write", func(fd int) error {
 		return errorOf(fs.changing(cancel, &in.InHeader, h, "write", uint64(len(data)), func() error {
 			if in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0 {
 				if err := fs.killFD(h.node, fd, &in.InHeader); err != nil {
@@ -204,7 +204,7 @@ func (fs *FS) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Statu
 		return fuse.EBADF
 	}
 	defer fs.wroteDirectly(h, 0, 0)
-	status := statusOf(fs.writeFD(h, func(fd int) error {
+	status := statusOf(fs.writeFD(h, &in.InHeader, "fallocate", func(fd int) error {
 		return errorOf(fs.changing(cancel, &in.InHeader, h, "fallocate", in.Length, func() error {
 			return ignoringEINTR(func() error {
 				return unix.Fallocate(fd, in.Mode, int64(in.Offset), int64(in.Length))
@@ -227,7 +227,7 @@ func (fs *FS) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (u
 	n := 0
 	// Both are opened before the gate, beneath which FS.ns is held already.
 	status := statusOf(fs.withFD(src, func(sfd int) error {
-		return fs.writeFD(dst, func(dfd int) error {
+		return fs.writeFD(dst, &in.InHeader, "copy_file_range", func(dfd int) error {
 			return errorOf(fs.changing(cancel, &in.InHeader, dst, "copy_file_range", min(in.Len, 1<<30), func() (err error) {
 				from, to := int64(in.OffIn), int64(in.OffOut)
 				n, err = unix.CopyFileRange(sfd, &from, dfd, &to, int(min(in.Len, 1<<30)), 0)

@@ -56,6 +56,40 @@ func TestL3RevokedAside(t *testing.T) {
 	}
 }
 
+// TestW6Revoked: what a client hears who comes too late is counted, and can be seen; a mount
+// that only observes lets it through, and notes it as well.
+func TestW6Revoked(t *testing.T) {
+	for _, enforce := range []string{"all", "observe"} {
+		t.Run(enforce, func(t *testing.T) {
+			m := mount(t, "--enforce="+enforce)
+			openDir(t, m.Back("D"))
+			openFile(t, m.Back("from"), "copied")
+			client := agent(t)
+			client.mustCommand(m, "acquire D client=x ttl=1h")
+			client.must("open", "w", m.At("D/f"), "wronly,creat")
+			if got := m.Ctl("break D enough"); got != "ok" {
+				t.Fatalf("break = %s", got)
+			}
+			hears := map[string]string{"all": "EBUSY", "observe": "ok"}[enforce]
+			for i, op := range [][]string{
+				{"write", "w", "late"}, {"fallocate", "w", "0", "0", "8192"}, {"ftruncate", "w", "2"}, {"copyrange", m.At("from"), "w"},
+			} {
+				client.want(hears, op...)
+				all := m.Denials()
+				if len(all) != i+1 || all[i].Path != "D/f" || all[i].Pid != client.Pid || !strings.Contains(all[i].Reason, "has ended") {
+					t.Errorf("%v: refusals: %+v, want one more", op, all)
+				}
+			}
+			if b, err := os.ReadFile(m.Back("D/f")); err != nil || (string(b) == "la\x00\x00copied") != (enforce == "observe") {
+				t.Errorf("D/f = %q, %v", b, err)
+			}
+			if text := m.stagefs("why", m.At("D/f")).Out; !strings.Contains(text, "has ended") {
+				t.Errorf("stagefs why: %q, want the refusals", text)
+			}
+		})
+	}
+}
+
 // TestFaultRetakenRevoked: a lease that could not be broken, as one of its lock files can't
 // be removed, and that its client took again meanwhile, goes on as the one lease that the
 // client has then; to break that revokes what was opened under the first (L3).
