@@ -247,6 +247,19 @@ func TestL2Commands(t *testing.T) {
 	if _, err := os.Stat(other); err == nil {
 		t.Error("a failed acquisition leaves the client's file")
 	}
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		p := startCmd(t, exec.Command(stagefsBin(), "acquire", "--client-file", other, dir))
+		m.awaitWaiters("D", 1)
+		mustDo(t, syscall.Kill(p.Pid(), sig))
+		p.Wait()
+		if status := p.cmd.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != sig {
+			t.Errorf("acquire after %v = %v, want the signal", sig, status)
+		}
+		if _, err := os.Stat(other); err == nil {
+			t.Errorf("an acquisition that %v has ended leaves the client's file", sig)
+		}
+		m.awaitWaiters("D", 0)
+	}
 	m.wantStatus(0, "", "release", "--client-file", file, dir)
 	m.wantFree("D")
 }

@@ -49,9 +49,16 @@ func (c *command) acquireAction(ctx *cli.Context) error {
 		if id == "" {
 			return usagef("acquire: the client ID is empty")
 		}
+		signals := make(chan os.Signal, 1)
+		notifyStop(signals, ignoredStops())
 		if err := writeClientFile(file, id); err != nil {
 			return err
 		}
+		go func() { // who gives up waiting will try again
+			sig := <-signals
+			os.Remove(file)
+			dieBy(sig.(syscall.Signal))
+		}()
 		if err := c.acquireAs(ctx, id); err != nil {
 			os.Remove(file) // it hands over nothing
 			return err
