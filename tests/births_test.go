@@ -151,6 +151,43 @@ func TestH2LeftBehindHandedOver(t *testing.T) {
 	other.want("EBUSY", "creat", m.At("D/y"), "wronly,creat")
 }
 
+// TestH2LeftBehindEntered: the init of a pid namespace adopts who has entered that, and
+// is left behind there, and has not made it (W1); who was made there descends from it.
+func TestH2LeftBehindEntered(t *testing.T) {
+	needBirths(t)
+	need(t, "nsenter")
+	m := mount(t)
+	var first *Proc
+	a := awaitAgent(t, func(sock string) {
+		cmd := agentCmd(sock)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+		first = startCmd(t, cmd)
+	})
+	b := agent(t)
+	// left starts an agent that is left behind, by a program that waits for its parent.
+	left := func(by *Agent, enter string) *Agent {
+		t.Helper()
+		return awaitAgent(t, func(sock string) {
+			by.must("sh", fmt.Sprintf(`%s sh -c "%s='%s' '%s' </dev/null >/dev/null 2>&1 & exit 0"; true`, enter, envAgent, sock, agentBin()))
+		})
+	}
+	enter := fmt.Sprintf("nsenter -p -t %d", first.Pid())
+	a.must("mkdir", m.At("D"))
+	m.wantOwner("D", first.Pid())
+	own := left(a, "env")
+	own.must("creat", m.At("D/own"), "wronly,creat")
+	own.Child().must("creat", m.At("D/child"), "wronly,creat")
+	other := left(b, enter)
+	other.want("EBUSY", "creat", m.At("D/other"), "wronly,creat")
+	other.Child().want("EBUSY", "put", m.At("D/own"), "other", "")
+	other.want("EEXIST", "creat", m.At("D/devserver"), "wronly,creat,excl")
+	// It is a descendant of who has had it made.
+	b.must("mkdir", m.At("E"))
+	other = left(b, enter)
+	other.must("creat", m.At("E/other"), "wronly,creat")
+	other.Child().must("creat", m.At("E/child"), "wronly,creat")
+}
+
 // TestH2LeftBehindInLockDir: who was left behind counts among those who work in a
 // directory that is a lock file, and those above the owner do not (R4).
 func TestH2LeftBehindInLockDir(t *testing.T) {

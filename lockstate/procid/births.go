@@ -317,13 +317,15 @@ func (r *Resolver) seeBirth(x *birth, p *Process) {
 	x.threads = 0
 }
 
-// made returns those from whom a process descends although its parents do not,
-// by how it was made: it was left behind. It looks at a maker that lives and was not
-// seen before, and does without where that takes too long.
-func (r *Resolver) made(s *sighting, chain []ID, how patience, failed *failure) (more []ID, x *birth, epoch int, err error) {
+// made returns chain, which its parents tell, with those added from whom a process
+// descends although its parents do not: it was left behind. What has adopted it without
+// being one of those is left out, and all above: the init of a pid namespace that it
+// has entered. It looks at a maker that lives and was not seen before, and does without
+// where that takes too long.
+func (r *Resolver) made(s *sighting, chain []ID, how patience, failed *failure) (all []ID, x *birth, epoch int, err error) {
 	x, epoch = r.birthOf(s)
 	if x == nil || len(chain) == 0 {
-		return nil, x, epoch, nil
+		return chain, x, epoch, nil
 	}
 	b := &r.births
 	for {
@@ -336,22 +338,14 @@ func (r *Resolver) made(s *sighting, chain []ID, how patience, failed *failure) 
 		b.mu.Unlock()
 		switch {
 		case !same || seen != nil && seen.id == chain[0]:
-			return nil, x, epoch, nil // mostly: its parent has made it
+			return chain, x, epoch, nil // mostly: its parent has made it
 		case seen == nil && unseen == nil:
 			if made { // by one of whom more might be known
 				r.birthsWhole(epoch)
 			}
-			return nil, x, epoch, nil
+			return chain, x, epoch, nil
 		case seen != nil:
-			more = []ID{seen.id}
-			if seen.id == s.id { // seen before, and forgotten
-				more = nil
-			}
-			more = slices.DeleteFunc(append(more, seen.chain...), func(id ID) bool { return slices.Contains(chain, id) })
-			if len(more) > 0 && !r.birthsWhole(epoch) {
-				more = nil
-			}
-			return more, x, epoch, nil
+			return r.leftBehind(s, chain, seen, epoch), x, epoch, nil
 		}
 		p, err := r.checkPid(unseen.pid, r.cached(uint32(unseen.pid)))
 		if err == nil && p == nil {
@@ -364,11 +358,27 @@ func (r *Resolver) made(s *sighting, chain []ID, how patience, failed *failure) 
 				p, err = r.ByPid(unseen.pid)
 			}
 			if errors.Is(err, ErrBusy) || IsShort(err) {
-				return nil, x, epoch, nil
+				return chain, x, epoch, nil
 			}
 		}
 		r.seeBirth(unseen, p)
 	}
+}
+
+// leftBehind is made for who descends from seen, by a way of which the rest is dead.
+func (r *Resolver) leftBehind(s *sighting, chain []ID, seen *Process, epoch int) []ID {
+	makers := seen.chain
+	if seen.id != s.id { // else it was seen before, and forgotten
+		makers = append([]ID{seen.id}, makers...)
+	}
+	switch {
+	case !r.birthsWhole(epoch):
+		return chain
+	case len(seen.chain) > 0 && !slices.Contains(makers, chain[0]): // else not much is known of seen itself
+		return makers
+	}
+	more := slices.DeleteFunc(slices.Clone(makers), func(id ID) bool { return slices.Contains(chain, id) })
+	return r.prune(append(chain, more...))
 }
 
 // birthsWhole reports whether no event can have been lost unheard.

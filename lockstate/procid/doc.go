@@ -74,7 +74,8 @@
 //     of a pid namespace.
 //   - A process that has entered a pid namespace from outside (nsenter(1)), and
 //     loses its parent before it is seen, is taken for a descendant of that
-//     namespace's init, which adopts it.
+//     namespace's init, which adopts it, where births are not known of. So it is
+//     if it comes from outside of the daemon's own pid namespace.
 //   - Nothing is known of a process, but that it lives, while it or an ancestor
 //     is in execve(2) and was not seen before.
 //

@@ -14,6 +14,8 @@ type Process struct {
 	uid   uint32
 	chain []ID      // ancestors, nearest first; never changed after construction
 	from  *Resolver // where it was seen; nil: a fake
+	// adopted: its parent is none of them.
+	adopted bool
 
 	lineageOnce sync.Once
 	lineage     []Ancestor // set by lineageOnce, or given to a fake
@@ -77,6 +79,9 @@ func (p *Process) Lineage() []Ancestor {
 			unmarked = p.lineage[:1]
 		}
 		markReapers(unmarked, p.id)
+		if p.adopted {
+			p.lineage[0].Reaper = true // its parent is an init, and inherits nothing
+		}
 	})
 	return p.lineage
 }

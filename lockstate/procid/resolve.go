@@ -54,20 +54,18 @@ func (r *Resolver) resolve(tid uint32, how patience, f *flight, failed *failure)
 	// Its first sighting. The ancestors are taken down now, not when somebody
 	// asks for them: its parent may be gone by then (H2). That is cheap, since
 	// the parent is in the cache mostly.
-	chain, err := r.ancestors(s, how, f, failed)
+	parents, err := r.ancestors(s, how, f, failed)
 	if err != nil {
 		s.close()
 		return nil, err
 	}
-	more, born, epoch, err := r.made(s, chain, how, failed)
+	chain, born, epoch, err := r.made(s, parents, how, failed)
 	if err != nil {
 		s.close()
 		return nil, err
-	}
-	if len(more) > 0 {
-		chain = r.prune(append(chain, more...))
 	}
 	p := &Process{id: s.id, uid: s.euid, chain: chain, from: r}
+	p.adopted = len(parents) > 0 && len(chain) > 0 && chain[0] != parents[0]
 	g, ok := r.attach(tid, s, p)
 	if !ok {
 		s.close()
