@@ -152,10 +152,23 @@ func (l *lingers) due(waited bool) []*node {
 	return all
 }
 
-// soon has a node looked at from now on, or sooner than it would be.
+// soon has a node looked at from now on.
 func (l *lingers) soon(n *node) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.soonLocked(n)
+}
+
+// sooner has a node that is looked at looked at sooner than it would be.
+func (l *lingers) sooner(n *node) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, is := l.nodes[n]; is {
+		l.soonLocked(n)
+	}
+}
+
+func (l *lingers) soonLocked(n *node) {
 	due := time.Now().Add(firstLook)
 	l.nodes[n] = &lingerCheck{due: due, delay: firstLook}
 	if !due.Before(l.next) {
@@ -247,7 +260,7 @@ func (fs *FS) settleLingering(held *lockstate.HeldError) bool {
 		if fs.handles.byLock(s.Handle) == nil {
 			ended = true
 		} else {
-			fs.linger.soon(h.node) // the next one need not be refused
+			fs.linger.sooner(h.node) // the next one need not be refused; or it is about to end
 		}
 	}
 	return ended

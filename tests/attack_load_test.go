@@ -354,3 +354,23 @@ func TestAttackCopyToLockFile(t *testing.T) {
 		})
 	}
 }
+
+// TestAttackClosing: what is opened for writing and closed over and over while somebody
+// tries to acquire the directory is looked at no longer than it may be mapped.
+func TestAttackClosing(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	var storms []*storm
+	for i := range 3 {
+		path := "D/" + itoa(i)
+		openFile(t, m.Back(path), "content")
+		storms = append(storms, agent(t).storm([]string{"put", m.At(path), "x", ""}))
+	}
+	lock := m.At("D/devserver")
+	storms = append(storms, agent(t).storm([]string{"creat", lock, "wronly,creat,excl"}, []string{"unlink", lock}))
+	await(t, 3000, storms...)
+	for _, s := range storms {
+		s.over()
+	}
+	eventually(t, "all is closed", func() bool { return m.metric("handles") == 0 && m.metric("lingering") == 0 })
+}
