@@ -149,8 +149,8 @@ func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Sta
 	} else {
 		status = d.try()
 	}
-	if wait && status == fuse.ENOENT && fs.table.IsGone(at.parent.dir) {
-		// The directory was removed meanwhile: a file without a name is as any other.
+	if status == fuse.ENOENT && fs.table.IsGone(at.parent.dir) {
+		// The directory was removed: a file without a name is as any other.
 		return fs.lockPlain(cancel, d.h.node.id, want, wait)
 	}
 	if status != fuse.OK && want.Flock {

@@ -71,6 +71,20 @@ func TestA8AttackRemoved(t *testing.T) {
 	m.wantOwner("D", holder.Pid)
 }
 
+// TestA8AttackRemovedTried attacks A8: who tries to lock such a file gets the lock, too.
+func TestA8AttackRemovedTried(t *testing.T) {
+	m := mount(t)
+	holder, other := agent(t), agent(t)
+	for _, try := range [][]string{{"flock", "h"}, {"setlk", "h", "wr"}, {"setlk", "h", "rd"}} {
+		holder.must("mkdir", m.At("D"))
+		other.must("open", "h", m.At("D/devserver"), "rdwr,creat")
+		other.want("EAGAIN", try...)
+		holder.must("rmdir", m.At("D"))
+		other.must(try...)
+		other.must("close", "h")
+	}
+}
+
 // TestA8AttackHandedOver attacks A8 and R5: a lock passes to a process one of whose
 // children waits for it, also behind others.
 func TestA8AttackHandedOver(t *testing.T) {
