@@ -158,11 +158,18 @@ func (cs *candidates) at(parent *node, name string, caller func() *procid.Proces
 	}
 	p := caller()
 	for _, c := range all {
-		if p != nil && (p.ID() == c.owner.ID() || p.Descends(c.owner.ID())) {
+		if p != nil && (p.ID() == c.owner.ID() || p.Descends(c.owner.ID()) && !c.hiddenFrom(p)) {
 			return c
 		}
 	}
 	return nil
+}
+
+// hiddenFrom reports whether a descendant of the owner does not see c: a holder of the
+// directory makes its lock file there, whatever an ancestor waits with for that to end.
+func (c *candidate) hiddenFrom(p *procid.Process) bool {
+	d := c.parent.dir
+	return c.lockFile && c.fs.table.Holds(p, d) && !c.fs.table.Holds(c.owner, d)
 }
 
 // get returns the caller's private candidate at a place.

@@ -56,6 +56,31 @@ func asItIs(t *testing.T, f func(t *testing.T, m *Mount, then func())) {
 	})
 }
 
+// TestAttackPrivateAncestors attacks A8: a child that holds the directory is not told that
+// the lock file is there by what its parent waits with.
+func TestAttackPrivateAncestors(t *testing.T) {
+	asItIs(t, func(t *testing.T, m *Mount, then func()) {
+		parent := agent(t)
+		holder, other := parent.Child(), parent.Child()
+		lock := m.At("D/devserver")
+		holder.must("mkdir", m.At("D"))
+		parent.must("open", "h", lock, "rdwr,creat")
+		got := parent.Start("flockw", "h")
+		m.awaitWaiters("D", 1)
+		then()
+		holder.want("ENOENT", "stat", lock)
+		other.must("stat", lock) // it is its parent's
+		holder.must("creat", lock, "wronly,creat,excl")
+		m.wantOwner("D", holder.Pid)
+		holder.must("rename", lock, lock+".lock")
+		holder.must("unlink", lock+".lock")
+		if s := got(); s != "ok" {
+			t.Errorf("flock by the parent = %s", s)
+		}
+		m.wantOwner("D", parent.Pid)
+	})
+}
+
 // TestAttackPrivateMoved attacks W3 with a private lock file that has become the
 // real one, which is content somewhere else by now.
 func TestAttackPrivateMoved(t *testing.T) {
