@@ -177,6 +177,7 @@ func (t *Table) newRowLocked(q *Request, heirs []procid.Ancestor) *row {
 		token: t.token, since: t.now(), pending: true,
 		revocable: q.Revocable,
 		command:   q.Command, why: q.Why, onCrash: q.OnCrash, isNew: q.New, scope: q.Scope,
+		content: content{fresh: q.Kind == Implicit},
 	}
 	if q.Client != "" {
 		r.revocable = true // L3

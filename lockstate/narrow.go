@@ -47,9 +47,9 @@ func (t *Table) Narrow(above, token uint64, only func() bool) (narrowed bool) {
 	if !ok || r == nil || old.disturbed || len(old.dir.rows) != 1 {
 		return false
 	}
-	if old.content.fresh && !old.changed {
-		// The directory was made under the other one.
-		r.content = content{fresh: true}
+	if old.content.fresh && !old.content.unknown && !old.changed {
+		// The directory was made under the other one, but for what has come into it.
+		r.content = old.content
 		t.noteLocked(r)
 	}
 	t.endLocked(old, Ending{Reason: Narrowed})

@@ -281,9 +281,6 @@ func (t *Table) insertLocked(r *row) {
 	if r.onCrash != "" {
 		t.crashers.Add(1)
 	}
-	if r.kind == Implicit {
-		r.content.fresh = true
-	}
 	if r.lease != nil {
 		t.leased.Add(1)
 	}

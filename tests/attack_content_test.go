@@ -1,0 +1,62 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestR7AttackNarrowedContent: what came into a directory that its owner had made on the way
+// to it is no more the owner's when its lock stands for the one above (A12), and neither
+// if the daemon was killed before or after that.
+func TestR7AttackNarrowedContent(t *testing.T) {
+	for name, kill := range map[string]struct{ before, after bool }{
+		"": {}, "daemon killed before": {before: true}, "daemon killed after": {after: true},
+	} {
+		for _, policy := range []string{"keep", "destroy"} {
+			t.Run(policy+" "+name, func(t *testing.T) {
+				opts := []string{"--shared-name", "staged.timestamp", "--on-crash", policy}
+				m := mountOver(t, opts...)
+				owner, other := agent(t), agent(t)
+				owner.must("mkdir", m.At("a"))
+				owner.must("mkdir", m.At("a", "c"))
+				other.must("put", m.At("a", "c", "staged.timestamp"), "theirs", "wronly,creat")
+				if kill.before {
+					m.restart(nil, opts...)
+				}
+				owner.must("creat", m.At("a", "c", "devserver"), "wronly,creat,excl")
+				m.wantFree("a")
+				if kill.after {
+					m.restart(nil, opts...)
+				}
+				owner.mustCommand(m, "acquire a/c on-crash=destroy")
+				owner.Kill()
+				m.awaitFree("a/c")
+				wantContent(t, m.At("a", "c", "staged.timestamp"), "theirs")
+			})
+		}
+	}
+	t.Run("lock directory", func(t *testing.T) {
+		m := mount(t, "--on-crash", "destroy")
+		openDir(t, m.Back("out"))
+		openDir(t, m.Back("out", "l"))
+		big := strings.Repeat("old ", 100) // larger than what a lock directory holds
+		openFile(t, m.Back("out", "l", "f"), big)
+		owner := agent(t)
+		owner.must("mkdir", m.At("a"))
+		owner.must("mkdir", m.At("a", "c"))
+		owner.must("rename", m.At("out", "l"), m.At("a", "c", "devserver"))
+		owner.Kill()
+		m.awaitFree("a/c")
+		wantContent(t, m.Back("a", "c", "devserver", "f"), big)
+	})
+}
+
+func wantContent(t *testing.T, path, want string) {
+	t.Helper()
+	if b, err := os.ReadFile(path); string(b) != want {
+		t.Errorf("%s: %q, %v, want %q", path, b, err, want)
+	}
+}
