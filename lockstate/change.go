@@ -159,6 +159,7 @@ func (t *Table) touchAboveLocked(d *Dir, only func(*row) bool) {
 			if !r.changed && (only == nil || only(r)) {
 				r.touch()
 				t.noteLocked(r)
+				t.unflushed.Store(true) // before it is changed: the next daemon must not hand it over (R5)
 			}
 		}
 	}

@@ -55,7 +55,8 @@ func (r *row) staged(p *procid.Process) (news bool) {
 	return news
 }
 
-// flushStaged makes what stagedLocked and strangeLocked have noted outlive the daemon.
+// flushStaged makes what stagedLocked, touchAboveLocked and strangeLocked have noted outlive the
+// daemon.
 func (t *Table) flushStaged() {
 	if t.unflushed.Load() && t.unflushed.CompareAndSwap(true, false) {
 		t.flush()

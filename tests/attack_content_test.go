@@ -60,3 +60,31 @@ func wantContent(t *testing.T, path, want string) {
 		t.Errorf("%s: %q, %v, want %q", path, b, err, want)
 	}
 }
+
+// TestR5AttackKilled: an owner that has changed something leaves its lock to nobody, also
+// if the daemon is killed right after the first change.
+func TestR5AttackKilled(t *testing.T) {
+	m := mountOver(t)
+	for name, change := range map[string]func(a *Agent, dir string){
+		"symlink": func(a *Agent, dir string) { a.must("symlink", "nowhere", dir+"/s") },
+		"unlink":  func(a *Agent, dir string) { a.must("unlink", dir+"/f") },
+		"rename":  func(a *Agent, dir string) { a.must("rename", dir+"/f", dir+"/g") },
+		"chmod":   func(a *Agent, dir string) { a.must("chmod", dir+"/f", "0600") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := m.on(t)
+			openDir(t, m.At(name))
+			openFile(t, m.At(name, "f"), "")
+			if s := m.Ctl("release " + name); s != "ok" {
+				t.Fatal(s)
+			}
+			owner := agent(t)
+			owner.mustCommand(m, "acquire %s", name)
+			change(owner, m.At(name))
+			m.restart(nil)
+			m.wantOwner(name, owner.Pid)
+			owner.Exit(0)
+			m.awaitFree(name)
+		})
+	}
+}
