@@ -36,7 +36,7 @@ func (t *Table) CarryRows() (text []byte, rows []CarriedRow, ok bool) {
 		if r.pending || r.sealed || r.leaving {
 			return nil, nil, false
 		}
-		rec := r.record(t.world)
+		rec := t.recordLocked(r)
 		rec.Members, rec.Move = slices.Collect(maps.Keys(r.members)), nil
 		rec.Stagers = slices.Collect(maps.Keys(r.stagers))
 		if r.lease != nil {

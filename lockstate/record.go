@@ -87,16 +87,18 @@ func (rec *Record) InodeOf(file string) Inode {
 // maxRecorded bounds the processes in a record.
 const maxRecorded = 512
 
-// record returns r as it outlives the daemon. The caller holds Table.mu.
-func (r *row) record(world string) Record {
+// recordLocked returns r as it outlives the daemon.
+func (t *Table) recordLocked(r *row) Record {
 	rec := Record{
-		Token: r.token, World: world, Path: Bytes(r.dir.path()), Inode: r.inode, Move: r.move,
+		Token: r.token, World: t.world, Path: Bytes(r.dir.path()), Inode: r.inode, Move: r.move,
 		Kind: r.kind, Protocol: r.protocol, Owner: r.owner.ID(), UID: r.owner.UID(), Lineage: r.heirs,
 		Since: r.since, File: Bytes(r.file), Keys: len(r.keys) > 0 || r.lostKey || r.leaving, Opened: r.opened, Command: r.command,
 		Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed, Revocable: r.revocable, Instead: r.instead,
 		Sealed: r.sealed || r.crashed,
 	}
-	if c := &r.content; c.fresh && !c.unknown && len(c.known) <= maxForeign {
+	// The next daemon may have another policy: what nobody notes now it cannot know then.
+	unnoted := r.changed && t.policyOf(r) == Keep
+	if c := &r.content; c.fresh && !c.unknown && !unnoted && len(c.known) <= maxForeign {
 		rec.Fresh = true
 		for id := range c.known {
 			rec.Foreign = append(rec.Foreign, id)
@@ -135,7 +137,7 @@ func (t *Table) noteLocked(r *row) {
 	if t.store == nil {
 		return
 	}
-	rec := r.record(t.world)
+	rec := t.recordLocked(r)
 	data, err := rec.encode(t.text[:0], &t.lineage)
 	if err == nil { // else: nothing in a record can fail
 		t.store.Put(r.token, data)
@@ -211,7 +213,7 @@ func (t *Table) mergeTwinLocked(r *row) bool {
 
 // isKept reports whether the record of r is kept, as the store has it.
 func (t *Table) isKept(r *row, kept *Record) bool {
-	now := r.record(t.world)
+	now := t.recordLocked(r)
 	return now.same(kept)
 }
 

@@ -88,3 +88,31 @@ func TestR5AttackKilled(t *testing.T) {
 		})
 	}
 }
+
+// TestR7AttackOtherPolicy: the next daemon may have another policy. What came into a
+// directory while the content was to be kept, and so nobody noted it, is not the owner's.
+func TestR7AttackOtherPolicy(t *testing.T) {
+	m := mountOver(t)
+	openDir(t, m.At("out"))
+	for _, name := range []string{"1", "2"} {
+		openFile(t, m.At("out", name), "old")
+	}
+	if s := m.Ctl("release out"); s != "ok" {
+		t.Fatal(s)
+	}
+	a, b := agent(t), agent(t)
+	a.must("mkdir", m.At("A"))
+	a.must("rename", m.At("out", "1"), m.At("A", "f"))
+	m.restart(nil, "--on-crash", "quarantine")
+	b.must("mkdir", m.At("B"))
+	b.must("put", m.At("B", "own"), "1", "wronly,creat")
+	m.restart(nil) // it is b's second change that nobody notes
+	b.must("rename", m.At("out", "2"), m.At("B", "f"))
+	m.restart(nil, "--on-crash", "destroy")
+	a.Kill()
+	b.Kill()
+	m.awaitFree("A")
+	m.awaitFree("B")
+	wantContent(t, m.At("A", "f"), "old")
+	wantContent(t, m.At("B", "f"), "old")
+}
