@@ -335,8 +335,9 @@ func (fs *FS) notePresence(m *making) {
 // noteLinking tells the table what is about to come into a directory by link(2),
 // from wherever it has a name. Before: a daemon that dies in between lost nothing.
 func (fs *FS) noteLinking(m *making, src *node) {
-	if len(m.linked) == 0 {
+	quiet := fs.isLockName(m.parent, m.name) // see noteEntering
+	if len(m.linked) == 0 || !quiet && !fs.table.Tracks() {
 		return // it has no name, and was made for this one
 	}
-	fs.table.Entered(m.parent.dir, src.key().fileID(), m.linked[0], src.above(), false)
+	fs.table.Entered(m.parent.dir, src.key().fileID(), m.linked[0], src.above(), quiet)
 }

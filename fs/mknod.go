@@ -168,9 +168,7 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	}
 	var hot *hotDir
 	m.before = func() error {
-		if fs.table.Tracks() {
-			fs.noteLinking(m, src)
-		}
+		fs.noteLinking(m, src)
 		hot.leave()
 		hot = fs.heatLink(src, m.parent)
 		return nil

@@ -295,16 +295,16 @@ func (fs *FS) noteEntering(m *renaming) {
 	if m.from.parent == m.to.parent {
 		return
 	}
-	enters := func(v *victim, dir *lockstate.Dir, to, from link) {
-		// A lock file is no content (R5), but a directory may have some.
-		quiet := dir != nil && fs.isLockName(to.parent, to.name)
+	enters := func(v *victim, to, from link) {
+		// A lock file is no content (R5), but may be called otherwise later.
+		quiet := fs.isLockName(to.parent, to.name)
 		if quiet || fs.table.Tracks() {
 			fs.table.Entered(to.parent.dir, fs.fileID(&v.st), from.parent.dir, from.parent.lineage(), quiet)
 		}
 	}
-	enters(m.src, m.srcDir, m.to, m.from)
+	enters(m.src, m.to, m.from)
 	if m.exchanges() {
-		enters(m.dst, m.dstDir, m.from, m.to)
+		enters(m.dst, m.from, m.to)
 	}
 }
 

@@ -116,3 +116,25 @@ func TestR7AttackOtherPolicy(t *testing.T) {
 	wantContent(t, m.At("A", "f"), "old")
 	wantContent(t, m.At("B", "f"), "old")
 }
+
+// TestR7AttackLockFile: what has come as a lock file, and is called otherwise later, was
+// not made by the owner, whenever that one says what is to become of what it has made.
+func TestR7AttackLockFile(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("out"))
+	for _, how := range []string{"rename", "link"} {
+		t.Run(how, func(t *testing.T) {
+			m := m.on(t)
+			openFile(t, m.Back("out", how), "old")
+			a := agent(t)
+			a.must("mkdir", m.At(how))
+			a.must("mkdir", m.At(how, "x"))
+			a.must(how, m.At("out", how), m.At(how, "devserver"))
+			a.must("rename", m.At(how, "devserver"), m.At(how, "x"), "exchange")
+			a.mustCommand(m, "acquire %s on-crash=destroy", how)
+			a.Kill()
+			m.awaitFree(how)
+			wantContent(t, m.Back(how, "x"), "old")
+		})
+	}
+}
