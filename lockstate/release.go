@@ -176,13 +176,21 @@ func (t *Table) EndAs(token uint64, how Ending) (Lock, error) {
 }
 
 // EndLost ends a lock whose descriptor was one of a daemon that died, and is
-// closed. It leaves one alone that its owner has taken anew meanwhile.
+// closed, unless something else keeps it. It leaves one alone that its owner has
+// taken anew meanwhile.
 func (t *Table) EndLost(token uint64) {
 	t.mu.Lock()
 	defer t.unlockFlush()
-	if r := t.tokens[token]; r != nil && r.lostKey {
-		t.endLocked(r, Ending{Reason: Unlocked})
+	r := t.tokens[token]
+	if r == nil || !r.lostKey {
+		return
 	}
+	r.lostKey, r.opened = false, nil
+	if r.kept() {
+		t.noteLocked(r)
+		return
+	}
+	t.endLocked(r, Ending{Reason: Unlocked})
 }
 
 // Follow returns a channel that is closed when the lock with the given token

@@ -36,6 +36,35 @@ func TestR2Lost(t *testing.T) {
 	other.must("unlink", m.At("D", "devserver.lock"))
 }
 
+// TestR2LostBeside: a lock that a lock file or a command keeps, too, does not end with
+// the descriptor; and a lock file goes with its owner (R4).
+func TestR2LostBeside(t *testing.T) {
+	for name, also := range map[string]func(m *Mount, a *Agent){
+		"lock file": func(m *Mount, a *Agent) { a.must("creat", m.At("D", "devserver"), "wronly,creat,excl") },
+		"command":   func(m *Mount, a *Agent) { a.mustCommand(m, "acquire D") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mountOver(t)
+			openDir(t, m.At("D"))
+			m.Ctl("release D")
+			a, other := agent(t), agent(t)
+			a.must("open", "lock", m.At("D", "devserver.lock"), "rdwr,creat")
+			a.must("flock", "lock")
+			also(m, a)
+			before := m.Locks()["D"]
+			m.restart(nil)
+			a.Try("close", "lock")
+			other.want("EBUSY", "put", m.At("D", "f"), "x", "wronly,creat")
+			if after := m.Locks()["D"]; after.Token != before.Token || after.Token == 0 {
+				t.Errorf("D has the lock %d, want %d", after.Token, before.Token)
+			}
+			a.Kill()
+			m.awaitFree("D")
+			wantTree(t, m.At("D"), []string{"devserver.lock="})
+		})
+	}
+}
+
 // TestR2LostChild: a child that inherited the descriptor keeps the lock; who
 // waits for it has it when that one has closed it.
 func TestR2LostChild(t *testing.T) {
