@@ -145,7 +145,7 @@ func (x *restoring) lock(s readRecord) (l lockstate.Lock, ok bool, err error) {
 	if err != nil {
 		return l, false, err
 	}
-	if rec.Kind == lockstate.Explicit && len(files) == 0 && len(rec.Files) > 0 && !rec.Keys && !rec.Command {
+	if rec.Kind == lockstate.Explicit && len(files) == 0 && len(rec.Files) > 0 && !rec.Keys && !rec.Command && !rec.Sealed {
 		return l, false, nil // R1
 	}
 	if rec.World != x.world {

@@ -138,3 +138,44 @@ func TestR7AttackLockFile(t *testing.T) {
 		})
 	}
 }
+
+// TestR7AttackGoesOn: what a killed daemon was clearing away the next one goes on with,
+// also if it was a lock file that kept the lock, which is gone already.
+func TestR7AttackGoesOn(t *testing.T) {
+	for name, lock := range map[string]func(a *Agent, dir string){
+		"mkdir":     func(*Agent, string) {},
+		"lock file": func(a *Agent, dir string) { a.must("creat", dir+"/devserver", "wronly,creat,excl") },
+		"flock":     func(a *Agent, dir string) { a.must("open", "l", dir+"/devserver", "rdwr,creat"); a.must("flock", "l") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mountOver(t, "--on-crash", "destroy")
+			openDir(t, m.At("out"))
+			openFile(t, m.At("out", "f"), "old")
+			if s := m.Ctl("release out"); s != "ok" {
+				t.Fatal(s)
+			}
+			a := agent(t)
+			a.must("mkdir", m.At("D"))
+			lock(a, m.At("D"))
+			a.must("rename", m.At("out", "f"), m.At("D", "f"))
+			const files = 5000
+			if out := a.Get("sh", "cd "+m.At("D")+" && seq -f %05g 5000 | xargs touch"); !strings.HasPrefix(out, "0") {
+				t.Fatal(out)
+			}
+			a.Kill()
+			left := func() int {
+				all, err := os.ReadDir(m.At("D"))
+				mustDo(t, err)
+				return len(all)
+			}
+			for left() > files-100 {
+			}
+			m.kill()
+			m.start([]string{"--on-crash", "destroy"})
+			m.awaitReady()
+			t.Logf("%d files were left", left())
+			m.awaitFree("D")
+			wantTree(t, m.At("D"), []string{"f=old"})
+		})
+	}
+}
