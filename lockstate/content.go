@@ -243,10 +243,10 @@ func (t *Table) Sealed(d *Dir) bool {
 }
 
 func (t *Table) setOnCrashLocked(r *row, policy string) {
+	// What was made before was not noted.
+	r.content.unknown = r.content.unknown || r.changed && t.policyOf(r) == Keep
 	if r.onCrash == "" {
 		t.crashers.Add(1)
-		// What was made before was not noted.
-		r.content.unknown = r.content.unknown || r.changed && t.onCrash == Keep
 	}
 	r.onCrash = policy
 }

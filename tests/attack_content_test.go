@@ -179,3 +179,19 @@ func TestR7AttackGoesOn(t *testing.T) {
 		})
 	}
 }
+
+// TestR7AttackSecondThought: what came while its content was to be kept was not made by
+// an owner that wants it destroyed later, also if it had said that it is to be kept.
+func TestR7AttackSecondThought(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("out"))
+	openFile(t, m.Back("out", "f"), "old")
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	a.mustCommand(m, "acquire D on-crash=keep")
+	a.must("rename", m.At("out", "f"), m.At("D", "f"))
+	a.mustCommand(m, "acquire D on-crash=destroy")
+	a.Kill()
+	m.awaitFree("D")
+	wantContent(t, m.Back("D", "f"), "old")
+}
