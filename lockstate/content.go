@@ -110,13 +110,13 @@ func (t *Table) Entered(d *Dir, id FileID, from *Dir, above []FileID, quiet bool
 }
 
 // Mixed tells that things are about to come into d, or beneath, of which is not known
-// under which lock they were made. Of what is in a directory that was made under a lock
-// no more can be said then than that of anything.
+// under which lock they were made: under one that is in force there still, perhaps, and
+// yet they are nobody's now. So nothing can be said any more of what is there.
 func (t *Table) Mixed(d *Dir) {
 	t.mu.Lock()
 	defer t.unlockFlush()
 	mix := func(r *row) bool {
-		if r.content.fresh {
+		if !r.content.unknown {
 			r.mixLocked()
 			t.noteLocked(r)
 		}

@@ -195,3 +195,25 @@ func TestR7AttackSecondThought(t *testing.T) {
 	m.awaitFree("D")
 	wantContent(t, m.Back("D", "f"), "old")
 }
+
+// TestR7AttackRestoredUnder: what was made under a lock, was put aside when a child crashed
+// that had a lock beneath, and then was put back, does not go with the owner's content.
+func TestR7AttackRestoredUnder(t *testing.T) {
+	m := mount(t, "--on-crash", "quarantine")
+	openDir(t, m.Back("D"))
+	openDir(t, m.Back("D", "sub"))
+	a := agent(t)
+	a.mustCommand(m, "acquire D on-crash=destroy")
+	child := a.Child("setsid")
+	child.mustCommand(m, "acquire D/sub")
+	child.must("put", m.At("D", "sub", "f"), "artifact", "wronly,creat")
+	child.Kill()
+	eventually(t, "it is put aside", func() bool { return len(m.quarantine()) == 1 })
+	eventually(t, "it is put back", func() bool {
+		return a.Try("put", m.control("ctl"), "restore D/sub id="+m.quarantine()[0].ID, "wronly") == "ok"
+	})
+	wantContent(t, m.Back("D", "sub", "f"), "artifact")
+	a.Kill()
+	m.awaitFree("D")
+	wantContent(t, m.Back("D", "sub", "f"), "artifact")
+}
