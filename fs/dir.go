@@ -48,7 +48,12 @@ func (fs *FS) openDirNode(n *node) (int, error) {
 		return -1, err
 	}
 	defer d.release()
-	return openAt(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	fd, err := openAt(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err == unix.EACCES {
+		// To look up "." takes a right to search it, which a listing does not.
+		fd, err = fs.back.open(place{fd: d.fd}, unix.O_RDONLY|unix.O_DIRECTORY)
+	}
+	return fd, err
 }
 
 // A dirEntry is one linux_dirent64.

@@ -77,6 +77,8 @@ func TestM2UserMode(t *testing.T) {
 		try("fsync", "d")
 		try("open", "d2", sub, "rdonly,directory")
 		try("close", "d")
+		try("chmod", sub, "0444") // to list it, not to search it
+		try("readdir", sub)
 		try("chmod", sub, "0755")
 		for _, lock := range []string{"rdwr,creat,excl", "wronly,creat"} {
 			try("open", "l", filepath.Join(dir, "devserver"), lock, "0444")
