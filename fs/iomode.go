@@ -39,9 +39,10 @@ func (h *handle) passing() ioMode {
 	return ioPassing
 }
 
-// writesPast reports whether the file may be changed through h without a request.
+// writesPast reports whether the file may be changed through h without a request. What
+// was opened with O_RDONLY and O_TRUNC has changed it already.
 func (h *handle) writesPast(m ioMode) bool {
-	return h.lock != nil && (m == ioPassing || m == ioDirectPassing && h.mapsWritable())
+	return h.lock != nil && h.flags&unix.O_ACCMODE != unix.O_RDONLY && (m == ioPassing || m == ioDirectPassing && h.mapsWritable())
 }
 
 // passFrom is the size in bytes from which a file that is only read passes. A

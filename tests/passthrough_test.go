@@ -331,6 +331,17 @@ func TestM2BusyExecutable(t *testing.T) {
 	startCmd(t, run)
 	a.want("ETXTBSY", "open", "h", path, "wronly")
 	mustDo(t, unix.Kill(run.Process.Pid, unix.SIGKILL))
+	run.Wait()
+
+	// Nor does a writer that has closed it keep anybody from that, while another has
+	// it open by which nothing can be written.
+	a.must("open", "emptied", path, "rdonly,trunc")
+	a.must("open", "h", path, "rdwr")
+	a.must("write", "h", "#!/bin/true\n")
+	a.must("close", "h")
+	if err := exec.Command(path).Run(); err != nil {
+		t.Errorf("what nobody has open for writing was not executed: %v", err)
+	}
 }
 
 // TestW3CrashMoved: where files are still open is recorded wherever a rename
