@@ -75,7 +75,7 @@ func (fs *FS) setFlags(cancel <-chan struct{}, in *fuse.IoctlIn, flags []byte) f
 			return err
 		}
 		defer unix.Close(fd)
-		return ioctlOn(fd, in.Cmd, flags)
+		return fs.asKeeper(&in.InHeader, fd, func() error { return ioctlOn(fd, in.Cmd, flags) })
 	})
 	fs.notifyAttr(n) // the ctime: ext4 sets it before it refuses a flag
 	return status

@@ -3,6 +3,7 @@ package fs
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -82,6 +83,28 @@ func inGroup(h *fuse.InHeader, gid uint32) bool {
 // with these attributes: user_namespaces(7), "Capabilities and IDs".
 func mayKeepPrivileges(h *fuse.InHeader, st *unix.Statx_t) bool {
 	return hasCapability(h, unix.CAP_FSETID) && hasID(h, "uid_map", st.Uid) && hasID(h, "gid_map", st.Gid)
+}
+
+// asKeeper runs a change of the file that fd is open on, and by which the backing may
+// take its suid and sgid bits away, as XFS does with FS_IOC_FSSETXATTR: if the caller
+// has no CAP_FSETID, the daemon makes it without, too.
+func (fs *FS) asKeeper(h *fuse.InHeader, fd int, change func() error) error {
+	var st unix.Statx_t
+	if err := statAt(fd, "", &st); err != nil {
+		return err
+	}
+	if !fs.privileged || st.Mode&(unix.S_ISUID|unix.S_ISGID) == 0 || mayKeepPrivileges(h, &st) {
+		return change()
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	less := fs.caps
+	less.data[0].Effective &^= 1 << unix.CAP_FSETID
+	if err := less.set(); err != nil {
+		return err
+	}
+	defer fs.caps.set()
+	return change()
 }
 
 // hasID reports whether an id has a number in the caller's user namespace.

@@ -21,6 +21,7 @@ func flagProbes() []probeCase {
 		{"directories with flags", probeFlaggedDirs},
 		{"who may set flags", probeFlagRights},
 		{"flags by FS_IOC_FSSETXATTR", probeFSXattr},
+		{"flags of suid files", probeSuidFlags},
 		{"other ioctls", probeOtherIoctls},
 	}
 }
@@ -218,6 +219,26 @@ func probeFSXattr(p *probe) {
 	p.try("a project", call(set, &b))
 	p.showFlags("f")
 	p.must(changeFlags(p.at("f"), 0, immutableFlag))
+}
+
+func probeSuidFlags(p *probe) {
+	p.file("f", "x", 0o755)
+	p.mkdir("d", 0o755)
+	for _, name := range []string{"f", "d"} {
+		for _, who := range []int{nobody, 0} {
+			p.must(unix.Chown(p.at(name), nobody, nobody))
+			p.must(unix.Chmod(p.at(name), 0o6755))
+			p.as(who, who, nil, func() {
+				fd := p.open(name, unix.O_RDONLY)
+				defer unix.Close(fd)
+				var b [28]byte
+				p.try("get", ioctlAt(fd, 0x801c581f, uintptr(unsafe.Pointer(&b[0]))))
+				b[0] ^= 0x80 // FS_XFLAG_NODUMP
+				p.try("set", ioctlAt(fd, 0x401c5820, uintptr(unsafe.Pointer(&b[0]))))
+			})
+			p.stat(name)
+		}
+	}
 }
 
 // probeOtherIoctls: none that is not known reaches the file system.
