@@ -195,15 +195,25 @@ func (fs *FS) readDir(in *fuse.ReadIn, size uint32, add func(n *node, fd int, e 
 		}
 	}
 	s.setNoatime(in.Flags)
+	if in.Offset == 0 {
+		n.more.Load().listed.CompareAndSwap(0, ctimeOf(s.fd))
+	}
 	pool := direntBuffers.Get().(*[direntBuffer]byte)
 	defer direntBuffers.Put(pool)
-	end := false
+	end, found := false, false
 	err := fs.locked(false, func() (err error) {
 		end, err = s.read(pool[:min(max(size, 4<<10), direntBuffer)], func(e dirEntry) bool {
-			return fs.reserved(n, e.name) || add(n, s.fd, e)
+			if fs.reserved(n, e.name) {
+				return true
+			}
+			found = true
+			return add(n, s.fd, e)
 		})
 		return err
 	})
+	if err == nil && end && !found {
+		fs.listingEnds(n, s.fd)
+	}
 	switch {
 	case open != nil:
 	case err != nil || end:
@@ -212,4 +222,27 @@ func (fs *FS) readDir(in *fuse.ReadIn, size uint32, add func(n *node, fd int, e 
 		fs.streams.put(s)
 	}
 	return statusOf(err)
+}
+
+// listingEnds is called before the kernel is told that there are no more entries in n,
+// which fd is open on. From then on it takes what it has kept of the directory for the
+// whole listing, and serves also those with it who have read a part by themselves. But
+// it goes on with the part that another has read, however long before: if names have
+// changed since that was begun, what it has is dropped. (Who begins to read it later
+// finds out without that.)
+func (fs *FS) listingEnds(n *node, fd int) {
+	listed := &n.more.Load().listed
+	if now := ctimeOf(fd); listed.Load() != now {
+		fs.notifyDir(n)
+		listed.Store(now)
+	}
+}
+
+// ctimeOf returns when a file was changed last, in ns; 0 if that cannot be told.
+func ctimeOf(fd int) int64 {
+	var st unix.Statx_t
+	if statAt(fd, "", &st) != nil {
+		return 0
+	}
+	return st.Ctime.Sec*1e9 + int64(st.Ctime.Nsec)
 }

@@ -52,6 +52,8 @@ type nodeMore struct {
 	leaving  atomic.Int32  // how many names in this directory are about to go, see FS.unlink
 	removals atomic.Uint64 // how many names in this directory have gone; changed with nodeTable.mu held
 
+	listed atomic.Int64 // the ctime in ns since which the kernel may have kept a part of its listing, see FS.listingEnds
+
 	assumed atomic.Bool // the kernel has given it a lock file's name, and does not ask for that each time
 
 	unlinked atomic.Bool // the kernel has had its last name removed; it may have got another since
