@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"slices"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -113,7 +114,8 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 		}
 		defer d.release()
 		c := lockstate.Change{
-			Dirs: []*lockstate.Dir{parent.dir}, Quiet: lockFile || fs.isCandidate(parent, name),
+			Dirs:  []*lockstate.Dir{parent.dir},
+			Quiet: lockFile || fs.isCandidate(parent, name) || fs.isLinkedLockFile(d.fd, parent, name),
 		}
 		var child *lockstate.Dir
 		if flags == unix.AT_REMOVEDIR {
@@ -147,6 +149,17 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 		fs.cands.forget(parent, name)
 		return nil
 	})
+}
+
+// isLinkedLockFile reports whether an entry is the lock file by another name: the temporary
+// file of a link(2) protocol, whatever that calls it, which is no content (R5).
+func (fs *FS) isLinkedLockFile(dir int, parent *node, name string) bool {
+	files := fs.table.LinkedFiles(parent.dir)
+	if len(files) == 0 {
+		return false
+	}
+	var st unix.Statx_t
+	return statAt(dir, name, &st) == nil && slices.ContainsFunc(files, fs.inodeOf(&st).Is)
 }
 
 // admitRemoval is admit, but for a candidate that its creator made while the

@@ -84,3 +84,21 @@ func (t *Table) fileIsLocked(d *Dir, name string, is Inode) (anew bool) {
 	}
 	return anew
 }
+
+// LinkedFiles returns what the backing calls the files that were linked to their names
+// and keep locks on d, as long as nothing was changed under these.
+func (t *Table) LinkedFiles(d *Dir) (all []Inode) {
+	if t.rows.Load() == 0 {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, r := range d.rows {
+		if r.protocol == "link" && !r.changed {
+			for _, f := range r.files {
+				all = append(all, f.inode)
+			}
+		}
+	}
+	return all
+}

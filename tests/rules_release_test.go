@@ -242,6 +242,33 @@ func TestR5(t *testing.T) {
 			m.awaitFree(dir)
 		})
 	}
+	t.Run("linked", func(t *testing.T) {
+		// As mutt_dotlock and mailutils' dotlock do: their temporary files fit no template.
+		for _, how := range []string{"free", "parent's", "changed"} {
+			m := m.on(t)
+			a := agent(t)
+			b := a.Child()
+			dir := "linked " + how
+			openDir(t, m.Back(dir))
+			if how == "parent's" {
+				a.must("creat", m.At(dir, "devserver"), "wronly,creat,excl")
+			}
+			temp, lock := m.At(dir, "devserver.tmp"), m.At(dir, "devserver.lock")
+			b.must("creat", temp, "wronly,creat,excl")
+			b.must("link", temp, lock)
+			b.must("unlink", temp)
+			if how == "changed" {
+				mustDo(t, os.WriteFile(m.Back(dir, "old"), nil, 0o666))
+				b.must("unlink", m.At(dir, "old"))
+				b.Exit(0)
+				m.awaitFree(dir)
+				continue
+			}
+			b.Exit(0)
+			eventually(t, "the parent has it", func() bool { return m.Locks()[dir].Pid == a.Pid })
+			a.must("unlink", lock)
+		}
+	})
 	t.Run("heir has it open", func(t *testing.T) {
 		m := m.on(t)
 		a := agent(t)
