@@ -32,64 +32,20 @@ func (t *Table) deadlockLocked(r, b *request) bool {
 	return false // a circle, but without r: processes with threads
 }
 
-// selfWaitLocked reports whether r, by waiting behind w though its way is
-// free, would wait for its own process or owner. Linux wouldn't have let it
-// wait, so fairness must not make this deadlock.
-func (t *Table) selfWaitLocked(r, w *request) bool {
-	same := func(l *request) bool {
-		return l.Pid != 0 && l.Pid == r.Pid || !l.Flock && !r.Flock && l.Owner == r.Owner
-	}
-	seen := map[*request]bool{w: true}
-	line := []*request{w}
-	for len(line) > 0 {
-		w, line = line[0], line[1:]
-		self := false
-		w.file.each(func(h *request) {
-			if self || !h.conflicts(&w.Lock) {
-				return
-			}
-			self = same(h)
-			follow := func(waits []*request) {
-				for _, n := range waits {
-					if !seen[n] {
-						seen[n] = true
-						line = append(line, n)
-					}
-				}
-			}
-			if h.Pid != 0 {
-				follow(t.byPid[h.Pid])
-			}
-			if !h.Flock {
-				follow(t.byOwner[h.Owner])
-			}
-		})
-		if self {
-			return true
-		}
-	}
-	return false
-}
-
 func (t *Table) indexLocked(r *request) {
 	if !r.Flock {
 		t.byOwner[r.Owner] = append(t.byOwner[r.Owner], r)
 	}
-	t.byPid[r.Pid] = append(t.byPid[r.Pid], r)
 }
 
 func (t *Table) unindexLocked(r *request) {
-	if !r.Flock {
-		remove(t.byOwner, r.Owner, r)
+	if r.Flock {
+		return
 	}
-	remove(t.byPid, r.Pid, r)
-}
-
-func remove[K comparable](index map[K][]*request, key K, r *request) {
-	rest := without(index[key], r)
+	rest := without(t.byOwner[r.Owner], r)
 	if len(rest) == 0 {
-		delete(index, key)
+		delete(t.byOwner, r.Owner)
 	} else {
-		index[key] = rest
+		t.byOwner[r.Owner] = rest
 	}
 }

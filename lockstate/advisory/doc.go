@@ -30,11 +30,6 @@
 //     newcomer that no held lock conflicts with is granted past those who wait.
 //   - A wait that closes a circle of POSIX owners ends with [ErrDeadlock].
 //
-// A request with Lock.Fair differs from Linux in one point: it doesn't pass
-// earlier waiters that it conflicts with, so that readers who come and go never
-// starve a writer (A5). Exceptions: whoever has a lock on the range already, or
-// would wait for itself by waiting for those ahead.
-//
 // # What is not guaranteed
 //
 // The kernel doesn't tell OFD locks from POSIX ones when it forwards them.
@@ -64,12 +59,10 @@
 //	    where they touch and have the same type and handle
 //	I2  no two held locks conflict; a handle has one flock lock at most
 //	I3  a waiter conflicts with everything above it, and the way up ends at the
-//	    first piece of a run. One that is fair conflicts with what is directly
-//	    above it, and with the end of the way or an earlier waiter on it
-//	I4  a waiter has an obstacle, or is fair and has an earlier waiter that it
-//	    conflicts with
-//	I5  waiters are in order of arrival, and indexed by owner and process just
-//	    while they wait
+//	    first piece of a run
+//	I4  a waiter has an obstacle
+//	I5  waiters are in order of arrival, and indexed by owner just while they
+//	    wait
 //	I6  files without locks and waiters are forgotten; the count is right
 //	I7  nobody who was woken is left to be tried again
 //

@@ -34,19 +34,11 @@ var (
 
 // A ConflictError says which lock refused a request.
 type ConflictError struct {
-	// Lock is in the way.
 	Lock Lock
-	// Waiting: it isn't held, but waited for by somebody whose turn comes
-	// first. Only a fair request meets that.
-	Waiting bool
 }
 
 func (e *ConflictError) Error() string {
-	verb := "has"
-	if e.Waiting {
-		verb = "waits for"
-	}
-	return fmt.Sprintf("%v: pid %d %s [%d, %d]", ErrConflict, e.Lock.Pid, verb, e.Lock.Start, e.Lock.End)
+	return fmt.Sprintf("%v: pid %d has [%d, %d]", ErrConflict, e.Lock.Pid, e.Lock.Start, e.Lock.End)
 }
 
 // Unwrap returns ErrConflict.
@@ -62,10 +54,6 @@ type Lock struct {
 	Start, End uint64
 	Write      bool // exclusive
 	Flock      bool // flock(2), not fcntl(2)
-	// Fair makes a request stand in line behind earlier waiters that it
-	// conflicts with, though no held lock is in its way. For one file,
-	// requests should be all fair or none.
-	Fair bool
 }
 
 // Waiting is a request that waits.

@@ -68,7 +68,7 @@ func TestKernelFIFO(t *testing.T) {
 }
 
 // TestKernelStarves: a new reader passes a waiting writer, whether it tries or
-// waits. That is what Fair is for.
+// waits.
 func TestKernelStarves(t *testing.T) {
 	k := newKernel(t, 3)
 	for _, p := range k.procs {

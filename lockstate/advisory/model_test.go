@@ -2,7 +2,6 @@ package advisory_test
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -22,7 +21,6 @@ type cell struct {
 
 type model struct {
 	table   *advisory.Table
-	fair    bool
 	records map[uint64]*[width]*cell // by owner
 	flocks  map[uint64]bool          // by handle: exclusive
 	waits   []*modelWait             // in order of arrival
@@ -36,31 +34,27 @@ type modelWait struct {
 // TestModel compares the table with the model (rapid). Owners 1 to 4 are
 // processes with two handles each, and one thread.
 func TestModel(t *testing.T) {
-	for _, fair := range []bool{false, true} {
-		t.Run(fmt.Sprintf("fair=%v", fair), func(t *testing.T) {
-			rapid.Check(t, func(t *rapid.T) {
-				m := &model{
-					table: advisory.New(), fair: fair,
-					records: make(map[uint64]*[width]*cell), flocks: make(map[uint64]bool),
-				}
-				for o := uint64(1); o <= 4; o++ {
-					m.records[o] = new([width]*cell)
-				}
-				t.Repeat(map[string]func(*rapid.T){
-					"":        m.check,
-					"try":     m.try,
-					"try2":    m.try,
-					"wait":    m.wait,
-					"wait2":   m.wait,
-					"unlock":  m.unlock,
-					"flush":   m.flush,
-					"release": m.release,
-					"cancel":  m.cancel,
-					"get":     m.get,
-				})
-			})
+	rapid.Check(t, func(t *rapid.T) {
+		m := &model{
+			table:   advisory.New(),
+			records: make(map[uint64]*[width]*cell), flocks: make(map[uint64]bool),
+		}
+		for o := uint64(1); o <= 4; o++ {
+			m.records[o] = new([width]*cell)
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"":        m.check,
+			"try":     m.try,
+			"try2":    m.try,
+			"wait":    m.wait,
+			"wait2":   m.wait,
+			"unlock":  m.unlock,
+			"flush":   m.flush,
+			"release": m.release,
+			"cancel":  m.cancel,
+			"get":     m.get,
 		})
-	}
+	})
 }
 
 func (m *model) draw(t *rapid.T) advisory.Lock {
@@ -73,7 +67,7 @@ func (m *model) draw(t *rapid.T) advisory.Lock {
 	l := advisory.Lock{
 		Owner: o, Handle: 10*o + rapid.Uint64Range(0, 1).Draw(t, "handle"), Pid: uint32(o),
 		Start: start, End: end, Write: rapid.Bool().Draw(t, "write"),
-		Flock: rapid.IntRange(0, 3).Draw(t, "flock") == 0, Fair: m.fair,
+		Flock: rapid.IntRange(0, 3).Draw(t, "flock") == 0,
 	}
 	if l.Flock {
 		l.Start, l.End = 0, advisory.MaxEnd
@@ -114,13 +108,6 @@ func conflict(a, b advisory.Lock) bool {
 		(a.Flock && a.Handle != b.Handle || !a.Flock && a.Owner != b.Owner)
 }
 
-// holdsAny: then fairness may make an exception for it.
-func (m *model) holdsAny(o uint64) bool {
-	_, a := m.flocks[10*o]
-	_, b := m.flocks[10*o+1]
-	return a || b || slices.ContainsFunc(m.records[o][:], func(c *cell) bool { return c != nil })
-}
-
 func (m *model) set(l advisory.Lock, c *cell) {
 	if l.Flock {
 		if delete(m.flocks, l.Handle); c != nil {
@@ -148,21 +135,16 @@ func (m *model) try(t *rapid.T) {
 	if m.busy(l) {
 		t.Skip()
 	}
-	exempt := m.holdsAny(l.Owner)
 	m.convert(l)
 	free := len(m.obstacles(l)) == 0
-	ahead := m.fair && slices.ContainsFunc(m.waits, func(x *modelWait) bool { return conflict(x.lock, l) })
 	err := m.table.Try(key, l)
 	switch {
 	case err == nil:
 		if !free {
 			t.Fatalf("Try(%+v) passed an obstacle", l)
 		}
-		if ahead && !exempt {
-			t.Fatalf("Try(%+v) passed a waiter", l)
-		}
 		m.grant(l)
-	case !errors.Is(err, advisory.ErrConflict), free && !ahead:
+	case !errors.Is(err, advisory.ErrConflict), free:
 		t.Fatalf("Try(%+v) = %v", l, err)
 	}
 	m.settle(t)
@@ -338,10 +320,8 @@ func (m *model) check(t *rapid.T) {
 			}
 		}
 	}
-	// Nobody waits whose way is free, and fair ones are granted in order.
-	for i, x := range m.waits {
-		behind := m.fair && slices.ContainsFunc(m.waits[:i], func(y *modelWait) bool { return conflict(x.lock, y.lock) })
-		if len(m.obstacles(x.lock)) == 0 && !behind {
+	for _, x := range m.waits {
+		if len(m.obstacles(x.lock)) == 0 {
 			t.Fatalf("%+v waits for nothing", x.lock)
 		}
 	}

@@ -17,10 +17,9 @@ type Table struct {
 	held  int    // counts held locks, of all files
 	limit int
 
-	// Who waits, for the search for circles. Requests that were woken and
-	// not yet tried again are in neither.
-	byOwner map[uint64][]*request // record locks only
-	byPid   map[uint32][]*request
+	// Who waits for record locks, for the search for circles. Requests that
+	// were woken and not yet tried again are not in it.
+	byOwner map[uint64][]*request
 
 	woken []*request // in order of arrival
 
@@ -53,7 +52,6 @@ func New() *Table {
 	return &Table{
 		files:   make(map[Key]*file),
 		byOwner: make(map[uint64][]*request),
-		byPid:   make(map[uint32][]*request),
 		limit:   DefaultLimit,
 	}
 }
@@ -107,10 +105,10 @@ func (t *Table) Try(key Key, want Lock) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f := t.fileLocked(key)
-	r := &request{Lock: want, file: f, seq: ^uint64(0)}
+	r := &request{Lock: want, file: f}
 	blocker, err := t.takeLocked(r)
 	if blocker != nil {
-		err = &ConflictError{Lock: f.joined(blocker), Waiting: blocker.done != nil}
+		err = &ConflictError{Lock: f.joined(blocker)}
 	}
 	t.settleLocked(f)
 	return err

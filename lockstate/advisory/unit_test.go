@@ -24,11 +24,6 @@ func flock(handle uint64, write bool) advisory.Lock {
 	return advisory.Lock{Owner: handle, Handle: handle, Pid: uint32(handle), End: advisory.MaxEnd, Write: write, Flock: true}
 }
 
-func fair(l advisory.Lock) advisory.Lock {
-	l.Fair = true
-	return l
-}
-
 const key = 1
 
 func check(t testing.TB, table *advisory.Table) {
@@ -142,7 +137,7 @@ func TestConflictError(t *testing.T) {
 	try(t, table, record(1, 5, 9, true), nil)
 	err := table.Try(key, record(2, 0, advisory.MaxEnd, false))
 	var c *advisory.ConflictError
-	if !errors.As(err, &c) || c.Lock != record(1, 5, 9, true) || c.Waiting {
+	if !errors.As(err, &c) || c.Lock != record(1, 5, 9, true) {
 		t.Errorf("Try = %v (%+v)", err, c)
 	}
 	locks(t, table, record(1, 5, 9, true))

@@ -69,21 +69,17 @@ func (w *Waiter) Cancel() {
 // a flock conversion drops is dropped either way.
 func (t *Table) takeLocked(r *request) (blocker *request, err error) {
 	f := r.file
-	own := f.own(&r.Lock)
-	if r.Flock && own != nil {
-		if own.Write == r.Write {
-			t.wakeLocked(r)
-			return nil, nil
+	if r.Flock {
+		if own := f.own(&r.Lock); own != nil {
+			if own.Write == r.Write {
+				t.wakeLocked(r)
+				return nil, nil
+			}
+			t.dropFlocksLocked(f, func(o *request) bool { return o == own })
 		}
-		t.dropFlocksLocked(f, func(o *request) bool { return o == own })
 	}
 	if b := f.obstacle(&r.Lock); b != nil {
 		return b, nil
-	}
-	if r.Fair && own == nil {
-		if b := f.ahead(r); b != nil && !t.selfWaitLocked(r, b) {
-			return b, nil
-		}
 	}
 	if t.held >= t.limit && r.done == nil {
 		return nil, ErrLimit
@@ -102,32 +98,14 @@ func (t *Table) takeLocked(r *request) (blocker *request, err error) {
 	return nil, nil
 }
 
-// ahead returns the first of those who wait longer than r and conflict with
-// it.
-func (f *file) ahead(r *request) *request {
-	for _, w := range f.waiters {
-		if w.seq >= r.seq {
-			break
-		}
-		if w.conflicts(&r.Lock) {
-			return w
-		}
-	}
-	return nil
-}
-
-// blockLocked puts r beneath b, or beneath the one among those who wait there
-// already with which it conflicts. It fails with ErrDeadlock.
+// blockLocked puts r beneath the held lock b, or beneath the one among those who
+// wait there already with which it conflicts. It fails with ErrDeadlock.
 func (t *Table) blockLocked(r, b *request) error {
-	// What is in r's way need not be in the way of those beneath r, and b
-	// may be one of them if it is a waiter.
-	t.wakeLocked(r)
-	if b.done == nil {
-		if !r.Flock && t.deadlockLocked(r, b) {
-			return ErrDeadlock
-		}
-		b = r.file.head(b)
+	t.wakeLocked(r) // b need not be in the way of those beneath r
+	if !r.Flock && t.deadlockLocked(r, b) {
+		return ErrDeadlock
 	}
+	b = r.file.head(b)
 next:
 	for _, w := range b.beneath {
 		if w.conflicts(&r.Lock) {

@@ -2,7 +2,6 @@ package advisory_test
 
 import (
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -47,10 +46,6 @@ func ends(t testing.TB, w *advisory.Waiter, want error) {
 var kinds = map[string]func(i uint64, write bool) advisory.Lock{
 	"flock":  flock,
 	"record": func(i uint64, write bool) advisory.Lock { return record(i, 0, advisory.MaxEnd, write) },
-	"fair":   func(i uint64, write bool) advisory.Lock { return fair(flock(i, write)) },
-	"fair record": func(i uint64, write bool) advisory.Lock {
-		return fair(record(i, 0, advisory.MaxEnd, write))
-	},
 }
 
 func eachKind(t *testing.T, f func(t *testing.T, lock func(i uint64, write bool) advisory.Lock)) {
@@ -104,7 +99,6 @@ func TestFIFO(t *testing.T) {
 // TestOrder: who waits beneath whom, as Linux has it.
 func TestOrder(t *testing.T) {
 	eachKind(t, func(t *testing.T, lock func(uint64, bool) advisory.Lock) {
-		isFair := lock(1, true).Fair
 		start := func(table *advisory.Table, i uint64, write bool) *advisory.Waiter {
 			w := table.Start(key, lock(i, write))
 			check(t, table)
@@ -118,15 +112,7 @@ func TestOrder(t *testing.T) {
 			check(t, table)
 			ends(t, r2, nil)
 			blocks(t, w3)
-			if isFair { // the writer came before the second reader
-				blocks(t, r4)
-				table.Unlock(key, lock(2, false))
-				ends(t, w3, nil)
-				blocks(t, r4)
-				table.Unlock(key, lock(3, false))
-			}
 			ends(t, r4, nil)
-			check(t, table)
 		})
 		t.Run("downgrade lets readers in", func(t *testing.T) {
 			table := advisory.New()
@@ -134,35 +120,14 @@ func TestOrder(t *testing.T) {
 			w2, r3 := start(table, 2, true), start(table, 3, false)
 			try(t, table, lock(1, false), nil)
 			blocks(t, w2)
-			if isFair {
-				blocks(t, r3)
-			} else {
-				ends(t, r3, nil)
-			}
+			ends(t, r3, nil)
 		})
 		t.Run("a reader comes while a writer waits", func(t *testing.T) {
 			table := advisory.New()
 			try(t, table, lock(1, false), nil)
-			w2 := start(table, 2, true)
-			if !isFair {
-				try(t, table, lock(3, false), nil)
-				ends(t, start(table, 4, false), nil)
-				return
-			}
-			err := table.Try(key, lock(3, false))
-			var c *advisory.ConflictError
-			if !errors.As(err, &c) || !c.Waiting || c.Lock.Owner != 2 {
-				t.Errorf("Try = %v, want a conflict with the waiter", err)
-			}
-			r4 := start(table, 4, false)
-			blocks(t, r4)
-			try(t, table, lock(1, false), nil) // has it already
-			table.Unlock(key, lock(1, false))
-			ends(t, w2, nil)
-			blocks(t, r4)
-			table.Unlock(key, lock(2, true))
-			ends(t, r4, nil)
-			check(t, table)
+			start(table, 2, true)
+			try(t, table, lock(3, false), nil)
+			ends(t, start(table, 4, false), nil)
 		})
 		t.Run("the place of one who gives up", func(t *testing.T) {
 			table := advisory.New()
@@ -192,51 +157,6 @@ func TestOrder(t *testing.T) {
 			check(t, table)
 		})
 	})
-}
-
-// TestFairStream: a writer is not starved by readers who come and go (A5).
-func TestFairStream(t *testing.T) {
-	eachKind(t, func(t *testing.T, lock func(uint64, bool) advisory.Lock) {
-		if !lock(1, true).Fair {
-			return
-		}
-		table := advisory.New()
-		try(t, table, lock(1, false), nil)
-		w := table.Start(key, lock(1000, true))
-		last := uint64(1)
-		for i := uint64(2); i < 100; i++ {
-			if table.Try(key, lock(i, false)) == nil {
-				table.Unlock(key, lock(last, false))
-				last = i
-			}
-		}
-		table.Unlock(key, lock(last, false))
-		ends(t, w, nil)
-		if last != 1 {
-			t.Errorf("%d went past the writer", last)
-		}
-	})
-}
-
-// TestFairSelf: fairness makes nobody wait for himself.
-func TestFairSelf(t *testing.T) {
-	table := advisory.New()
-	lock := func(handle uint64, pid uint32, write bool) advisory.Lock {
-		return advisory.Lock{Owner: handle, Handle: handle, Pid: pid, Write: write, Flock: true, Fair: true}
-	}
-	try(t, table, lock(1, 10, false), nil)
-	blocks(t, table.Start(key, lock(2, 20, true)))
-	try(t, table, lock(3, 10, false), nil) // the same process through another handle
-	try(t, table, lock(4, 30, false), advisory.ErrConflict)
-
-	// Process 10 waits for 40 elsewhere; if 40 waited behind 20, all would.
-	const other = key + 1
-	if err := table.Try(other, lock(5, 40, true)); err != nil {
-		t.Fatal(err)
-	}
-	blocks(t, table.Start(other, lock(6, 10, true)))
-	try(t, table, lock(7, 40, false), nil)
-	try(t, table, lock(8, 30, false), advisory.ErrConflict)
 }
 
 func TestPartialRelease(t *testing.T) {
@@ -302,56 +222,52 @@ func TestSeveralHandles(t *testing.T) {
 // TestCrowd: nobody sleeps whose way is free, also where very many wait for parts of
 // a file and give up, or have parts, in any order.
 func TestCrowd(t *testing.T) {
-	for _, isFair := range []bool{false, true} {
-		t.Run(fmt.Sprintf("fair=%v", isFair), func(t *testing.T) {
-			for seed := range uint64(8) {
-				rng := rand.New(rand.NewPCG(seed, 0))
-				table := advisory.New()
-				part := func(owner uint64, from, n int) advisory.Lock {
-					start := rng.Uint64N(uint64(from))
-					l := record(owner, start, start+rng.Uint64N(uint64(n)), rng.IntN(3) > 0)
-					l.Handle, l.Fair = 10*owner+rng.Uint64N(3), isFair
-					return l
-				}
-				for range 20 {
-					_ = table.Try(key, part(rng.Uint64N(3), 30, 30))
-				}
-				type waiting struct {
-					lock advisory.Lock
-					w    *advisory.Waiter
-				}
-				var line []waiting
-				for i := range uint64(200) {
-					l := part(10+i, 40, 20)
-					line = append(line, waiting{l, table.Start(key, l)})
-				}
-				check(t, table)
-				for len(line) > 0 {
-					i := rng.IntN(len(line))
-					if rng.IntN(3) == 0 {
-						i = 0 // with most behind him
-					}
-					x := line[i]
-					switch err, over := ended(x.w); {
-					case over && err == nil:
-						table.Unlock(key, x.lock)
-					case over:
-						t.Fatalf("wait ended: %v", err)
-					case rng.IntN(4) == 0:
-						holder := rng.Uint64N(3)
-						table.Unlock(key, part(holder, 60, 10))
-						_ = table.Try(key, part(holder, 30, 10))
-						check(t, table)
-						continue
-					default:
-						x.w.Cancel()
-						ends(t, x.w, advisory.ErrCancelled)
-					}
-					check(t, table)
-					line = slices.Delete(line, i, i+1)
-				}
+	for seed := range uint64(8) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		table := advisory.New()
+		part := func(owner uint64, from, n int) advisory.Lock {
+			start := rng.Uint64N(uint64(from))
+			l := record(owner, start, start+rng.Uint64N(uint64(n)), rng.IntN(3) > 0)
+			l.Handle = 10*owner + rng.Uint64N(3)
+			return l
+		}
+		for range 20 {
+			_ = table.Try(key, part(rng.Uint64N(3), 30, 30))
+		}
+		type waiting struct {
+			lock advisory.Lock
+			w    *advisory.Waiter
+		}
+		var line []waiting
+		for i := range uint64(200) {
+			l := part(10+i, 40, 20)
+			line = append(line, waiting{l, table.Start(key, l)})
+		}
+		check(t, table)
+		for len(line) > 0 {
+			i := rng.IntN(len(line))
+			if rng.IntN(3) == 0 {
+				i = 0 // with most behind him
 			}
-		})
+			x := line[i]
+			switch err, over := ended(x.w); {
+			case over && err == nil:
+				table.Unlock(key, x.lock)
+			case over:
+				t.Fatalf("wait ended: %v", err)
+			case rng.IntN(4) == 0:
+				holder := rng.Uint64N(3)
+				table.Unlock(key, part(holder, 60, 10))
+				_ = table.Try(key, part(holder, 30, 10))
+				check(t, table)
+				continue
+			default:
+				x.w.Cancel()
+				ends(t, x.w, advisory.ErrCancelled)
+			}
+			check(t, table)
+			line = slices.Delete(line, i, i+1)
+		}
 	}
 }
 
