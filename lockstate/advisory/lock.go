@@ -3,7 +3,6 @@ package advisory
 import (
 	"errors"
 	"fmt"
-	"time"
 )
 
 // Key names a file: its inode.
@@ -54,12 +53,6 @@ type Lock struct {
 	Start, End uint64
 	Write      bool // exclusive
 	Flock      bool // flock(2), not fcntl(2)
-}
-
-// Waiting is a request that waits.
-type Waiting struct {
-	Lock
-	Since time.Time
 }
 
 // normal returns l with the range that its kind implies.

@@ -326,7 +326,7 @@ func (m *model) check(t *rapid.T) {
 		}
 	}
 	got := m.table.Waiters(key)
-	if !slices.EqualFunc(got, m.waits, func(a advisory.Waiting, b *modelWait) bool { return a.Lock == b.lock }) {
+	if !slices.EqualFunc(got, m.waits, func(a advisory.Lock, b *modelWait) bool { return a == b.lock }) {
 		t.Fatalf("waiters: %+v", got)
 	}
 }

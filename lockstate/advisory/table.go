@@ -1,12 +1,11 @@
 package advisory
 
-import (
-	"sync"
-	"time"
-)
+import "sync"
 
-// DefaultLimit is how many locks a table holds unless SetLimit says otherwise.
-const DefaultLimit = 1 << 18
+// maxHeld is how many locks may be held at a time; beyond that requests fail
+// with ErrLimit (ENOLCK). Splits, and waiters when their turn comes, may exceed
+// it.
+const maxHeld = 1 << 18
 
 // A Table is the advisory locks of one mount. Its methods may be called
 // concurrently.
@@ -41,9 +40,8 @@ type request struct {
 	beneath []*request // who waits for this one, directly
 
 	// While it waits:
-	seq     uint64   // order of arrival
-	blocker *request // it is in blocker.beneath; nil while woken
-	since   time.Time
+	seq     uint64     // order of arrival
+	blocker *request   // it is in blocker.beneath; nil while woken
 	done    chan error // nil if held
 }
 
@@ -52,17 +50,8 @@ func New() *Table {
 	return &Table{
 		files:   make(map[Key]*file),
 		byOwner: make(map[uint64][]*request),
-		limit:   DefaultLimit,
+		limit:   maxHeld,
 	}
-}
-
-// SetLimit sets how many locks may be held at a time; beyond that requests
-// fail with ErrLimit (ENOLCK). Splits, and waiters when their turn comes, may
-// exceed it.
-func (t *Table) SetLimit(n int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.limit = n
 }
 
 // Get returns the first lock that stands in the way of want, with the range
@@ -204,21 +193,6 @@ func (t *Table) Locks(key Key) []Lock {
 	}
 	var all []Lock
 	f.each(func(r *request) { all = append(all, r.Lock) })
-	return all
-}
-
-// Waiters returns who waits for a lock on the file, in order of arrival.
-func (t *Table) Waiters(key Key) []Waiting {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	f := t.files[key]
-	if f == nil {
-		return nil
-	}
-	var all []Waiting
-	for _, r := range f.waiters {
-		all = append(all, Waiting{r.Lock, r.since})
-	}
 	return all
 }
 

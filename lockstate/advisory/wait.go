@@ -3,7 +3,6 @@ package advisory
 import (
 	"cmp"
 	"slices"
-	"time"
 )
 
 // A Waiter is a request made by [Table.Start].
@@ -38,7 +37,7 @@ func (t *Table) Start(key Key, want Lock) *Waiter {
 		w.done <- err
 	} else {
 		w.req = r
-		r.done, r.since = w.done, time.Now()
+		r.done = w.done
 		f.waiters = append(f.waiters, r)
 	}
 	t.settleLocked(f)
