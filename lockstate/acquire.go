@@ -64,7 +64,7 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 		var twin *twinError
 		if errors.As(err, &twin) {
 			select {
-			case <-twin.settled:
+			case <-twin.decided:
 				continue
 			case <-cancel:
 				return nil, ErrCancelled
@@ -90,9 +90,17 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 // A twinError says that what this request depends on is about to be acquired: it is
 // to be decided when that is. It may be the client's own lease, or a lock that would
 // cover the request.
-type twinError struct{ settled <-chan struct{} }
+type twinError struct{ decided <-chan struct{} }
 
 func (*twinError) Error() string { return "it is being acquired already" }
+
+// twinLocked refuses what depends on r, which is pending.
+func (r *row) twinLocked() *twinError {
+	if r.decided == nil {
+		r.decided = make(chan struct{})
+	}
+	return &twinError{r.decided}
+}
 
 // resolveRequest finds out who asks, and who is in the way, as far as a refusal
 // depends on it, and reports whether it is to be decided again.
@@ -121,10 +129,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	if r := d.governing(); r != nil && q.Kind == Implicit && t.holdsLocked(r, p, q.asked) {
 		if r.pending {
 			// It may come to nothing, and would have covered nothing then.
-			if r.decided == nil {
-				r.decided = make(chan struct{})
-			}
-			return nil, &twinError{r.decided}, false
+			return nil, r.twinLocked(), false
 		}
 		// A2: covered already. The operation counts like any other.
 		t.stagedLocked(p, d)
@@ -144,7 +149,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	instead := uint64(0)
 	for _, r := range d.rows {
 		if r.pending && r.lease != nil && r.key() == q.key() {
-			return nil, &twinError{r.lease.settled}, false
+			return nil, r.twinLocked(), false
 		}
 		if r.kind == q.Kind && r.kind != Implicit && r.retakes(&q) && !r.pending && !r.expired() && (r.kind == Shared || r.lease != nil || r == d.top()) {
 			if r.doomed {
@@ -181,7 +186,7 @@ func (t *Table) newRowLocked(q *Request, heirs []procid.Ancestor) *row {
 	}
 	if q.Client != "" {
 		r.revocable = true // L3
-		r.lease = &lease{client: q.Client, uid: q.UID, ttl: q.TTL, at: -1, clock: t.clock, settled: make(chan struct{})}
+		r.lease = &lease{client: q.Client, uid: q.UID, ttl: q.TTL, at: -1, clock: t.clock}
 		if r.lease.ttl == 0 {
 			r.lease.ttl = DefaultTTL
 		}

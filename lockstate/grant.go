@@ -211,7 +211,6 @@ func (g *Grant) Commit() (Lock, bool) {
 	r.decideLocked()
 	if r.lease != nil {
 		t.renewLocked(r, 0) // its time begins now
-		close(r.lease.settled)
 	}
 	t.stats.Acquired[r.protocol]++
 	t.tellLocked(EventAcquired, r, Ending{Why: r.why})

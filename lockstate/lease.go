@@ -22,7 +22,6 @@ type lease struct {
 	until    time.Time     // and what the wall clock showed it to be when it was set
 	at       int           // index in Table.leases; -1: not there
 	clock    func() time.Duration
-	settled  chan struct{}          // closed when the acquisition is over
 	joined   map[procid.ID]struct{} // holders that said so
 }
 

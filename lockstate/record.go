@@ -283,9 +283,8 @@ func (t *Table) restoreLocked(rec Record, d *Dir, owner *procid.Process, files [
 		r.revocable = true
 		r.lease = &lease{
 			client: rec.Lease.Client, uid: rec.Lease.UID, ttl: rec.Lease.TTL, deadline: rec.Lease.Deadline, until: rec.Lease.Until,
-			at: -1, clock: t.clock, settled: make(chan struct{}),
+			at: -1, clock: t.clock,
 		}
-		close(r.lease.settled)
 		for _, id := range rec.Lease.Joined {
 			r.join(id)
 		}

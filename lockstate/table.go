@@ -361,9 +361,6 @@ func (t *Table) endLocked(r *row, how Ending) {
 	}
 	if r.lease != nil {
 		t.leased.Add(-1)
-		if r.pending {
-			close(r.lease.settled)
-		}
 	}
 	r.decideLocked()
 	t.stats.Ended[how.Reason]++
