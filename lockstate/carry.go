@@ -159,9 +159,8 @@ func (t *Table) TakeUpRow(c CarriedRow, path []string, owner *procid.Process, ke
 		r.keys[k] = struct{}{}
 		t.keys[k] = r
 	}
-	if c.Settled && r.settled != nil {
-		close(r.settled)
-		r.settled = nil
+	if c.Settled {
+		r.settle()
 	}
 	r.content = content{fresh: c.Fresh, unknown: c.Unknown}
 	for _, id := range c.Known {

@@ -172,7 +172,7 @@ func (t *Table) strangeLocked(c *Change) {
 		for ; d != nil; d = d.parent {
 			for _, r := range d.rows {
 				if !r.content.unknown {
-					r.content = content{unknown: true}
+					r.mixLocked()
 					t.noteLocked(r)
 					t.unflushed.Store(true)
 				}

@@ -148,7 +148,7 @@ func (c *content) note(id FileID) {
 	c.known[id] = struct{}{}
 }
 
-// inherit passes on what old knew to the row that takes its place. What was
+// inheritLocked passes on what old knew to the row that takes its place. What was
 // done under old while nobody noted it is not known.
 func (t *Table) inheritLocked(r, old *row) {
 	switch {

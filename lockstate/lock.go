@@ -213,6 +213,11 @@ func (r *row) lock() Lock {
 // touch notes that something beneath was changed.
 func (r *row) touch() {
 	r.changed = true
+	r.settle()
+}
+
+// settle tells those who watch r that it was changed under, or has ended.
+func (r *row) settle() {
 	if r.settled != nil {
 		close(r.settled)
 		r.settled = nil

@@ -206,22 +206,21 @@ func (t *Table) Follow(token uint64) (ended <-chan struct{}, how func() Ending, 
 	return r.ended, func() Ending { return r.ending }, true
 }
 
+// over is a channel that is closed.
+var over = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
+
 // Watch returns channels that are closed when the lock with the given token
 // has ended, and when something beneath was changed under it. Both are closed
 // already for a lock that is no more.
 func (t *Table) Watch(token uint64) (ended, changed <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := t.tokens[token]
-	if r == nil {
-		c := make(chan struct{})
-		close(c)
-		return c, c
+	switch r := t.tokens[token]; {
+	case r == nil:
+		return over, over
+	case r.settled == nil:
+		return r.ended, over
+	default:
+		return r.ended, r.settled
 	}
-	if r.settled == nil {
-		c := make(chan struct{})
-		close(c)
-		return r.ended, c
-	}
-	return r.ended, r.settled
 }

@@ -341,12 +341,7 @@ func drop(m map[procid.ID][]*row, id procid.ID, at int, r *row) (moved *row) {
 // endLocked takes r out of the table.
 func (t *Table) endLocked(r *row, how Ending) {
 	d := r.dir
-	for i := range d.rows {
-		if d.rows[i] == r {
-			d.rows = append(d.rows[:i], d.rows[i+1:]...)
-			break
-		}
-	}
+	d.rows = slices.DeleteFunc(d.rows, func(o *row) bool { return o == r })
 	d.count(-1, 0)
 	delete(t.tokens, r.token)
 	if t.store != nil {
@@ -364,10 +359,7 @@ func (t *Table) endLocked(r *row, how Ending) {
 	}
 	r.decideLocked()
 	t.stats.Ended[how.Reason]++
-	if r.settled != nil {
-		close(r.settled)
-		r.settled = nil
-	}
+	r.settle()
 	for k := range r.keys {
 		if t.keys[k] == r { // of a pending one it still is what the descriptor has
 			delete(t.keys, k)
