@@ -51,14 +51,14 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 	}
 	q.asked = new(asking)
 	for {
-		g, err, again := t.acquire(q, heirs)
-		if err != nil && t.resolveRequest(&q, err) {
-			continue
-		}
-		if again {
+		g, err := t.acquire(q, heirs)
+		if err == errRefill {
 			if err := t.refill(); err != nil {
 				return nil, err
 			}
+			continue
+		}
+		if err != nil && t.resolveRequest(&q, err) {
 			continue
 		}
 		var twin *twinError
@@ -87,6 +87,9 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 	}
 }
 
+// errRefill is the answer where no token is left to give out.
+var errRefill = errors.New("no token is reserved")
+
 // A twinError says that what this request depends on is about to be acquired: it is
 // to be decided when that is. It may be the client's own lease, or a lock that would
 // cover the request.
@@ -113,43 +116,43 @@ func (t *Table) resolveRequest(q *Request, err error) bool {
 	return again
 }
 
-func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error, again bool) {
+func (t *Table) acquire(q Request, heirs []procid.Ancestor) (*Grant, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	q.adoptLocked()
 	d, p := q.Dir, q.Process
 	switch {
 	case d.gone:
-		return nil, ErrGone, false
+		return nil, ErrGone
 	case d == t.root:
-		return nil, ErrRoot, false
+		return nil, ErrRoot
 	case t.token >= t.reserved && !t.frozen:
-		return nil, nil, true
+		return nil, errRefill
 	}
 	if r := d.governing(); r != nil && q.Kind == Implicit && t.holdsLocked(r, p, q.asked) {
 		if r.pending {
 			// It may come to nothing, and would have covered nothing then.
-			return nil, r.twinLocked(), false
+			return nil, r.twinLocked()
 		}
 		// A2: covered already. The operation counts like any other.
 		t.stagedLocked(p, d)
-		return &Grant{t: t, op: t.startLocked([]*Dir{d}, nil)}, nil, false
+		return &Grant{t: t, op: t.startLocked([]*Dir{d}, nil)}, nil
 	}
 	if r := t.keys[q.Key]; q.Key != nil && r != nil && r.kind == q.Kind && r.dir == d && !r.pending {
 		// The description has the lock already, whoever asks again.
-		return &Grant{t: t, row: r, file: q.File, key: q.Key, opened: q.Opened, protocol: q.Protocol}, nil, false
+		return &Grant{t: t, row: r, file: q.File, key: q.Key, opened: q.Opened, protocol: q.Protocol}, nil
 	}
 	if t.frozen {
-		return nil, ErrFrozen, false // M4; what was covered already is
+		return nil, ErrFrozen // M4; what was covered already is
 	}
 	if err := t.admitGrantLocked(q, nil); err != nil {
 		t.stats.Refused++
-		return nil, err, false
+		return nil, err
 	}
 	instead := uint64(0)
 	for _, r := range d.rows {
 		if r.pending && r.lease != nil && r.key() == q.key() {
-			return nil, r.twinLocked(), false
+			return nil, r.twinLocked()
 		}
 		if r.kind == q.Kind && r.kind != Implicit && r.retakes(&q) && !r.pending && !r.expired() && (r.kind == Shared || r.lease != nil || r == d.top()) {
 			if r.doomed {
@@ -161,7 +164,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 			return &Grant{
 				t: t, row: r, file: q.File, key: q.Key, opened: q.Opened, protocol: q.Protocol,
 				command: q.Command, why: q.Why, onCrash: q.OnCrash, ttl: q.TTL, process: p,
-			}, nil, false
+			}, nil
 		}
 	}
 	r := t.newRowLocked(&q, heirs)
@@ -169,9 +172,9 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (g *Grant, err error
 	t.insertLocked(r)
 	t.touchOpenLocked(r)
 	t.noteLocked(r)
-	g = &Grant{t: t, row: r, made: true, file: q.File, request: q}
+	g := &Grant{t: t, row: r, made: true, file: q.File, request: q}
 	g.drainLocked()
-	return g, nil, false
+	return g, nil
 }
 
 // newRowLocked makes the row of an acquisition that is admitted. It is pending.
