@@ -140,7 +140,7 @@ func (fs *FS) placeNodeLocked(all []takenNode, at map[uint64]int, i, depth int) 
 		return true
 	}
 	if len(x.links) == 0 {
-		x.n.dir = fs.table.Gone("")
+		x.n.dir = fs.table.GoneDir()
 		return true
 	}
 	l := x.links[0]

@@ -278,7 +278,7 @@ func (fs *FS) takeUpCandidates(all []carriedCandidate, cands []*candidate) error
 	for i, x := range all {
 		c := cands[i]
 		if x.Parent == 0 { // it is gone, and nothing is found there any more
-			c.parent = &node{tab: fs.nodes, kind: unix.S_IFDIR >> 12, dir: fs.table.Gone("")}
+			c.parent = &node{tab: fs.nodes, kind: unix.S_IFDIR >> 12, dir: fs.table.GoneDir()}
 			c.parent.more.Store(&nodeMore{fd: -1})
 		} else {
 			c.parent = fs.nodes.get(x.Parent)

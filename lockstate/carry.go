@@ -240,5 +240,5 @@ func (t *Table) TakeUpHandle(c CarriedHandle, p *procid.Process, dirs []*Dir) *H
 	return h
 }
 
-// Gone returns a directory that was removed, with a reference.
-func (t *Table) Gone(name string) *Dir { return &Dir{name: name, refs: 1, gone: true} }
+// GoneDir returns a directory that was removed, with a reference.
+func (t *Table) GoneDir() *Dir { return &Dir{refs: 1, gone: true} }

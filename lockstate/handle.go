@@ -142,27 +142,12 @@ func (h *Handle) Spent() bool {
 	return !slices.ContainsFunc(h.t.inflight, func(o *Op) bool { return o.handle == h })
 }
 
-// Revoke ends the right to change anything through the handle, which stands in
-// nobody's way from then on. It does nothing to one that is not revocable.
-func (h *Handle) Revoke() {
-	if !h.Revocable() {
-		return
-	}
-	h.t.mu.Lock()
-	defer h.t.mu.Unlock()
-	h.revokeLocked()
-}
-
-func (h *Handle) revokeLocked() {
-	h.revoked.Store(true)
-	h.leaveAllLocked()
-	h.t.ringLocked()
-}
-
-// revokeUnderLocked revokes all handles that were opened under r.
+// revokeUnderLocked ends the right to change anything through the handles that were
+// opened under r. They stand in nobody's way from then on.
 func (t *Table) revokeUnderLocked(r *row) {
 	for h := range t.revocable[r.token] {
-		h.revokeLocked()
+		h.revoked.Store(true)
+		h.leaveAllLocked()
 	}
 }
 

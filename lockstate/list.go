@@ -12,7 +12,6 @@ import (
 // A LockState is a lock with what an observer wants to see beside it.
 type LockState struct {
 	Lock
-	InForce  bool          // no lock on the same directory stands in front of it
 	Blockers []HandleState // write handles beneath of processes that do not hold it
 }
 
@@ -25,7 +24,7 @@ func (t *Table) Locks() []LockState {
 		if r.pending {
 			continue
 		}
-		s := LockState{Lock: r.lock(), InForce: r == r.dir.top()}
+		s := LockState{Lock: r.lock()}
 		seen := make(map[*Handle]bool)
 		r.dir.walkHandles(func(h *Handle) bool {
 			if !seen[h] && !r.holds(h.proc) {

@@ -77,7 +77,6 @@ func TestRevokeOrdinary(t *testing.T) {
 		t.Fatalf("OpenHandle = %v, want a handle", err)
 	}
 	defer h.Close()
-	h.Revoke()
 	f.End(l.Token, lockstate.Broken)
 	if op, err := h.Begin(); op != nil || err != nil || h.Revoked() {
 		t.Errorf("Begin() = %v, %v, Revoked() = %t, want nil, nil, false", op, err, h.Revoked())
@@ -133,7 +132,7 @@ func TestRevokedInFlight(t *testing.T) {
 // handle, of its right to write, of its name there, and of what was in flight.
 func TestBell(t *testing.T) {
 	f := newFixture(t, lockstate.Options{})
-	_, h := takeRevocable(f, "b/v")
+	l, h := takeRevocable(f, "b/v")
 	op, err := h.Begin()
 	if err != nil {
 		t.Fatalf("Begin() = %v, want nil", err)
@@ -145,7 +144,7 @@ func TestBell(t *testing.T) {
 	}{
 		{"a name there", func() { open.Moved("f", f.dir("b/w")) }},
 		{"a handle", open.Close},
-		{"its right to write", h.Revoke},
+		{"its right to write", func() { f.End(l.Token, lockstate.Broken) }},
 		{"what was in flight", op.End},
 	} {
 		bell := f.Bell()

@@ -401,8 +401,6 @@ func TestFreeze(t *testing.T) {
 	f.mayChange(f.parent, "d")
 	f.mayNotChange(f.stranger, "d", l.Token)
 	f.end(l.Token)
-	f.Thaw()
-	f.take(f.parent, "e", lockstate.Explicit)
 }
 
 // H4: whoever cannot be known acquires nothing and holds nothing.

@@ -157,13 +157,6 @@ func (t *Table) Frozen() bool {
 	return t.frozen
 }
 
-// Thaw undoes Freeze.
-func (t *Table) Thaw() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.frozen = false
-}
-
 // Len returns how many locks there are.
 func (t *Table) Len() int { return int(t.rows.Load()) }
 
