@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -334,19 +333,6 @@ const endTime = 10 * time.Second
 
 // laidOpen says what happened to a path, and why.
 const laidOpen = "%s could be written past the mount for a moment, because %v"
-
-// absolute returns path as the kernel shows it in its list of mounts.
-func absolute(path string) (string, error) {
-	abs, err := filepath.Abs(path)
-	if err != nil {
-		return "", err
-	}
-	real, err := filepath.EvalSymlinks(abs)
-	if err != nil {
-		return abs, err
-	}
-	return real, nil
-}
 
 // logWriter passes go-fuse's lines on.
 type logWriter struct {

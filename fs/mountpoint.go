@@ -121,7 +121,7 @@ func freeMountpoint(at, dir string) (string, error) {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return "", fmt.Errorf("%s: %w", at, ErrNotDirectory)
 	}
-	at, err := absolute(at)
+	at, err := AbsoluteOf(at)
 	if err == nil {
 		err = checkPlace(at)
 	}

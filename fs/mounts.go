@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // A MountEntry is one line of /proc/self/mountinfo.
@@ -180,10 +181,32 @@ func FindMount(path string) (mountpoint, rel string, err error) {
 // mount hides. It asks nothing of what is at its end: that may be the root of a mount
 // whose daemon does not answer.
 func AbsoluteOf(path string) (string, error) {
+	return follow(path, func(string) bool { return false })
+}
+
+// LeadsTo returns the stagefs mount that a path leads into, nil if there is none. It
+// asks nothing of such a mount.
+func LeadsTo(path string) (mount *MountEntry) {
+	mounts, err := ReadMounts()
+	if err != nil {
+		return nil
+	}
+	follow(path, func(at string) bool {
+		if m := TopMount(mounts, at); m != nil && m.IsStagefs() {
+			mount = m
+		}
+		return mount != nil
+	})
+	return mount
+}
+
+// follow goes along a path and the symlinks on it to where it leads, or until stop
+// reports true of a place, which it asks nothing of.
+func follow(path string, stop func(at string) bool) (string, error) {
 	if !filepath.IsAbs(path) {
-		wd, err := os.Getwd()
+		wd, err := syscall.Getwd() // os.Getwd looks at the directory
 		if err != nil {
-			return "", err
+			return "", os.NewSyscallError("getwd", err)
 		}
 		path = wd + "/" + path
 	}
@@ -192,6 +215,9 @@ func AbsoluteOf(path string) (string, error) {
 	for links := 0; len(rest) > 0; {
 		next := filepath.Join(at, rest[0]) // also if that is "..": no symlink is left in at
 		rest = rest[1:]
+		if stop(next) {
+			return next, nil
+		}
 		target, err := os.Readlink(next)
 		if err != nil {
 			at = next

@@ -142,7 +142,7 @@ func namesDescriptor(arg, fd string) bool {
 // awake makes sure that the daemon answers whose mount a path leads into. A path
 // that leads into none is for others to judge.
 func awake(path string, within time.Duration) error {
-	if mount := leadsTo(path); mount != nil {
+	if mount := fs.LeadsTo(path); mount != nil {
 		return answers(mount, within)
 	}
 	return nil
@@ -159,7 +159,7 @@ func answers(mount *fs.MountEntry, within time.Duration) error {
 // notStopped waits until the daemon answers whose mount a path leads into, however
 // long it takes, unless it is stopped or dying: nobody would know what he waits for.
 func notStopped(path string) error {
-	mount := leadsTo(path)
+	mount := fs.LeadsTo(path)
 	if mount == nil {
 		return nil
 	}
@@ -196,44 +196,6 @@ func silence(mount *fs.MountEntry) string {
 		return text + ": it was killed, and cannot end; help it, as root, with: stagefs umount " + shellWord(mount.Path)
 	}
 	return text + fmt.Sprintf("; if it hangs, end it with: kill -9 %d, and mount again", pid)
-}
-
-// leadsTo returns the stagefs mount that a path leads into, nil if there is none.
-// It asks nothing of such a mount.
-func leadsTo(path string) *fs.MountEntry {
-	mounts, err := fs.ReadMounts()
-	if err != nil {
-		return nil
-	}
-	if !strings.HasPrefix(path, "/") {
-		wd, err := syscall.Getwd() // os.Getwd looks at the directory
-		if err != nil {
-			return nil
-		}
-		path = wd + "/" + path
-	}
-	const maxLinks = 40
-	at, rest, links := "/", strings.Split(path, "/"), 0
-	for len(rest) > 0 {
-		next := filepath.Join(at, rest[0])
-		rest = rest[1:]
-		if m := fs.TopMount(mounts, next); m != nil && m.IsStagefs() {
-			return m
-		}
-		target, err := os.Readlink(next)
-		if err != nil {
-			at = next
-			continue
-		}
-		if links++; links > maxLinks {
-			return nil
-		}
-		if strings.HasPrefix(target, "/") {
-			at = "/"
-		}
-		rest = append(strings.Split(target, "/"), rest...)
-	}
-	return nil
 }
 
 // daemonOf returns the process that serves a mount: the one that has its connection

@@ -72,7 +72,7 @@ func controlError(mountpoint string, err error) error {
 		return nil
 	case isDead(err):
 		mount := &fs.MountEntry{Path: mountpoint, Source: mountpoint}
-		if m := leadsTo(mountpoint); m != nil {
+		if m := fs.LeadsTo(mountpoint); m != nil {
 			mount = m
 		}
 		return exitf(exitUnavailable, "the daemon of %s is dead; %s", quote(mountpoint), startAgain(mount))

@@ -92,7 +92,7 @@ func (m machine) full(dir string) bool {
 // checkDirectory looks at a static directory that is to be served.
 func checkDirectory(dir string) []finding {
 	const name = "directory"
-	if mount := leadsTo(dir); mount != nil {
+	if mount := fs.LeadsTo(dir); mount != nil {
 		return []finding{checkServed(name, dir, mount)}
 	}
 	info, err := os.Stat(dir)

@@ -58,7 +58,7 @@ func (c *command) doctorAction(ctx *cli.Context) error {
 			return err
 		}
 		about = checkDirectory(abs)
-		served := leadsTo(abs)
+		served := fs.LeadsTo(abs)
 		ours := served != nil && (m.euid == 0 || m.euid == mountedBy(served)) // or who asks may not even look into it
 		if ours && state == "" && about[0].Status == statusOK {
 			d, _ := daemonSays(served.Path)

@@ -113,7 +113,7 @@ func endDying(mount *fs.MountEntry, daemon int) error {
 
 // clearDying is endDying for the mount that a path leads into, if root asks.
 func clearDying(path string) error {
-	mount := leadsTo(path)
+	mount := fs.LeadsTo(path)
 	if mount == nil || unix.Geteuid() != 0 || !noAnswer(ask(mount.Path, false, dyingTime)) {
 		return nil
 	}

@@ -379,7 +379,7 @@ func explainMount(o fs.Options, err error) error {
 // foreignDead returns the dead mount that a path leads into, if another user made it
 // and this one is not root.
 func foreignDead(path string) *fs.MountEntry {
-	mount := leadsTo(path)
+	mount := fs.LeadsTo(path)
 	if mount == nil || os.Geteuid() == 0 || os.Geteuid() == mountedBy(mount) || !isDead(ask(mount.Path, false, answerTime)) {
 		return nil
 	}
@@ -391,7 +391,7 @@ func foreignDead(path string) *fs.MountEntry {
 func staleError(o fs.Options) error {
 	mounts, _ := fs.ReadMounts()
 	for _, dir := range []string{o.Dir, target(o)} {
-		if mount := leadsTo(dir); mount != nil {
+		if mount := fs.LeadsTo(dir); mount != nil {
 			return exitf(exitCantCreate, "%s is in the mount at %s, whose daemon is dead; %s", quote(dir), quote(mount.Path), startAgain(mount))
 		}
 		if path, err := fs.AbsoluteOf(dir); err == nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagefs/stagefs/fs"
 	"github.com/stagefs/stagefs/lockstate/client"
 )
 
@@ -160,7 +161,7 @@ func (c *command) runChild(lock *client.Lock, ch *child, within bool) error {
 // It does not ask the daemon: the child that would do so closes its copies of what is
 // open there, and waits for the daemon in that.
 func (c *command) awaitAwake(lock *client.Lock, within bool) bool {
-	mount := leadsTo(lock.Dir())
+	mount := fs.LeadsTo(lock.Dir())
 	if within || mount == nil {
 		return true
 	}
