@@ -11,9 +11,7 @@ import (
 // entry may be a lock file, which makes it an acquisition (A3, A6), and what
 // they make belongs to the caller.
 type making struct {
-	r        *request
-	parent   *node
-	name     string
+	r        *request // parent and name say where
 	protocol string
 	quiet    bool
 	socket   bool // bind(2) does not look names up again
@@ -38,7 +36,7 @@ type making struct {
 
 // make passes the gate and makes the entry.
 func (fs *FS) make(m *making) error {
-	d, err := fs.back.dir(m.parent)
+	d, err := fs.back.dir(m.r.parent)
 	if err != nil {
 		return err
 	}
@@ -57,10 +55,10 @@ func (fs *FS) carryOutMaking(m *making, dir int, finish func(made bool) bool) er
 	if err == nil {
 		if err = m.seeAt(fs, dir); err != nil {
 			m.takeBack(fs, dir)
-			defer fs.notifyDir(m.parent)
+			defer fs.notifyDir(m.r.parent)
 		}
 	}
-	if err == nil && (fs.table.Tracks() || fs.isSharedName(m.parent, m.name)) {
+	if err == nil && (fs.table.Tracks() || fs.isSharedName(m.r.parent, m.r.name)) {
 		fs.notePresence(m) // while the lock is in force that it is made under
 	}
 	if ok := finish(err == nil); ok || err != nil {
@@ -68,7 +66,7 @@ func (fs *FS) carryOutMaking(m *making, dir int, finish func(made bool) bool) er
 	}
 	// The lock was lost meanwhile: nothing was made.
 	m.takeBack(fs, dir)
-	defer fs.notifyDir(m.parent)
+	defer fs.notifyDir(m.r.parent)
 	if m.node != nil {
 		fs.nodes.forget(m.node.id, 1)
 	}
@@ -77,12 +75,12 @@ func (fs *FS) carryOutMaking(m *making, dir int, finish func(made bool) bool) er
 
 // takeBack removes the entry. Others may have looked it up already.
 func (m *making) takeBack(fs *FS, dir int) {
-	v, err := fs.take(dir, m.name, false)
+	v, err := fs.take(dir, m.r.name, false)
 	if err != nil {
-		unix.Unlinkat(dir, m.name, m.undo)
+		unix.Unlinkat(dir, m.r.name, m.undo)
 		return
 	}
-	_ = fs.unlink(dir, link{m.parent, m.name}, v, m.undo)
+	_ = fs.unlink(dir, link{m.r.parent, m.r.name}, v, m.undo)
 }
 
 func (m *making) makeAt(dir int) error {
@@ -98,13 +96,13 @@ func (m *making) seeAt(fs *FS, dir int) (err error) {
 	if m.see != nil {
 		return m.see(dir)
 	}
-	if m.node, err = fs.nodes.lookAt(dir, m.parent, m.name, &m.st); err != nil {
+	if m.node, err = fs.nodes.lookAt(dir, m.r.parent, m.r.name, &m.st); err != nil {
 		return err
 	}
 	m.node.followHandles()
 	if m.seen != nil {
 		if err = m.seen(dir); err != nil {
-			m.node.relink(link{m.parent, m.name}, link{})
+			m.node.relink(link{m.r.parent, m.r.name}, link{})
 			fs.nodes.forget(m.node.id, 1)
 		}
 	}
@@ -137,7 +135,7 @@ func (fs *FS) admitMaking(m *making) (finish func(made bool) bool, err error) {
 
 func (fs *FS) admitEntry(m *making) (finish func(made bool) bool, err error) {
 	r := m.r
-	if !fs.isLockName(m.parent, m.name) {
+	if !fs.isLockName(r.parent, r.name) {
 		op, err := r.admit(lockstate.Change{Dirs: m.covered(fs), Quiet: m.quiet})
 		if err != nil {
 			return nil, err
@@ -146,17 +144,17 @@ func (fs *FS) admitEntry(m *making) (finish func(made bool) bool, err error) {
 	}
 	r.errno = fuse.Status(unix.EEXIST) // A8
 	return fs.admitLock(r, lockstate.Request{
-		Dir: m.parent.dir, Inode: m.parent.key().inode(), Kind: lockstate.Explicit, Protocol: m.protocol, File: m.name,
+		Dir: r.parent.dir, Inode: r.parent.key().inode(), Kind: lockstate.Explicit, Protocol: m.protocol, File: r.name,
 	}, &m.st)
 }
 
 // covered returns the directories whose locks cover what m makes. What is being cleared
 // away is no place for what others share.
 func (m *making) covered(fs *FS) []*lockstate.Dir {
-	if m.r.op == "create" && fs.isSharedName(m.parent, m.name) && !fs.table.Sealed(m.parent.dir) {
+	if r := m.r; r.op == "create" && fs.isSharedName(r.parent, r.name) && !fs.table.Sealed(r.parent.dir) {
 		return nil // W5
 	}
-	return []*lockstate.Dir{m.parent.dir}
+	return []*lockstate.Dir{m.r.parent.dir}
 }
 
 // admitLock acquires the directory of a lock file that is about to be made; file

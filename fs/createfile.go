@@ -38,7 +38,7 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 	if fs.namedStale(r.header, fs.isLockName(r.parent, name), r.parent) {
 		return fuse.Status(unix.ESTALE), false
 	}
-	m := &making{r: r, parent: r.parent, name: name, protocol: "create"}
+	m := &making{r: r, protocol: "create"}
 	if in.Flags&unix.O_EXCL == 0 {
 		m.protocol = "open"                     // A6
 		r.quiet = fs.isLockName(r.parent, name) // a waiter is not refused (A10)
@@ -115,7 +115,7 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 				flags = toOpenAgain(h.flags)
 			}
 			flags |= unix.O_CREAT | unix.O_EXCL
-			fd, err = openAt(dir, r.name, flags, fs.modeOf(m.parent, dir, in.Mode, in.Umask))
+			fd, err = openAt(dir, r.name, flags, fs.modeOf(r.parent, dir, in.Mode, in.Umask))
 			return err
 		})
 	}

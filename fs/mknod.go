@@ -11,34 +11,46 @@ import (
 // kernel of it.
 func (fs *FS) newEntry(m *making, out *fuse.EntryOut) fuse.Status {
 	r := m.r
-	if r.parent = fs.nodes.get(r.header.NodeId); r.parent == nil {
-		if fs.control.node(r.header.NodeId) != nil {
-			return notInControl
-		}
+	if status := fs.findParent(r); status != fuse.OK {
+		return status
+	}
+	if !m.socket && fs.namedStale(r.header, fs.isLockName(r.parent, r.name), r.parent) {
 		return fuse.Status(unix.ESTALE)
 	}
-	m.parent, r.name = r.parent, m.name
-	if fs.reserved(m.parent, m.name) {
-		return fuse.Status(unix.EEXIST)
-	}
-	if !m.socket && fs.namedStale(r.header, fs.isLockName(r.parent, m.name), r.parent) {
-		return fuse.Status(unix.ESTALE)
-	}
-	m.quiet = m.quiet || fs.isAddedName(m.name)
+	m.quiet = m.quiet || fs.isAddedName(r.name)
 	status := fs.attempt(r, false, func() error { return fs.make(m) })
 	if status == fuse.OK {
-		fs.fillEntry(r.header, out, m.node, &m.st, fs.isLockName(m.parent, m.name))
+		fs.fillEntry(r.header, out, m.node, &m.st, fs.isLockName(r.parent, r.name))
 	}
 	return status
 }
 
+// findParent finds the directory in which r makes an entry.
+func (fs *FS) findParent(r *request) fuse.Status {
+	if r.parent = fs.nodes.get(r.header.NodeId); r.parent == nil {
+		return fs.notFound(r.header.NodeId)
+	}
+	if fs.reserved(r.parent, r.name) {
+		return fuse.Status(unix.EEXIST)
+	}
+	return fuse.OK
+}
+
+// notFound is the answer to who names a node that there is not in the tree.
+func (fs *FS) notFound(id uint64) fuse.Status {
+	if fs.control.node(id) != nil {
+		return notInControl
+	}
+	return fuse.Status(unix.ESTALE)
+}
+
 // Mknod is mknod(2).
 func (fs *FS) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
-	m := &making{r: &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "mknod"}, name: name, protocol: "mknod"}
+	m := &making{r: &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "mknod", name: name}, protocol: "mknod"}
 	m.socket = in.Mode&unix.S_IFMT == unix.S_IFSOCK
 	m.do = func(dir int) error {
 		return fs.asCaller(&in.InHeader, func() error {
-			return unix.Mknodat(dir, name, fs.modeOf(m.parent, dir, in.Mode, in.Umask), int(unix.Mkdev(in.Rdev>>8&0xfff, in.Rdev&0xff|in.Rdev>>12&0xfff00)))
+			return unix.Mknodat(dir, name, fs.modeOf(m.r.parent, dir, in.Mode, in.Umask), int(unix.Mkdev(in.Rdev>>8&0xfff, in.Rdev&0xff|in.Rdev>>12&0xfff00)))
 		})
 	}
 	return fs.newEntry(m, out)
@@ -46,7 +58,7 @@ func (fs *FS) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *
 
 // Symlink is symlink(2).
 func (fs *FS) Symlink(cancel <-chan struct{}, h *fuse.InHeader, target, name string, out *fuse.EntryOut) fuse.Status {
-	m := &making{r: &request{fs: fs, cancel: cancel, header: h, op: "symlink"}, name: name, protocol: "symlink"}
+	m := &making{r: &request{fs: fs, cancel: cancel, header: h, op: "symlink", name: name}, protocol: "symlink"}
 	m.do = func(dir int) error {
 		return fs.asCaller(h, func() error { return unix.Symlinkat(target, dir, name) })
 	}
@@ -56,11 +68,11 @@ func (fs *FS) Symlink(cancel <-chan struct{}, h *fuse.InHeader, target, name str
 // Mkdir is mkdir(2): an acquisition (A1), unless the name is a lock file's
 // (A3) or the directory is a container (C4).
 func (fs *FS) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse.EntryOut) fuse.Status {
-	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "mkdir"}
-	m := &making{r: r, name: name, protocol: "mkdir", quiet: true, undo: unix.AT_REMOVEDIR}
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "mkdir", name: name}
+	m := &making{r: r, protocol: "mkdir", quiet: true, undo: unix.AT_REMOVEDIR}
 	m.do = func(dir int) error {
 		return fs.asCaller(&in.InHeader, func() error {
-			return unix.Mkdirat(dir, name, fs.modeOf(m.parent, dir, in.Mode, in.Umask))
+			return unix.Mkdirat(dir, name, fs.modeOf(r.parent, dir, in.Mode, in.Umask))
 		})
 	}
 	parent := fs.nodes.get(in.NodeId)
@@ -70,7 +82,7 @@ func (fs *FS) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *
 	if fs.namedStale(r.header, false, parent) {
 		return fuse.Status(unix.ESTALE)
 	}
-	r.parent, r.name, m.parent = parent, name, parent
+	r.parent = parent
 	r.waitable = func(held *lockstate.HeldError) bool { return fs.mayNarrow(parent, held) }
 
 	status := fs.attempt(r, false, func() error { return fs.makeDir(m) })
@@ -81,19 +93,19 @@ func (fs *FS) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *
 }
 
 func (fs *FS) makeDir(m *making) error {
-	d, err := fs.back.dir(m.parent)
+	d, err := fs.back.dir(m.r.parent)
 	if err != nil {
 		return err
 	}
 	defer d.release()
-	child := fs.table.Dir(m.parent.dir, m.name)
+	child := fs.table.Dir(m.r.parent.dir, m.r.name)
 	defer fs.table.Forget(child)
 
 	finish := func(bool) bool { return true }
 	q := lockstate.Request{Dir: child, Kind: lockstate.Implicit, Protocol: "mkdir"}
 	switch container := fs.opts.NoLocking || fs.table.Level(child) < fs.opts.Depth; {
 	case container || m.r.forced || m.r.process() == nil: // C4; H4: nobody acquires nothing
-		op, err := m.r.admit(lockstate.Change{Dirs: []*lockstate.Dir{m.parent.dir}, Quiet: true, Free: container})
+		op, err := m.r.admit(lockstate.Change{Dirs: []*lockstate.Dir{m.r.parent.dir}, Quiet: true, Free: container})
 		if err != nil {
 			return err
 		}
@@ -120,13 +132,10 @@ func (fs *FS) makeDir(m *making) error {
 func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
 	src := fs.nodes.get(in.Oldnodeid)
 	if src == nil {
-		if fs.control.node(in.Oldnodeid) != nil {
-			return notInControl
-		}
-		return fuse.Status(unix.ESTALE)
+		return fs.notFound(in.Oldnodeid)
 	}
-	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "link"}
-	m := &making{r: r, name: name, protocol: "link"}
+	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "link", name: name}
+	m := &making{r: r, protocol: "link"}
 	if src.candidate().private() {
 		return fs.linkCandidate(m, src, out)
 	}
@@ -144,15 +153,8 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 		fs.nodes.linked()
 		return err
 	}
-	if r.parent = fs.nodes.get(in.NodeId); r.parent == nil {
-		if fs.control.node(in.NodeId) != nil {
-			return notInControl
-		}
-		return fuse.Status(unix.ESTALE)
-	}
-	m.parent, r.name = r.parent, name
-	if fs.reserved(m.parent, name) {
-		return fuse.Status(unix.EEXIST)
+	if status := fs.findParent(r); status != fuse.OK {
+		return status
 	}
 	if fs.namedStale(r.header, fs.isLockName(r.parent, name), r.parent, src) {
 		return fuse.Status(unix.ESTALE)
@@ -163,14 +165,14 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 		// source; and what enters a lock is nobody else's to write.
 		c, err := r.coveringAlone(src)
 		c.Quiet = true
-		c.Into, c.Files = m.parent.dir, src.handles()
+		c.Into, c.Files = r.parent.dir, src.handles()
 		return c, err
 	}
 	var hot *hotDir
 	m.before = func() error {
 		fs.noteLinking(m, src)
 		hot.leave()
-		hot = fs.heatLink(src, m.parent)
+		hot = fs.heatLink(src, r.parent)
 		return nil
 	}
 	status := func() fuse.Status {
@@ -178,10 +180,10 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 		return fs.attempt(r, false, func() error { return fs.make(m) })
 	}()
 	if status == fuse.OK {
-		if fs.isLockName(m.parent, name) {
+		if fs.isLockName(r.parent, name) {
 			fs.lookedUpByName(m.node)
 		}
-		fs.fillEntry(&in.InHeader, out, m.node, &m.st, fs.isLockName(m.parent, name))
+		fs.fillEntry(&in.InHeader, out, m.node, &m.st, fs.isLockName(r.parent, name))
 	}
 	return status
 }

@@ -75,8 +75,8 @@ func (fs *FS) linkCandidate(m *making, src *node, out *fuse.EntryOut) fuse.Statu
 
 // renameCandidate serves rename(2) of a private candidate.
 func (fs *FS) renameCandidate(m *renaming, c *candidate) fuse.Status {
-	mk := &making{r: m.r, name: m.to.name, protocol: "rename"}
-	m.r.header.NodeId = m.to.parent.id
+	mk := &making{r: m.r, protocol: "rename"}
+	m.r.header.NodeId, m.r.name = m.to.parent.id, m.to.name
 	return fs.winCandidate(mk, c, nil, false)
 }
 
@@ -88,8 +88,7 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 	if r.parent = fs.nodes.get(r.header.NodeId); r.parent == nil {
 		return fuse.Status(unix.ESTALE)
 	}
-	m.parent, r.name = r.parent, m.name
-	if c.lockFile || !fs.isLockName(m.parent, m.name) || m.parent != c.parent {
+	if c.lockFile || !fs.isLockName(r.parent, r.name) || r.parent != c.parent {
 		return fs.deny(r, &lockstate.HeldError{Err: lockstate.ErrHeld}, nil)
 	}
 	if !r.see() {
@@ -105,31 +104,31 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 		record = fs.cands.record(c.parent, c.name, c.owner.ID())
 		m.before = func() error { fs.cands.keep(); return nil } // with the lock's record, mostly
 	}
-	names := []string{m.name}
+	names := []string{r.name}
 	if keep {
 		names = append(names, c.name)
 	}
 	// Nobody is to see the file before it is known what it is: so it is made
 	// alone. A crowd that has no chance need not wait for each other for that.
-	_, held := fs.table.Governing(m.parent.dir)
-	alone, again, fd := !held || r.proc != nil && fs.table.Holds(r.proc, m.parent.dir), false, -1
+	_, held := fs.table.Governing(r.parent.dir)
+	alone, again, fd := !held || r.proc != nil && fs.table.Holds(r.proc, r.parent.dir), false, -1
 	defer func() { drop(fd) }()
 	m.do = func(dir int) (err error) {
 		if again = !alone; again {
 			return unix.EAGAIN
 		}
 		drop(fd)
-		fd, err = c.writeOutLocked(r, dir, m.name, keep)
+		fd, err = c.writeOutLocked(r, dir, r.name, keep)
 		return err
 	}
 	var n *node
 	m.see = func(dir int) error {
 		for n = nil; n == nil; {
-			removals, added := fs.nodes.removalsOf(m.parent), fs.nodes.added.Load()
-			if err := statAt(dir, m.name, &m.st); err != nil {
+			removals, added := fs.nodes.removalsOf(r.parent), fs.nodes.added.Load()
+			if err := statAt(dir, r.name, &m.st); err != nil {
 				return err
 			}
-			n = fs.nodes.settle(c.node, &m.st, m.parent, names, removals, added)
+			n = fs.nodes.settle(c.node, &m.st, r.parent, names, removals, added)
 		}
 		c.settleLocked(n, fd, &m.st)
 		return nil
