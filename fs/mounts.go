@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,6 +36,26 @@ func TopMount(mounts []MountEntry, path string) *MountEntry {
 		if mounts[i].Path == path {
 			return &mounts[i]
 		}
+	}
+	return nil
+}
+
+// MountOf returns the mount that an absolute path is on, the zero MountEntry if that
+// can't be told.
+func MountOf(mounts []MountEntry, path string) (on MountEntry) {
+	for _, m := range mounts {
+		// Of mounts on the same point the later one is on top.
+		if within(path, m.Path) && len(m.Path) >= len(on.Path) {
+			on = m
+		}
+	}
+	return on
+}
+
+// mountByID returns the mount that the kernel gave an id, nil if there is none.
+func mountByID(mounts []MountEntry, id int) *MountEntry {
+	if i := slices.IndexFunc(mounts, func(m MountEntry) bool { return m.ID == id }); i >= 0 {
+		return &mounts[i]
 	}
 	return nil
 }
@@ -118,10 +139,8 @@ func mountAt(path string) (id int, dev uint64) {
 // devOf returns the device of a mount.
 func devOf(id int) uint64 {
 	mounts, _ := ReadMounts()
-	for _, m := range mounts {
-		if m.ID == id {
-			return m.device()
-		}
+	if m := mountByID(mounts, id); m != nil {
+		return m.device()
 	}
 	return 0
 }
@@ -167,7 +186,7 @@ func FindMount(path string) (mountpoint, rel string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	on, _ := mountOf(lines, abs, false)
+	on := MountOf(lines, abs)
 	if !on.IsStagefs() {
 		return "", "", fmt.Errorf("%s: %w", path, ErrNoMount)
 	}

@@ -75,7 +75,7 @@ func standingOf(root int, path string) (*standing, error) {
 		return nil, err
 	}
 	s := &standing{path: path, own: []string{inodeName(&st)}, in: make(map[string]string)}
-	on, inside := mountOf(mounts, path, true)
+	on, inside := mountBeneath(mounts, path)
 	s.dev, s.inside = on.Dev, inside
 	s.own = append(s.own, treeName(on.Dev, inside))
 	for dir := path; ; {
@@ -89,7 +89,7 @@ func standingOf(root int, path string) (*standing, error) {
 			break
 		}
 		dir = filepath.Dir(dir)
-		if on, _ = mountOf(mounts, dir, false); strings.HasPrefix(on.FSType, "fuse") {
+		if on = MountOf(mounts, dir); strings.HasPrefix(on.FSType, "fuse") {
 			break
 		}
 		if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, statxMask, &st); err == nil {
@@ -102,18 +102,12 @@ func standingOf(root int, path string) (*standing, error) {
 	return s, nil
 }
 
-// mountOf returns the mount that an absolute path is on, and where in its file
-// system it leads. past: what stagefs has mounted there itself does not count.
-func mountOf(mounts []MountEntry, path string, past bool) (on MountEntry, inside string) {
-	for _, m := range mounts {
-		if past && m.Path == path && m.IsStagefs() {
-			continue
-		}
-		// Of mounts on the same point the later one is on top.
-		if within(path, m.Path) && len(m.Path) >= len(on.Path) {
-			on = m
-		}
-	}
+// mountBeneath returns the mount that an absolute path is on, and where in its file
+// system it leads. What stagefs has mounted there itself does not count.
+func mountBeneath(mounts []MountEntry, path string) (on MountEntry, inside string) {
+	on = MountOf(slices.DeleteFunc(slices.Clone(mounts), func(m MountEntry) bool {
+		return m.Path == path && m.IsStagefs()
+	}), path)
 	return on, filepath.Join(on.Root, strings.TrimPrefix(path, on.Path))
 }
 
@@ -207,8 +201,8 @@ func (e *OverlapError) locate() {
 		if path == dir {
 			return false
 		}
-		on, at := mountOf(mounts, path, true)
-		of, around := mountOf(mounts, dir, true)
+		on, at := mountBeneath(mounts, path)
+		of, around := mountBeneath(mounts, dir)
 		return within(path, dir) || on.Dev == of.Dev && at != around && within(at, around)
 	}
 	for _, m := range mounts {
@@ -308,11 +302,9 @@ func claimAgain(root, mountID int) {
 	if err != nil {
 		return
 	}
-	for _, m := range mounts {
-		if m.ID == mountID {
-			if s, err := standingOf(root, m.Path); err == nil {
-				_ = s.publish(root)
-			}
+	if m := mountByID(mounts, mountID); m != nil {
+		if s, err := standingOf(root, m.Path); err == nil {
+			_ = s.publish(root)
 		}
 	}
 }

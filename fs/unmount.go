@@ -16,10 +16,8 @@ func (s *Server) unmount(lazy bool) error {
 	if err != nil {
 		return err
 	}
-	for _, m := range mounts {
-		if m.ID == s.fs.mountID && m.IsStagefs() {
-			return detach(m.Path, lazy)
-		}
+	if m := mountByID(mounts, s.fs.mountID); m != nil && m.IsStagefs() {
+		return detach(m.Path, lazy)
 	}
 	return fmt.Errorf("%s: %w", s.mountpoint, ErrNoMount)
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"path/filepath"
@@ -67,10 +68,7 @@ func typeOf(path string) string {
 	if err != nil {
 		return ""
 	}
-	if on := covering(mounts, real); on != nil {
-		return on.FSType
-	}
-	return ""
+	return fs.MountOf(mounts, real).FSType
 }
 
 // roomForState is what the state of an ordinary mount may need at a time.
@@ -112,10 +110,7 @@ func checkDirectory(dir string) []finding {
 	if err != nil {
 		return []finding{{name, statusFail, err.Error(), ""}}
 	}
-	fstype := "an unknown file system"
-	if on := covering(mounts, real); on != nil {
-		fstype = on.FSType
-	}
+	fstype := cmp.Or(fs.MountOf(mounts, real).FSType, "an unknown file system")
 	var st unix.Statfs_t
 	if err := unix.Statfs(real, &st); err != nil {
 		return []finding{{name, statusFail, err.Error(), ""}}

@@ -395,7 +395,7 @@ func staleError(o fs.Options) error {
 			return exitf(exitCantCreate, "%s is in the mount at %s, whose daemon is dead; %s", quote(dir), quote(mount.Path), startAgain(mount))
 		}
 		if path, err := fs.AbsoluteOf(dir); err == nil {
-			if mount := covering(mounts, path); mount != nil && strings.HasPrefix(mount.FSType, "fuse") {
+			if mount := fs.MountOf(mounts, path); strings.HasPrefix(mount.FSType, "fuse") {
 				return exitf(exitCantCreate, "%s: a dead mount of %s, at %s, is in the way; clear it with: umount -l %s",
 					quote(dir), quote(mount.FSType), quote(mount.Path), shellWord(mount.Path))
 			}

@@ -9,15 +9,6 @@ import (
 	"github.com/stagefs/stagefs/fs"
 )
 
-// covering is the mount that path is on.
-func covering(mounts []fs.MountEntry, path string) *fs.MountEntry {
-	for ; ; path = filepath.Dir(path) {
-		if m := fs.TopMount(mounts, path); m != nil || path == "/" || path == "." {
-			return m
-		}
-	}
-}
-
 // servedAt returns where a path is to be found in a mount whose static directory it is,
 // or is beneath; "" if there is none elsewhere.
 func servedAt(path string) string {

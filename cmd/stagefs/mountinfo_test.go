@@ -26,11 +26,11 @@ func TestMountTable(t *testing.T) {
 	if got := fs.TopMount(all, "/srv/static"); got == nil || got.ID != 92 {
 		t.Errorf("fs.TopMount(/srv/static) = %+v, want the latest, 92", got)
 	}
-	if got := covering(all, "/srv/a b\nc/d"); got == nil || got.ID != 91 || got.FSType != "tmpfs" {
-		t.Errorf("covering = %+v, want 91", got)
+	if got := fs.MountOf(all, "/srv/a b\nc/d"); got.ID != 91 || got.FSType != "tmpfs" {
+		t.Errorf("fs.MountOf = %+v, want 91", got)
 	}
-	if got := covering(all, "/srv/statics"); got == nil || got.Path != "/" {
-		t.Errorf("covering(/srv/statics) = %+v, want the root", got)
+	if got := fs.MountOf(all, "/srv/statics"); got.Path != "/" {
+		t.Errorf("fs.MountOf(/srv/statics) = %+v, want the root", got)
 	}
 	if got := fs.TopMount(all, "/srv"); got != nil {
 		t.Errorf("fs.TopMount(/srv) = %+v, want none", got)

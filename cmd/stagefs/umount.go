@@ -111,7 +111,7 @@ func findExact(given string) (string, *fs.MountEntry, error) {
 	mount := fs.TopMount(mounts, path)
 	if mount == nil || !mount.IsStagefs() {
 		hint := ""
-		if over := covering(mounts, path); over != nil && over.IsStagefs() {
+		if over := fs.MountOf(mounts, path); over.IsStagefs() {
 			hint = "; it is inside the one at " + quote(over.Path)
 		} else if at := servedAt(path); at != "" {
 			hint = ": it is served at " + quote(at) + "; name that"
