@@ -163,7 +163,7 @@ func markedBy(proc, fd string) *marked {
 	}
 	d := &marked{uid: int(st.Uid), name: inodeName(&st)}
 	path, err := os.Readlink(link)
-	id := descriptorInfo(link)["mnt_id"]
+	id := DescriptorInfo(link)["mnt_id"]
 	mounts, bad := ReadMounts()
 	if err != nil || bad != nil {
 		return d

@@ -208,7 +208,7 @@ func (o *Options) noAtimes(why error) error {
 // noMountsInside fails if another file system is mounted within the directory, which
 // would be missing in a mount of the daemon's own.
 func noMountsInside(root int) error {
-	id := descriptorInfo(procPath(root))["mnt_id"]
+	id := DescriptorInfo(procPath(root))["mnt_id"]
 	dir, err := pathOfFD(root)
 	if err != nil {
 		return err

@@ -106,7 +106,7 @@ func (fs *FS) openIn(pid int, files map[string][]servedFile) (open []*lockstate.
 		if err != nil || len(files[filepath.Base(path)]) == 0 {
 			continue
 		}
-		info := descriptorInfo(link)
+		info := DescriptorInfo(link)
 		flags, err := strconv.ParseUint(info["flags"], 8, 32)
 		found(path, info["ino"], func() bool {
 			return err == nil && writes(uint32(flags)) && info["mnt_id"] != strconv.Itoa(fs.mountID)

@@ -271,7 +271,7 @@ func (d *deadMount) thin() (fd int, err error) {
 		if fd, err = unix.Open(d.path, unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
 			return -1, &os.PathError{Op: "open", Path: d.path, Err: err}
 		}
-		if !onMount(procPath(fd), d.entry.ID) {
+		if !OnMount(procPath(fd), d.entry.ID) {
 			unix.Close(fd)
 			return -1, errors.New("the dead mount is not there any more")
 		}
@@ -301,8 +301,9 @@ func detachOpen(root int) error {
 // moveMountBeneath is MOVE_MOUNT_BENEATH, Linux 6.5.
 const moveMountBeneath = 0x200
 
-// onMount reports whether a link below /proc/PID leads to the mount with an id.
-func onMount(link string, id int) bool {
+// OnMount reports whether a link below /proc/PID leads to the mount with an id. It asks
+// nothing of that mount.
+func OnMount(link string, id int) bool {
 	if filepath.Base(filepath.Dir(link)) != "fd" {
 		fd, err := unix.Open(link, unix.O_PATH|unix.O_CLOEXEC, 0)
 		if err != nil {
@@ -311,12 +312,12 @@ func onMount(link string, id int) bool {
 		defer unix.Close(fd)
 		link = procPath(fd)
 	}
-	return descriptorInfo(link)["mnt_id"] == strconv.Itoa(id)
+	return DescriptorInfo(link)["mnt_id"] == strconv.Itoa(id)
 }
 
-// descriptorInfo returns what proc(5) tells of a descriptor, given as a link in
+// DescriptorInfo returns what proc(5) tells of a descriptor, given as a link in
 // /proc/PID/fd.
-func descriptorInfo(link string) map[string]string {
+func DescriptorInfo(link string) map[string]string {
 	dir := filepath.Dir(link)
 	b, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), "fdinfo", filepath.Base(link)))
 	info := make(map[string]string)

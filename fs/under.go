@@ -91,7 +91,7 @@ func waysOf(pid int, path string, dead *deadMount) []string {
 	var ways []string
 	look := func(what, link string) {
 		target, err := os.Readlink(link)
-		if err == nil && within(target, path) && (dead == nil || !onMount(link, dead.entry.ID)) {
+		if err == nil && within(target, path) && (dead == nil || !OnMount(link, dead.entry.ID)) {
 			ways = append(ways, fmt.Sprintf("pid %d (%s) has %s %s", pid, comm(pid), what, plain(target)))
 		}
 	}

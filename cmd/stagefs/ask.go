@@ -227,14 +227,12 @@ func connections(proc string) (numbers []string) {
 	for _, thread := range threads {
 		fds, _ := os.ReadDir(thread + "/fd")
 		for _, fd := range fds {
-			if link, err := os.Readlink(thread + "/fd/" + fd.Name()); err != nil || link != "/dev/fuse" {
+			link := thread + "/fd/" + fd.Name()
+			if file, err := os.Readlink(link); err != nil || file != "/dev/fuse" {
 				continue
 			}
-			info, _ := os.ReadFile(thread + "/fdinfo/" + fd.Name())
-			for line := range strings.Lines(string(info)) {
-				if value, ok := strings.CutPrefix(line, "fuse_connection:"); ok {
-					numbers = append(numbers, strings.TrimSpace(value))
-				}
+			if number, ok := fs.DescriptorInfo(link)["fuse_connection"]; ok {
+				numbers = append(numbers, number)
 			}
 		}
 		if len(fds) > 0 {

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/stagefs/stagefs/fs"
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
@@ -102,14 +100,14 @@ func useOf(proc string, mount *fs.MountEntry) (what, path string) {
 		{"/root", "its root directory is"},
 		{"/exe", "it runs"},
 	} {
-		if path, err := os.Readlink(proc + link.name); err == nil && below(path, mount.Path) && linkMount(proc+link.name) == mount.ID {
+		if path, err := os.Readlink(proc + link.name); err == nil && below(path, mount.Path) && fs.OnMount(proc+link.name, mount.ID) {
 			return link.what, path
 		}
 	}
 	fds, _ := os.ReadDir(proc + "/fd")
 	for _, fd := range fds {
-		path, err := os.Readlink(proc + "/fd/" + fd.Name())
-		if err == nil && below(path, mount.Path) && fdinfoMount(proc+"/fdinfo/"+fd.Name()) == mount.ID {
+		link := proc + "/fd/" + fd.Name()
+		if path, err := os.Readlink(link); err == nil && below(path, mount.Path) && fs.OnMount(link, mount.ID) {
 			return "it has open", path
 		}
 	}
@@ -128,26 +126,4 @@ func mappingOf(proc string, mount *fs.MountEntry) (what, path string) {
 		}
 	}
 	return "", ""
-}
-
-// linkMount is the id of the mount that a link of /proc leads to, 0 if it can't
-// be told. An O_PATH descriptor asks the file system nothing.
-func linkMount(link string) int {
-	fd, err := unix.Open(link, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0
-	}
-	defer unix.Close(fd)
-	return fdinfoMount("/proc/self/fdinfo/" + strconv.Itoa(fd))
-}
-
-func fdinfoMount(file string) int {
-	info, _ := os.ReadFile(file)
-	for line := range strings.Lines(string(info)) {
-		if value, ok := strings.CutPrefix(line, "mnt_id:"); ok {
-			id, _ := strconv.Atoi(strings.TrimSpace(value))
-			return id
-		}
-	}
-	return 0
 }
