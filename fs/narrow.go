@@ -24,7 +24,7 @@ func (fs *FS) leadsOnly(dir string, names []string) bool {
 		return false
 	}
 	for _, name := range names {
-		if !holdsOnly(fd, name) {
+		if only, ok := onlyEntry(fd); !ok || only.name != name {
 			unix.Close(fd)
 			return false
 		}
@@ -55,15 +55,15 @@ func (fs *FS) narrowOwned(id procid.ID) {
 	}
 }
 
-// holdsOnly reports whether an open directory has just one entry, called name.
-func holdsOnly(fd int, name string) bool {
-	n, found := 0, false
+// onlyEntry returns the entry of an open directory that has just one.
+func onlyEntry(fd int) (only dirEntry, ok bool) {
+	n := 0
 	err := eachEntry(fd, func(e dirEntry) bool {
 		n++
-		found = e.name == name
+		only = e
 		return n < 2
 	})
-	return err == nil && n == 1 && found
+	return only, err == nil && n == 1
 }
 
 // mayNarrow reports whether a stager who wants to make a directory in parent
@@ -88,13 +88,6 @@ func (fs *FS) mayNarrow(parent *node, held *lockstate.HeldError) bool {
 		return false
 	}
 	defer unix.Close(fd)
-	n, dirs := 0, 0
-	err = eachEntry(fd, func(e dirEntry) bool {
-		n++
-		if e.typ == unix.DT_DIR {
-			dirs++
-		}
-		return n < 2
-	})
-	return err == nil && n == 1 && dirs == 1
+	only, ok := onlyEntry(fd)
+	return ok && only.typ == unix.DT_DIR
 }
