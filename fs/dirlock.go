@@ -188,8 +188,8 @@ func lockProtocol(flock bool) string {
 func (d *dirLock) take(r *request) (status fuse.Status, held *lockstate.HeldError, conflict error) {
 	for {
 		d.reown(r)
-		lost := false
-		status, held, conflict = d.takeOnce(r, &lost)
+		var lost bool
+		status, lost, held, conflict = d.takeOnce(r)
 		if lost {
 			continue
 		}
@@ -233,7 +233,7 @@ func (d *dirLock) taken(p *procid.Process, q lockstate.Request) bool {
 
 // takeOnce tells in lost that its owner had the directory already by a lock which
 // ended at that very moment: that of a description whose RELEASE came late.
-func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lockstate.HeldError, conflict error) {
+func (d *dirLock) takeOnce(r *request) (status fuse.Status, lost bool, held *lockstate.HeldError, conflict error) {
 	fs := d.fs
 	q := d.asks()
 	status = fs.attempt(r, false, func() error {
@@ -263,7 +263,7 @@ func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lo
 		fs.lockMu.Lock()
 		defer fs.lockMu.Unlock()
 		if err == nil && d.exclusive() != (q.Kind == lockstate.Explicit) {
-			*lost, err = true, unix.EAGAIN // a lock on another part has come or gone since
+			lost, err = true, unix.EAGAIN // a lock on another part has come or gone since
 		}
 		switch {
 		case err != nil:
@@ -276,7 +276,7 @@ func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lo
 		}
 		if ok := finish(err == nil); !ok && err == nil {
 			fs.advisory.Unlock(node, d.want)
-			*lost = !d.has
+			lost = !d.has
 			err = unix.EAGAIN // for attempt, not for the caller
 		}
 		if err == nil {
@@ -284,5 +284,5 @@ func (d *dirLock) takeOnce(r *request, lost *bool) (status fuse.Status, held *lo
 		}
 		return err
 	})
-	return status, held, conflict
+	return status, lost, held, conflict
 }
