@@ -65,7 +65,9 @@ func (d *drops) release() (later []uint64) {
 // have pages locked that are part of it.
 func (c *conn) DropPages(node uint64, off, length int64) {
 	if c.drops.begin(node) {
+		c.threads.Add(1)
 		go func() {
+			defer c.threads.Done()
 			defer c.drops.end()
 			c.InodeNotify(node, off, length)
 		}()
