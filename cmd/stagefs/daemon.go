@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -99,11 +100,9 @@ func readyPipe() *os.File {
 
 // daemonReady lets go of the terminal, for null, and tells the starter that the mount
 // answers. An error means that nobody waits for it any more.
-func daemonReady(starter, log, null *os.File) error {
+func (c *command) daemonReady(starter, null *os.File) error {
 	defer null.Close()
-	if log == nil {
-		log = null
-	}
+	log := cmp.Or(c.logFile, null)
 	for fd, file := range []*os.File{null, log, log} {
 		if err := unix.Dup3(int(file.Fd()), fd, 0); err != nil {
 			return fmt.Errorf("leaving the terminal: %w", err)

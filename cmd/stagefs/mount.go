@@ -86,12 +86,11 @@ func (c *command) mountAction(ctx *cli.Context) (err error) {
 	if ctx.Bool("daemon") && starter == nil && !watched.on {
 		return c.startDaemon()
 	}
-	logFile, err := c.openLog(ctx, &o, starter)
-	if err != nil {
+	if err := c.openLog(ctx, &o, starter); err != nil {
 		return err
 	}
 	if ctx.Bool("supervise") && !watched.on {
-		return c.supervise(o, starter, logFile)
+		return c.supervise(o, starter)
 	}
 	var null *os.File // from now on: when it is mounted there may be no descriptor left
 	if starter != nil {
@@ -103,10 +102,7 @@ func (c *command) mountAction(ctx *cli.Context) (err error) {
 	c.ignored = ignoredStops()
 	h := handover{Debug: o.Debug, Mountpoint: target(o), Ignored: c.ignored}
 	h.Cwd, _ = os.Getwd()
-	o.Replace = func(program, state *os.File) error {
-		c.logTo.flush()
-		return c.paused(func() error { return h.replaceBy(program, state, logFile) })
-	}
+	o.Replace = c.replaceBy(h)
 
 	err = explainMount(o, c.serve(ctx.Context, o, func(s server) error {
 		watched.serves()
@@ -124,7 +120,7 @@ func (c *command) mountAction(ctx *cli.Context) (err error) {
 		if starter == nil {
 			return nil
 		}
-		return daemonReady(starter, logFile, null)
+		return c.daemonReady(starter, null)
 	}))
 	if watched.on && errors.Is(err, fs.ErrUnmounted) {
 		_, text := explain(err)
@@ -176,9 +172,9 @@ func (c *command) remount(ctx *cli.Context, options []string) error {
 	}
 }
 
-// openLog has o log to where the command line says, and returns the file, if it is
-// one. starter: it is told what is wrong until the mount answers.
-func (c *command) openLog(ctx *cli.Context, o *fs.Options, starter *os.File) (*os.File, error) {
+// openLog has o log to where the command line says. starter: it is told what is wrong
+// until the mount answers.
+func (c *command) openLog(ctx *cli.Context, o *fs.Options, starter *os.File) error {
 	level := logLevel(o.Debug)
 	name := ctx.String("log")
 	if name == "" {
@@ -186,18 +182,18 @@ func (c *command) openLog(ctx *cli.Context, o *fs.Options, starter *os.File) (*o
 			level = slog.LevelWarn // no more than that
 		}
 		o.Log = c.newLog(c.err, level)
-		return nil, nil
+		return nil
 	}
 	file, err := openAppend(name)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return nil, exitf(exitCantCreate, "log file: %v; make its directory first, or name another file with --log", err)
+		return exitf(exitCantCreate, "log file: %v; make its directory first, or name another file with --log", err)
 	case err != nil:
-		return nil, exitf(exitCantCreate, "log file: %v", err)
+		return exitf(exitCantCreate, "log file: %v", err)
 	}
 	o.Log = c.newLog(file, level)
 	c.log, c.logFile = o.Log, file
-	return file, nil
+	return nil
 }
 
 // openAppend opens a file to append to it, and makes it if it is missing. It does not

@@ -157,9 +157,16 @@ func replaceError(path string, ctl io.ReaderAt, err error) error {
 	return exitf(status, "%s: %s; the daemon serves on", quote(path), harmless(text))
 }
 
-// replaceBy runs another program in this process. It returns only if that
-// fails.
-func (h handover) replaceBy(program, state, log *os.File) error {
+// replaceBy returns what runs another program in this process, and returns only if
+// that fails.
+func (c *command) replaceBy(h handover) func(program, state *os.File) error {
+	return func(program, state *os.File) error {
+		c.logTo.flush()
+		return c.paused(func() error { return h.exec(program, state, c.logFile) })
+	}
+}
+
+func (h handover) exec(program, state, log *os.File) error {
 	h.State = int(state.Fd())
 	inherited := []int{h.State}
 	if log != nil {
@@ -199,18 +206,13 @@ func takenOver() (h handover, ok bool) {
 // that cannot be done, it mounts anew, as after a crash (S1).
 func (c *command) takeOver(ctx context.Context, h handover) error {
 	os.WriteFile("/proc/self/comm", []byte("stagefs"), 0) // it is named after a descriptor
-	log, logFile := c.err, (*os.File)(nil)
+	o := fs.Options{Mountpoint: h.Mountpoint, Version: versionText(), Replace: c.replaceBy(h)}
 	if h.Log != 0 {
-		logFile = os.NewFile(uintptr(h.Log), "log")
-		log = logFile
-	}
-	o := fs.Options{Mountpoint: h.Mountpoint, Version: versionText(), Log: c.newLog(log, logLevel(h.Debug))}
-	if logFile != nil {
-		c.log, c.logFile = o.Log, logFile
-	}
-	o.Replace = func(program, state *os.File) error {
-		c.logTo.flush()
-		return c.paused(func() error { return h.replaceBy(program, state, logFile) })
+		c.logFile = os.NewFile(uintptr(h.Log), "log")
+		o.Log = c.newLog(c.logFile, logLevel(h.Debug))
+		c.log = o.Log
+	} else {
+		o.Log = c.newLog(c.err, logLevel(h.Debug))
 	}
 	c.mount = func(o fs.Options) (server, error) {
 		s, err := fs.Continue(os.NewFile(uintptr(h.State), "state"), o)

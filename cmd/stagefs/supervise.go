@@ -122,8 +122,8 @@ const (
 //
 // If this process is killed, the daemon serves on. starter, if any, is told when
 // the first mount answers, whichever daemon's that is, and hears that none will by
-// the end of this process; log is where this process talks to from then on.
-func (c *command) supervise(o fs.Options, starter, log *os.File) error {
+// the end of this process.
+func (c *command) supervise(o fs.Options, starter *os.File) error {
 	signals := make(chan os.Signal, 4)
 	notifyStop(signals, ignoredStops()) // to the end, as in serve
 	keepServing()
@@ -137,7 +137,7 @@ func (c *command) supervise(o fs.Options, starter, log *os.File) error {
 	said := make(map[string]bool) // why daemons have ended since one served well
 	for {
 		started := time.Now()
-		cmd, heard, err := c.startSupervised(starter, log, successor)
+		cmd, heard, err := c.startSupervised(starter, successor)
 		if err != nil && first {
 			return err
 		}
@@ -310,7 +310,7 @@ func (c *command) stoppedEnd(o fs.Options, err error, ours bool) error {
 // terminal: this process passes signals on. heard returns, once it has ended, what
 // it has told last, why it could not start, and whether the starter was told that it
 // answers.
-func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *exec.Cmd, heard func() (last byte, reason string, answered bool), err error) {
+func (c *command) startSupervised(starter *os.File, successor bool) (cmd *exec.Cmd, heard func() (last byte, reason string, answered bool), err error) {
 	cmd = exec.Command("/proc/self/exe", c.args...)
 	cmd.Args[0] = "stagefs"
 	cmd.Env = os.Environ()
@@ -345,7 +345,7 @@ func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *e
 		return nil, nil, startError(err)
 	}
 	passed := make(chan bool, 1)
-	go func() { passed <- starter != nil && passOn(cmd, ready, starter, log) }()
+	go func() { passed <- starter != nil && c.passOn(cmd, ready, starter) }()
 	return cmd, func() (last byte, reason string, answered bool) {
 		defer r.Close()
 		all := make([]byte, 64+maxReason)
@@ -360,14 +360,14 @@ func (c *command) startSupervised(starter, log *os.File, successor bool) (cmd *e
 
 // passOn tells the starter that the daemon's mount answers. It reports false if the
 // daemon ended before it did: the starter waits for the next one then.
-func passOn(daemon *exec.Cmd, ready, starter, log *os.File) bool {
+func (c *command) passOn(daemon *exec.Cmd, ready, starter *os.File) bool {
 	defer ready.Close()
 	if n, _ := ready.Read(make([]byte, 1)); n != 1 {
 		return false
 	}
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err == nil {
-		err = daemonReady(starter, log, null)
+		err = c.daemonReady(starter, null)
 	}
 	if err != nil {
 		daemon.Process.Signal(syscall.SIGTERM) // nobody waits for it
