@@ -76,8 +76,9 @@ func (r *Resolver) cached(tid uint32) *Process {
 	return t.group.proc
 }
 
-// held returns the process id if it is in the cache, dead or alive.
-func (r *Resolver) held(id ID) *Process {
+// Process returns the process with an identity if it is in the cache, dead or alive, as
+// what was carried over is, or nil.
+func (r *Resolver) Process(id ID) *Process {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	if g := r.groups[id]; g != nil {

@@ -60,7 +60,3 @@ func (r *Resolver) takeUpLocked(c Carried) {
 	r.pids[c.ID.Pid] = g
 	r.insertLocked(uint32(c.ID.Pid), &thread{group: g, fd: -1})
 }
-
-// Process returns the process with an identity if it is in the cache, as what was
-// carried over is, or nil.
-func (r *Resolver) Process(id ID) *Process { return r.held(id) }

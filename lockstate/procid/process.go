@@ -92,7 +92,7 @@ func (p *Process) parent() *Process {
 	if len(p.chain) == 0 || p.from == nil {
 		return nil
 	}
-	parent := p.from.held(p.chain[0])
+	parent := p.from.Process(p.chain[0])
 	if parent == nil || !slices.Equal(parent.chain, p.chain[1:]) {
 		return nil
 	}

@@ -192,10 +192,7 @@ func (r *Resolver) openSoon(id ID) (int, error) {
 // where the kernel tells how processes end, for one that lives, and mostly for
 // one that was reaped while it was neither cached nor watched.
 func (r *Resolver) ExitOf(id ID) Exit {
-	r.mu.Lock()
-	if g := r.groups[id]; g != nil {
-		g.pins++
-		r.mu.Unlock()
+	if g := r.pin(id); g != nil {
 		defer r.unpin(g)
 		r.mu.RLock()
 		dead := g.deadLocked()
@@ -205,7 +202,6 @@ func (r *Resolver) ExitOf(id ID) Exit {
 		}
 		return r.exitStatus(id, g.fd, g)
 	}
-	r.mu.Unlock()
 	fd, err := r.openSoon(id)
 	if err != nil {
 		return r.unheard()

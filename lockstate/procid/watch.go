@@ -68,7 +68,7 @@ func (r *Resolver) watchLate(id ID) {
 		f := r.flight(id.Pid)
 		select {
 		case <-f.done:
-			if g == nil && r.held(id) != nil {
+			if g == nil && r.Process(id) != nil {
 				continue
 			}
 		case <-again:
