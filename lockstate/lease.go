@@ -79,7 +79,7 @@ func clientRowLocked(d *Dir, client string) (found *row) {
 	return found
 }
 
-// ofClient returns a client's lease on d for a process of a user: ErrNoLock if
+// ofClientLocked returns a client's lease on d for a process of a user: ErrNoLock if
 // it has none or no longer, ErrNotYours if it is another user's.
 func (t *Table) ofClientLocked(d *Dir, client string, uid uint32) (*row, error) {
 	r := clientRowLocked(d, client)

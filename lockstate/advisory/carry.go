@@ -34,11 +34,7 @@ func (t *Table) TakeUp(all map[Key][]Lock) {
 				f.flocks = append(f.flocks, r)
 				continue
 			}
-			g := f.rangesOf(l.Owner)
-			if g == nil {
-				g = &ranges{owner: l.Owner}
-				f.owners = append(f.owners, g)
-			}
+			g := f.addOwner(l.Owner)
 			g.held = append(g.held, r)
 		}
 	}

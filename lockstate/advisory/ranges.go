@@ -22,6 +22,16 @@ func (f *file) rangesOf(owner uint64) *ranges {
 	return nil
 }
 
+// addOwner is rangesOf that makes what is not there.
+func (f *file) addOwner(owner uint64) *ranges {
+	g := f.rangesOf(owner)
+	if g == nil {
+		g = &ranges{owner: owner}
+		f.owners = append(f.owners, g)
+	}
+	return g
+}
+
 // first returns the first lock on l's range; of either type, or exclusive.
 func (g *ranges) first(l *Lock, either bool) *request {
 	i := sort.Search(len(g.held), func(i int) bool { return g.held[i].End >= l.Start })

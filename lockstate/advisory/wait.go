@@ -88,12 +88,7 @@ func (t *Table) takeLocked(r *request) (blocker *request, err error) {
 		t.held++
 		return nil, nil
 	}
-	g := f.rangesOf(r.Owner)
-	if g == nil {
-		g = &ranges{owner: r.Owner}
-		f.owners = append(f.owners, g)
-	}
-	t.rewriteLocked(f, g, r.Start, r.End, r)
+	t.rewriteLocked(f, f.addOwner(r.Owner), r.Start, r.End, r)
 	return nil, nil
 }
 
