@@ -68,24 +68,7 @@ func explain(err error) (status int, text string) {
 	}
 	var served *stagefs.ServedError
 	if errors.As(err, &served) {
-		by := "another process"
-		if served.Pid != 0 {
-			by = "process " + strconv.Itoa(served.Pid)
-		}
-		text = fmt.Sprintf("%s is served already, by %s", quote(served.Dir), by)
-		switch at, here := mountedFrom(served.Dir); {
-		case at != "" && !isDead(ask(at, false, answerTime)): // else it is not what is in the way
-			if at != served.Dir {
-				text += ", at " + quote(at)
-			}
-			text += fmt.Sprintf("; unmount it with: stagefs umount %s, or upgrade it with: stagefs mount --replace %s", shellWord(at), shellWord(at))
-		case !here && served.Pid != 0:
-			text += ", though it is not mounted here"
-			if other := elsewhere(func(m stagefs.MountEntry) bool { return m.Source == served.Dir }); other != 0 {
-				text += ": it is in the mount namespace of " + nameOf(other)
-			}
-		}
-		return exitHeld, text
+		return exitHeld, explainServed(served)
 	}
 	var overlap *stagefs.OverlapError
 	if errors.As(err, &overlap) {
@@ -144,6 +127,28 @@ func explain(err error) (status int, text string) {
 func noDirectory(err error) bool {
 	var call *os.SyscallError
 	return errors.As(err, &call) && call.Syscall == "getwd" && errors.Is(err, unix.ENOENT)
+}
+
+// explainServed tells who serves a directory already, and what to do.
+func explainServed(e *stagefs.ServedError) string {
+	by := "another process"
+	if e.Pid != 0 {
+		by = "process " + strconv.Itoa(e.Pid)
+	}
+	text := fmt.Sprintf("%s is served already, by %s", quote(e.Dir), by)
+	switch at, here := mountedFrom(e.Dir); {
+	case at != "" && !isDead(ask(at, false, answerTime)): // else it is not what is in the way
+		if at != e.Dir {
+			text += ", at " + quote(at)
+		}
+		text += fmt.Sprintf("; unmount it with: stagefs umount %s, or upgrade it with: stagefs mount --replace %s", shellWord(at), shellWord(at))
+	case !here && e.Pid != 0:
+		text += ", though it is not mounted here"
+		if other := elsewhere(func(m stagefs.MountEntry) bool { return m.Source == e.Dir }); other != 0 {
+			text += ": it is in the mount namespace of " + nameOf(other)
+		}
+	}
+	return text
 }
 
 // explainOverlap tells who serves a directory that is inside of another, or around
