@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -158,8 +159,8 @@ func TestR7AttackGoesOn(t *testing.T) {
 			a.must("mkdir", m.At("D"))
 			lock(a, m.At("D"))
 			a.must("rename", m.At("out", "f"), m.At("D", "f"))
-			const files = 5000
-			if out := a.Get("sh", "cd "+m.At("D")+" && seq -f %05g 5000 | xargs touch"); !strings.HasPrefix(out, "0") {
+			const files = 2000
+			if out := a.Get("sh", fmt.Sprintf("cd %s && seq -f %%05g %d | xargs touch", m.At("D"), files)); !strings.HasPrefix(out, "0") {
 				t.Fatal(out)
 			}
 			a.Kill()
