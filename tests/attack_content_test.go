@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestR7AttackNarrowedContent: what came into a directory that its owner had made on the way
-// to it is no more the owner's when its lock stands for the one above (A12), and neither
-// if the daemon was killed before or after that.
+// TestR7AttackNarrowedContent: what has come into a directory from elsewhere does not become
+// its owner's when the lock on it takes the place of the one above (A12), also if the
+// daemon is killed before or after that.
 func TestR7AttackNarrowedContent(t *testing.T) {
 	for name, kill := range map[string]struct{ before, after bool }{
 		"": {}, "daemon killed before": {before: true}, "daemon killed after": {after: true},
