@@ -195,8 +195,8 @@ func (fs *FS) readDir(in *fuse.ReadIn, size uint32, add func(n *node, fd int, e 
 		}
 	}
 	s.setNoatime(in.Flags)
-	if in.Offset == 0 {
-		n.more.Load().listed.CompareAndSwap(0, ctimeOf(s.fd))
+	if listed := &n.more.Load().listed; in.Offset == 0 && listed.Load() == 0 {
+		listed.CompareAndSwap(0, ctimeOf(s.fd))
 	}
 	pool := direntBuffers.Get().(*[direntBuffer]byte)
 	defer direntBuffers.Put(pool)

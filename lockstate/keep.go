@@ -51,11 +51,16 @@ func (t *Table) rekeyLocked(r *row, k any) {
 func (t *Table) dropKeyLocked(r *row, k any) bool {
 	delete(r.keys, k)
 	delete(t.keys, k)
+	return t.endUnkeptLocked(r, Unlocked)
+}
+
+// endUnkeptLocked ends r, which something keeps no longer, if nothing else does.
+func (t *Table) endUnkeptLocked(r *row, why Reason) bool {
 	if r.kept() {
 		t.noteLocked(r)
 		return false
 	}
-	t.endLocked(r, Ending{Reason: Unlocked})
+	t.endLocked(r, Ending{Reason: why})
 	return true
 }
 

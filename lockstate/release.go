@@ -16,12 +16,11 @@ func (t *Table) ReleaseFile(d *Dir, name string) (Lock, bool) {
 		if i < 0 {
 			continue
 		}
-		if r.files = slices.Delete(r.files, i, i+1); r.kept() {
-			t.noteLocked(r)
+		r.files = slices.Delete(r.files, i, i+1)
+		l := r.lock()
+		if !t.endUnkeptLocked(r, Unlinked) {
 			return Lock{}, false
 		}
-		l := r.lock()
-		t.endLocked(r, Ending{Reason: Unlinked})
 		return l, true
 	}
 	return Lock{}, false
@@ -186,11 +185,7 @@ func (t *Table) EndLost(token uint64) {
 		return
 	}
 	r.lostKey, r.opened = false, nil
-	if r.kept() {
-		t.noteLocked(r)
-		return
-	}
-	t.endLocked(r, Ending{Reason: Unlocked})
+	t.endUnkeptLocked(r, Unlocked)
 }
 
 // Follow returns a channel that is closed when the lock with the given token

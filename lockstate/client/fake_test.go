@@ -41,6 +41,14 @@ type fakeRow struct {
 	reply  reply
 }
 
+// rename gives a lock's directory another name (R3).
+func (d *fakeDaemon) rename(from, to string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.rows[to] = d.rows[from]
+	delete(d.rows, from)
+}
+
 func newFake() (*fakeDaemon, *system) {
 	d := &fakeDaemon{boot: time.Now(), rows: map[string]*fakeRow{}, changed: make(chan struct{})}
 	return d, &system{

@@ -301,10 +301,7 @@ func TestR3Renamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, s := newFake()
 		l := mustAcquire(t, s, Options{Client: "c"})
-		d.mu.Lock()
-		d.rows["E"] = d.rows["D"]
-		delete(d.rows, "D")
-		d.mu.Unlock()
+		d.rename("D", "E")
 		time.Sleep(time.Minute)
 		if isLost(l) {
 			t.Errorf("lost by a rename: %v", l.Err())
@@ -321,10 +318,7 @@ func TestR3RenamedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, s := newFake()
 		first := mustAcquire(t, s, Options{Client: "c"})
-		d.mu.Lock()
-		d.rows["E"] = d.rows["D"]
-		delete(d.rows, "D")
-		d.mu.Unlock()
+		d.rename("D", "E")
 		second := mustAcquire(t, s, Options{Client: "c"})
 		away := false
 		d.mu.Lock()
@@ -359,9 +353,8 @@ func TestR3RenamedUnreleased(t *testing.T) {
 		if err := l.Release(false); !errors.Is(err, unix.EIO) {
 			t.Errorf("Release = %v, want EIO", err)
 		}
+		d.rename("D", "E")
 		d.mu.Lock()
-		d.rows["E"] = d.rows["D"]
-		delete(d.rows, "D")
 		d.refuse = nil
 		d.mu.Unlock()
 		if err := l.Release(false); err != nil || len(d.rows) != 0 {
