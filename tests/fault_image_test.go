@@ -36,18 +36,27 @@ func newImage(t *testing.T, mib int64, opts ...string) *image {
 // tryImage is newImage for who can do without one.
 func tryImage(t *testing.T, mib int64, opts ...string) (*image, error) {
 	t.Helper()
+	return imageBy(t, mib, "loop", append([]string{"mkfs.ext4", "-q", "-F", "-m", "0"}, opts...)...)
+}
+
+// imageBy is tryImage of what a program makes, mounted with options. It may be that this
+// program is not there, or that the kernel has no such file system.
+func imageBy(t *testing.T, mib int64, options string, mkfs ...string) (*image, error) {
+	t.Helper()
 	base := tempDir(t)
 	i := &image{t: t, file: filepath.Join(base, "image"), Dir: filepath.Join(base, "fs")}
 	mustDo(t, os.WriteFile(i.file, nil, 0o600))
 	mustDo(t, os.Truncate(i.file, mib<<20))
 	mustDo(t, os.Mkdir(i.Dir, 0o755))
-	for _, argv := range [][]string{
-		append(append([]string{"mkfs.ext4", "-q", "-F", "-m", "0"}, opts...), i.file),
-		{"mount", "-o", "loop", i.file, i.Dir},
-	} {
-		if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("no file system in a file can be had here: %q: %w: %s", argv, err, out)
-		}
+	out, err := exec.Command(mkfs[0], append(mkfs[1:], i.file)...).CombinedOutput()
+	if failed := new(exec.ExitError); errors.As(err, &failed) {
+		t.Fatalf("%q: %v: %s", mkfs, err, out)
+	}
+	if err == nil {
+		out, err = exec.Command("mount", "-o", options, i.file, i.Dir).CombinedOutput()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("no file system in a file can be had here: %s: %w: %s", mkfs[0], err, out)
 	}
 	t.Cleanup(func() { unix.Unmount(i.Dir, unix.MNT_DETACH) })
 	return i, nil

@@ -24,16 +24,13 @@ type quota struct {
 func newQuota(t *testing.T, limit string) *quota {
 	t.Helper()
 	need(t, "root", "fuse", "mkfs.btrfs", "btrfs", "losetup")
-	base := tempDir(t)
-	file, top := filepath.Join(base, "image"), filepath.Join(base, "fs")
-	mustDo(t, os.WriteFile(file, nil, 0o600))
-	mustDo(t, os.Truncate(file, 256<<20))
-	mustDo(t, os.Mkdir(top, 0o755))
-	t.Cleanup(func() { unix.Unmount(top, unix.MNT_DETACH) })
-	q := &quota{image: &image{t: t, file: file, Dir: filepath.Join(top, "sub")}}
+	disk, err := imageBy(t, 256, "loop", "mkfs.btrfs", "-q")
+	if err != nil {
+		t.Skip(err)
+	}
+	top := disk.Dir
+	q := &quota{image: &image{t: t, file: disk.file, Dir: filepath.Join(top, "sub")}}
 	for _, argv := range [][]string{
-		{"mkfs.btrfs", "-q", file},
-		{"mount", "-o", "loop", file, top},
 		{"btrfs", "quota", "enable", top},
 		{"btrfs", "subvolume", "create", q.Dir},
 		{"btrfs", "qgroup", "limit", limit, q.Dir},
@@ -42,7 +39,6 @@ func newQuota(t *testing.T, limit string) *quota {
 			t.Skipf("no quota can be had here: %q: %v: %s", argv, err, out)
 		}
 	}
-	var err error
 	q.hog, err = os.Create(filepath.Join(q.Dir, "hog"))
 	mustDo(t, err)
 	t.Cleanup(func() { q.hog.Close() })

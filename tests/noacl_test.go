@@ -5,7 +5,6 @@ package tests
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -16,20 +15,11 @@ import (
 // accessible as its mode says.
 func TestM2NoACL(t *testing.T) {
 	need(t, "root", "fuse", "mkfs.btrfs", "losetup")
-	base := tempDir(t)
-	file, top := filepath.Join(base, "image"), filepath.Join(base, "fs")
-	mustDo(t, os.WriteFile(file, nil, 0o600))
-	mustDo(t, os.Truncate(file, 128<<20))
-	mustDo(t, os.Mkdir(top, 0o755))
-	if out, err := exec.Command("mkfs.btrfs", file).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	disk, err := imageBy(t, 128, "loop,noacl", "mkfs.btrfs")
+	if err != nil {
+		t.Skip(err)
 	}
-	if out, err := exec.Command("mount", "-o", "loop,noacl", file, top).CombinedOutput(); err != nil {
-		t.Skipf("it cannot be mounted here: %v: %s", err, out)
-	}
-	t.Cleanup(func() { unix.Unmount(top, unix.MNT_DETACH) })
-	dir := filepath.Join(top, "static")
-	openDir(t, dir)
+	dir := disk.static()
 	openDir(t, filepath.Join(dir, "sub"))
 	mustDo(t, os.WriteFile(filepath.Join(dir, "sub/file"), []byte("content"), 0o644))
 	for _, name := range []string{"sub", "sub/file"} {
