@@ -192,7 +192,7 @@ func (n *node) vanished() bool {
 	}
 	n.tab.mu.RLock()
 	defer n.tab.mu.RUnlock()
-	return n.parent == nil && n.fdLocked() >= 0
+	return n.parent == nil && n.fdLocked() >= 0 && n.isAssumed() // still: see keep
 }
 
 // pin keeps n in the table until unpin.

@@ -80,7 +80,11 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 		}
 		n = fs.nodes.get(in.NodeId)
 	}
-	if n.vanished() || fs.openedStale(n, in) {
+	if n.vanished() {
+		fs.stale.found(true, &in.InHeader) // it is not told so again, should that have been the last of it
+		return fuse.Status(unix.ESTALE)
+	}
+	if fs.openedStale(n, in) {
 		return fuse.Status(unix.ESTALE)
 	}
 	if in.Flags&unix.O_ACCMODE != unix.O_RDONLY {
