@@ -146,27 +146,29 @@ func (n *node) adrift() bool {
 	return false
 }
 
-// keep gives n a descriptor that stands for it when its last name is gone. big
-// says that it keeps the backing from giving back much room, too, and told that the
-// kernel knows that the name is gone.
+// keep takes note that n's last name is gone, and gives it a descriptor that stands for
+// it, unless it has one. big says that it keeps the backing from giving back much room,
+// too, and told that the kernel knows that the name is gone.
 func (n *node) keep(fd int, big, told bool) (kept bool) {
 	n.tab.mu.Lock()
 	defer n.tab.mu.Unlock()
 	m := n.needLocked()
-	if m.fd >= 0 {
-		return false
+	if kept = m.fd < 0; kept {
+		m.fd = fd
 	}
-	m.fd, m.big, m.round = fd, big, 0
-	if big {
+	if big && !m.big {
+		m.big = true
 		n.tab.big.Add(1)
 	}
 	if told {
-		m.round = n.tab.round
 		m.assumed.Store(false)
 		m.unlinked.Store(true)
+	}
+	if told && m.round != n.tab.round {
+		m.round = n.tab.round
 		n.tab.awaited.Add(1)
 	}
-	return true
+	return kept
 }
 
 // assume takes note that n has got a lock file's name by rename(2): the kernel knows it

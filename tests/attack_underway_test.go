@@ -38,6 +38,7 @@ change = {
     "directory": (lambda: os.rename(inner, moved), lambda: os.path.isdir(back + "/sub/moved"), {moved + "/f": b"old", moved + "/g": b"other", moved + "/devserver": None}),
 }
 change["attributes"], change["beneath"] = change["rename"], change["directory"]
+change["tmpfile"] = change["unlink"]
 change, done, after = change[what]
 cpus = sorted(os.sched_getaffinity(0))
 def child(run, *pipes):
@@ -70,6 +71,11 @@ def put(path, text):
     h = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o666)
     os.write(h, text)
     os.close(h)
+def born(path, text): # without a name
+    h = os.open(inner, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    os.write(h, text)
+    assert libc.linkat(-100, b"/proc/self/fd/%d" % h, -100, path.encode(), 0x400) == 0
+    os.close(h)
 def state(pid):
     with open("/proc/%d/stat" % pid) as s:
         return s.read().rpartition(")")[2].split()[0]
@@ -77,6 +83,14 @@ def wait(until):
     end = time.monotonic() + 20
     while not until():
         assert time.monotonic() < end, what + " does not come to pass"
+def race(done):
+    os.kill(daemon, signal.SIGSTOP)
+    os.write(told, b"x")
+    time.sleep(0.001)
+    wait(lambda: state(children[0]) in "SD")
+    os.write(turn, b"x")
+    os.kill(daemon, signal.SIGCONT)
+    wait(done)
 def acquire(lock):
     os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
 def attributes():
@@ -104,16 +118,10 @@ try:
     for _ in range(rounds):
         if os.path.isdir(moved):
             os.rename(moved, inner)
-        put(f, b"old")
+        (born if what == "tmpfile" else put)(f, b"old")
         put(g, b"other")
         time.sleep(0.005) # what was closed is, also for the daemon
-        os.kill(daemon, signal.SIGSTOP)
-        os.write(told, b"x")
-        time.sleep(0.001)
-        wait(lambda: state(children[0]) in "SD")
-        os.write(turn, b"x")
-        os.kill(daemon, signal.SIGCONT)
-        wait(done)
+        race(done)
         if what != "beneath":
             acquire(lock)
         stage()
@@ -150,7 +158,7 @@ func TestW3AttackUnderWay(t *testing.T) {
 	prog := filepath.Join(tempDir(t), "race.py")
 	mustDo(t, os.WriteFile(prog, []byte(underWayRace), 0o644))
 	const rounds = 20
-	for _, what := range []string{"unlink", "rename", "replace", "exchange", "directory", "attributes", "beneath"} {
+	for _, what := range []string{"unlink", "rename", "replace", "exchange", "directory", "attributes", "beneath", "tmpfile"} {
 		t.Run(what, func(t *testing.T) {
 			cmd := command("python3", prog, m.At(what), m.Back(what), fmt.Sprint(m.cmd.Process.Pid), what, fmt.Sprint(rounds))
 			cmd.Stderr = os.Stderr
