@@ -76,6 +76,12 @@ func (fs *FS) isLive(l link) bool {
 
 // Lookup finds a name in a directory.
 func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	status := fs.lookup(h, name, out)
+	fs.stale.looked(h.Pid, out.NodeId)
+	return status
+}
+
+func (fs *FS) lookup(h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	switch name {
 	case ".":
 		return fs.lookupSelf(h, out)

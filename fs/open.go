@@ -81,7 +81,7 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 		n = fs.nodes.get(in.NodeId)
 	}
 	if n.vanished() {
-		fs.stale.found(true, &in.InHeader) // it is not told so again, should that have been the last of it
+		fs.stale.found(true, true, &in.InHeader) // it is not told so again, should that have been the last of it
 		return fuse.Status(unix.ESTALE)
 	}
 	if fs.openedStale(n, in) {
@@ -94,7 +94,7 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	o := opening{r: r, in: in, n: n, out: out}
 	status := fs.attempt(r, false, o.try)
 	if status == fuse.Status(unix.ESTALE) {
-		fs.stale.found(true, &in.InHeader) // by whatever: it is not told so again
+		fs.stale.found(true, true, &in.InHeader) // by whatever: it is not told so again
 	}
 	return status
 }
@@ -177,7 +177,7 @@ func (o *opening) admit(h *handle) (op *lockstate.Op, err error) {
 	_, name := n.covering()
 	for {
 		h.lock, err = r.openForWrite(c, name)
-		if refused(err) && (o.by.parent != nil && !n.has(o.by) || fs.lockLooks.lost(o.in.Pid, n)) && fs.stale.found(true, &o.in.InHeader) {
+		if refused(err) && (o.by.parent != nil && !n.has(o.by) || fs.lockLooks.lost(o.in.Pid, n)) && fs.stale.found(true, true, &o.in.InHeader) {
 			err = unix.ESTALE // the kernel looks the name up again (A10)
 		}
 		if err != nil || h.flags&unix.O_TRUNC == 0 {

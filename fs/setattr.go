@@ -42,7 +42,7 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 	}
 	switch {
 	case status == fuse.Status(unix.ESTALE):
-		fs.stale.found(true, &in.InHeader) // by whatever: it is not told so again
+		fs.stale.found(true, n.isFile(), &in.InHeader) // by whatever: it is not told so again
 		return status
 	case status == fuse.OK:
 		fs.touched(r, n)

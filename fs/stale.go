@@ -36,12 +36,15 @@ type staleFinds struct {
 type staleFind struct {
 	at    time.Time // when it was told so,
 	told  uint64    // in answer to which request
+	node  uint64    // what it comes back to: what that was about, or what it has looked up since; 0: nothing
 	again uint64    // the request by which it came back
 }
 
 // found reports whether a thread is to look again, since it may have got somewhere by a
-// name that is gone. It is told so once in a system call: that would fail else.
-func (t *staleFinds) found(stale bool, h *fuse.InHeader) bool {
+// name that is gone. It is told so once in a system call: that would fail else. Who comes
+// to a file that it has not looked up is in another one: then it did not find the name,
+// and nothing came of the first.
+func (t *staleFinds) found(stale, file bool, h *fuse.InHeader) bool {
 	if h.Pid == 0 || !stale && !t.some.Load() {
 		return false
 	}
@@ -52,7 +55,7 @@ func (t *staleFinds) found(stale bool, h *fuse.InHeader) bool {
 		if f.told == h.Unique {
 			return stale
 		}
-		if now.Sub(f.at) < againTime && (f.again == 0 || f.again == h.Unique) {
+		if now.Sub(f.at) < againTime && (f.again == h.Unique || f.again == 0 && (!file || f.node == h.NodeId)) {
 			f.again = h.Unique
 			return false
 		}
@@ -70,10 +73,22 @@ func (t *staleFinds) found(stale bool, h *fuse.InHeader) bool {
 		if t.byTid == nil {
 			t.byTid = make(map[uint32]*staleFind)
 		}
-		t.byTid[h.Pid] = &staleFind{at: now, told: h.Unique}
+		t.byTid[h.Pid] = &staleFind{at: now, told: h.Unique, node: h.NodeId}
 	}
 	t.some.Store(len(t.byTid) > 0)
 	return stale
+}
+
+// looked takes note of what a thread has looked up: 0 says that there is no such name.
+func (t *staleFinds) looked(tid uint32, node uint64) {
+	if !t.some.Load() {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if f := t.byTid[tid]; f != nil {
+		f.node = node
+	}
 }
 
 // openedStale is found for an open of a file. What is only read does no harm, and the
@@ -84,7 +99,7 @@ func (fs *FS) openedStale(n *node, in *fuse.OpenIn) bool {
 		_, lockFile := fs.lockFileOf(n)
 		stale = (lockFile || writes(in.Flags)) && fs.underWay.mislead(fs, n, in.Pid, lockFile)
 	}
-	return fs.stale.found(stale, &in.InHeader)
+	return fs.stale.found(stale, true, &in.InHeader)
 }
 
 // changedStale is found for setattr and the like. Who has a file open may change it by the
@@ -95,7 +110,7 @@ func (fs *FS) changedStale(n *node, h *fuse.InHeader, size bool) bool {
 	if stale && !size && n.isOpen() {
 		return false
 	}
-	return fs.stale.found(stale, h)
+	return fs.stale.found(stale, n.isFile(), h)
 }
 
 // namedStale is found for what makes, removes or renames something in a directory, which
@@ -105,7 +120,7 @@ func (fs *FS) namedStale(h *fuse.InHeader, acquires bool, dir *node, others ...*
 	for _, n := range others {
 		stale = stale || fs.underWay.mislead(fs, n, h.Pid, acquires)
 	}
-	return fs.stale.found(stale, h)
+	return fs.stale.found(stale, false, h)
 }
 
 // isUnlinked reports whether n is a regular file whose last name the kernel has had

@@ -29,6 +29,12 @@ def content(path):
             return h.read()
     except FileNotFoundError:
         return None
+def gone(path):
+    try:
+        os.close(os.open(path, os.O_WRONLY))
+        return False
+    except FileNotFoundError:
+        return True
 # What is done, when that shows in the backing, and what is there then beside f.
 change = {
     "unlink": (lambda: os.unlink(f), lambda: content(at(back, "f")) is None, {g: b"other"}),
@@ -39,6 +45,7 @@ change = {
 }
 change["attributes"], change["beneath"] = change["rename"], change["directory"]
 change["tmpfile"] = change["unlink"]
+change["both"] = (lambda: os.unlink(f if content(at(back, "f")) else g), change["unlink"][1], {g: None})
 change, done, after = change[what]
 cpus = sorted(os.sched_getaffinity(0))
 def child(run, *pipes):
@@ -122,11 +129,17 @@ try:
         put(g, b"other")
         time.sleep(0.005) # what was closed is, also for the daemon
         race(done)
+        wrong = []
+        if what == "both": # who has looked for f in vain looks for g, which goes likewise
+            wrong = [p for p in [f] if not gone(p)]
+            os.read(answer, 1)
+            race(lambda: content(at(back, "g")) is None)
+            wrong += [p for p in [g] if not gone(p)]
         if what != "beneath":
             acquire(lock)
         stage()
         os.read(answer, 1)
-        wrong = [p for p, c in after.items() if content(p) != c]
+        wrong += [p for p, c in after.items() if content(p) != c]
         if content(f) != b"new":
             wrong.append(f)
         if what == "attributes" and os.stat(f + "2").st_mode & 0o777 != 0o644:
@@ -158,7 +171,7 @@ func TestW3AttackUnderWay(t *testing.T) {
 	prog := filepath.Join(tempDir(t), "race.py")
 	mustDo(t, os.WriteFile(prog, []byte(underWayRace), 0o644))
 	const rounds = 20
-	for _, what := range []string{"unlink", "rename", "replace", "exchange", "directory", "attributes", "beneath", "tmpfile"} {
+	for _, what := range []string{"unlink", "rename", "replace", "exchange", "directory", "attributes", "beneath", "tmpfile", "both"} {
 		t.Run(what, func(t *testing.T) {
 			cmd := command("python3", prog, m.At(what), m.Back(what), fmt.Sprint(m.cmd.Process.Pid), what, fmt.Sprint(rounds))
 			cmd.Stderr = os.Stderr
