@@ -282,7 +282,8 @@ func (c *command) breakDir() fuse.Status {
 		for _, l := range fs.table.On(d) {
 			found = true
 			fs.log.Warn("lock broken", "dir", l.Path, "pid", l.Owner.Pid, "token", l.Token, "by", c.by(), "uid", c.header.Uid, "why", c.why)
-			if status := fs.endLock(l, how); status != fuse.OK {
+			status := fs.endLock(l, how)
+			if _, there := fs.table.Lock(l.Token); there && status != fuse.OK { // else it has ended by itself
 				return status
 			}
 		}

@@ -4,6 +4,7 @@ package tests
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -157,6 +158,40 @@ func TestControlBreak(t *testing.T) {
 	if log := m.Log(); !strings.Contains(log, "it hangs since noon") {
 		t.Error("the log does not tell the reason")
 	}
+}
+
+// TestControlBreakEnding: a lock that ends by itself while others on the directory are
+// broken is no reason to leave the rest of them, or to say that there was none.
+func TestControlBreakEnding(t *testing.T) {
+	needInject(t)
+	m := newMount(t, staticDir(t), filepath.Join(tempDir(t), "mnt"))
+	stop, goesOn := make(chan struct{}), make(chan struct{})
+	m.inject(&fault{call: unix.SYS_UNLINKAT, until: func(a asked) <-chan struct{} {
+		if a.path(1) != "devserver" {
+			return nil
+		}
+		close(stop)
+		return goesOn
+	}})
+	m.start(nil)
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	openDir(t, m.Back("D"))
+	owner := agent(t)
+	owner.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	second := owner.Child()
+	second.mustCommand(m, "acquire D")
+	third := second.Child()
+	third.mustCommand(m, "acquire D")
+	broken := agent(t).Start("put", m.control("ctl"), "break D enough\n", "")
+	<-stop
+	second.Kill()
+	eventually(t, "the second lock ends", func() bool { return m.metric("locks") == 2 })
+	close(goesOn)
+	if status := broken(); status != "ok" {
+		t.Errorf("break = %s, want ok", status)
+	}
+	m.wantFree("D")
 }
 
 // TestControlBadLines: each bad line gets a clear errno and changes nothing.
