@@ -35,16 +35,16 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 	if done, status := fs.createCandidate(r, in, out); done {
 		return status, false
 	}
-	if fs.namedStale(r.header, fs.isLockName(r.parent, name), r.parent) {
+	lockFile := fs.isLockName(r.parent, name)
+	if fs.namedStale(r.header, lockFile, r.parent) {
 		return fuse.Status(unix.ESTALE), false
 	}
 	m := &making{r: r, protocol: "create"}
 	if in.Flags&unix.O_EXCL == 0 {
-		m.protocol = "open"                     // A6
-		r.quiet = fs.isLockName(r.parent, name) // a waiter is not refused (A10)
+		m.protocol = "open" // A6
+		r.quiet = lockFile  // a waiter is not refused (A10)
 	}
-	candidate := fs.mayBeCandidate(name) && !fs.opts.Observe && !fs.isLockName(r.parent, name) &&
-		r.process() != nil && fs.isCandidateName(name, r.process())
+	candidate := !lockFile && fs.mayBeCandidate(name) && !fs.opts.Observe && r.process() != nil && fs.isCandidateName(name, r.process())
 	r.quiet = r.quiet || candidate // or it is refused to nobody
 	exists := false
 	status = fs.attempt(r, false, func() error {
@@ -66,8 +66,7 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 		return fs.createExisting(r, in, out)
 	}
 	if status == fuse.OK {
-		uncached := fs.isLockName(r.parent, name) || fs.mayBeCandidate(name)
-		fs.fillEntry(&in.InHeader, &out.EntryOut, m.node, &m.st, uncached)
+		fs.fillEntry(&in.InHeader, &out.EntryOut, m.node, &m.st, lockFile || fs.mayBeCandidate(name))
 	}
 	return status, false
 }
