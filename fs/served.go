@@ -42,10 +42,10 @@ func isMounted(dir string) bool {
 	return err != nil || slices.ContainsFunc(mounts, func(m MountInfo) bool { return m.Source == dir || m.Source == at })
 }
 
-// ServedBy returns the process that has a static directory to itself, as a daemon
+// DaemonOf returns the process that has a static directory to itself, as a daemon
 // does (M1), or 0 if none is seen. It does not look at what is mounted over the
 // directory: the caller makes sure that nothing is.
-func ServedBy(dir string) int {
+func DaemonOf(dir string) int {
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0

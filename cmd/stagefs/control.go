@@ -107,7 +107,7 @@ func (c *command) place(path string) (mountpoint, rel string, err error) {
 
 // noMount is the failure of a command about a path that is in no mount.
 func noMount(path string) error {
-	if at := servedAt(path); at != "" {
+	if at := pathInMount(path); at != "" {
 		return exitf(exitUnavailable, "%s is in no stagefs mount: it is served at %s; name that", quote(path), quote(at))
 	}
 	return exitf(exitUnavailable, "%s is in no stagefs mount; mount one with: stagefs mount DIR", quote(path))

@@ -122,7 +122,7 @@ func checkDirectory(dir string) []finding {
 	case st.Type == unix.FUSE_SUPER_MAGIC:
 		first = finding{name, statusFail, first.Detail + ", on FUSE", "serve a directory on a local file system"}
 	default:
-		if pid := fs.ServedBy(real); pid != 0 {
+		if pid := fs.DaemonOf(real); pid != 0 {
 			if first = servedAlready(name, dir, real, pid, mounts); first.Status == statusOK {
 				return []finding{first}
 			}

@@ -56,8 +56,8 @@ const (
 // so has let go of the backing. It says what keeps it, unless the mount was detached
 // though it may be in use. pid is the daemon's where it was seen.
 func (c *command) awaitEnd(mount *fs.MountEntry, pid int, lazy bool) {
-	if _, here := mountedFrom(mount.Source); pid == 0 && !here {
-		pid = fs.ServedBy(mount.Source)
+	if _, here := mountpointOf(mount.Source); pid == 0 && !here {
+		pid = fs.DaemonOf(mount.Source)
 	}
 	if pid == 0 {
 		return // there is none, or nobody who may be known
@@ -97,9 +97,9 @@ func ended(pidfd int, within time.Duration) bool {
 	}
 }
 
-// mountedFrom reports whether a static directory is served here, and where, if that
+// mountpointOf reports whether a static directory is served here, and where, if that
 // is seen.
-func mountedFrom(dir string) (at string, here bool) {
+func mountpointOf(dir string) (at string, here bool) {
 	mounts, err := fs.ReadMounts()
 	if err != nil {
 		return "", true

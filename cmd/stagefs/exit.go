@@ -136,7 +136,7 @@ func explainServed(e *stagefs.ServedError) string {
 		by = "process " + strconv.Itoa(e.Pid)
 	}
 	text := fmt.Sprintf("%s is served already, by %s", quote(e.Dir), by)
-	switch at, here := mountedFrom(e.Dir); {
+	switch at, here := mountpointOf(e.Dir); {
 	case at != "" && !isDead(ask(at, false, answerTime)): // else it is not what is in the way
 		if at != e.Dir {
 			text += ", at " + quote(at)

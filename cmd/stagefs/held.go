@@ -256,7 +256,7 @@ func lockError(dir string, held int, err error) error {
 		return err // explain says so
 	case errors.Is(err, client.ErrFailedToLock), errors.Is(err, context.DeadlineExceeded):
 		return exitf(held, "%s (see: stagefs why %s)", oneLine(err), shellWord(dir))
-	case errors.Is(err, client.ErrNotStagefs) && servedAt(dir) != "":
+	case errors.Is(err, client.ErrNotStagefs) && pathInMount(dir) != "":
 		return noMount(dir)
 	case errors.Is(err, client.ErrNotStagefs), errors.Is(err, unix.ENOTCONN):
 		return exitf(exitUnavailable, "%s", strings.TrimSuffix(oneLine(err), ": "+unix.ENOTCONN.Error())) // which the rest says better

@@ -9,9 +9,9 @@ import (
 	"github.com/stagefs/stagefs/fs"
 )
 
-// servedAt returns where a path is to be found in a mount whose static directory it is,
+// pathInMount returns where a path is to be found in a mount whose static directory it is,
 // or is beneath; "" if there is none elsewhere.
-func servedAt(path string) string {
+func pathInMount(path string) string {
 	mounts, err := fs.ReadMounts()
 	if err != nil {
 		return ""

@@ -113,7 +113,7 @@ func findExact(given string) (string, *fs.MountEntry, error) {
 		hint := ""
 		if over := fs.MountOf(mounts, path); over.IsStagefs() {
 			hint = "; it is inside the one at " + quote(over.Path)
-		} else if at := servedAt(path); at != "" {
+		} else if at := pathInMount(path); at != "" {
 			hint = ": it is served at " + quote(at) + "; name that"
 		}
 		return "", nil, exitf(exitUnavailable, "%s is no stagefs mount%s", quote(path), hint)
