@@ -77,10 +77,13 @@ func (fs *FS) carryOutMaking(m *making, dir int, finish func(made bool) bool) er
 func (m *making) takeBack(fs *FS, dir int) {
 	v, err := fs.take(dir, m.r.name, false)
 	if err != nil {
-		unix.Unlinkat(dir, m.r.name, m.undo)
-		return
+		err = unix.Unlinkat(dir, m.r.name, m.undo)
+	} else {
+		err = fs.unlink(dir, link{m.r.parent, m.r.name}, v, m.undo)
 	}
-	_ = fs.unlink(dir, link{m.r.parent, m.r.name}, v, m.undo)
+	if err == nil {
+		fs.cands.forget(m.r.parent, m.r.name)
+	}
 }
 
 func (m *making) makeAt(dir int) error {

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestAttackCandidateHandle attacks W3: the temporary file of a link(2)
@@ -289,6 +292,34 @@ func TestAttackCandidateLeft(t *testing.T) {
 			return err == nil && len(rest) == 1
 		})
 	}
+}
+
+// TestAttackCandidateUnmade: a candidate that could not be opened, and so was not made, is
+// forgotten: the next one of its name goes with who made it as any other.
+func TestAttackCandidateUnmade(t *testing.T) {
+	needInject(t)
+	m := newMount(t, staticDir(t), filepath.Join(tempDir(t), "mnt"))
+	again := &fault{call: unix.SYS_OPENAT, errno: unix.EIO, times: 1, is: func(a asked) bool {
+		name := a.path(1)
+		return a.args[2]&unix.O_ACCMODE != unix.O_RDONLY && name != "" && strings.Trim(name, "0123456789") == ""
+	}}
+	did := m.inject(again)
+	m.start(nil)
+	t.Cleanup(m.stop)
+	m.awaitReady()
+	openDir(t, m.Back("D"))
+	a := agent(t)
+	name := candidateName(t, a)
+	a.want("EIO", "open", "h", m.At("D", name), "wronly,creat,excl")
+	if n := did.did()[0]; n != 1 {
+		t.Fatalf("%d calls failed, want 1", n)
+	}
+	a.must("open", "h", m.At("D", name), "wronly,creat,excl")
+	a.Kill()
+	eventually(t, "the candidate goes", func() bool {
+		_, err := os.Lstat(m.Back("D", name))
+		return os.IsNotExist(err)
+	})
 }
 
 // TestAttackSharedName attacks W5: a name that everyone may touch is no way to
