@@ -47,7 +47,8 @@ func identityIn(reborn bool, st *unix.Statx_t) identity {
 }
 
 // isReborn reports whether a file gets another birth time with its first change,
-// because overlayfs copies it then.
+// because overlayfs copies it then. Where its layers are on several file systems, a
+// directory also gets another inode number once the kernel has forgotten it.
 func isReborn(dir int) bool { return fsType(dir) == unix.OVERLAYFS_SUPER_MAGIC }
 
 // fsType returns f_type of statfs(2) for the file system of a descriptor, 0 if it can't

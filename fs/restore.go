@@ -213,7 +213,8 @@ func (x *restoring) place(rec *lockstate.Record, s *readRecord) (path string, er
 		st, err = x.near.stat(path)
 		is = fs.inodeOf(&st)
 	}
-	if err == nil && rec.Inode != (lockstate.Inode{}) && !rec.Inode.Is(is) {
+	renumbered := x.covered && fs.nodes.reborn // see isReborn
+	if err == nil && rec.Inode != (lockstate.Inode{}) && !rec.Inode.Is(is) && !renumbered {
 		err = unix.ENOENT // what is there now is another one
 	}
 	if isGone(err) && !x.covered && rec.Inode != (lockstate.Inode{}) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,19 +17,27 @@ import (
 // something in a directory "static".
 func overlay(t *testing.T, opts string, make func(static string)) (dir string) {
 	t.Helper()
+	return overlayOn(t, opts, make, "layers")
+}
+
+// overlayOn is overlay with the lower layer in one of two file systems, which may be the same.
+func overlayOn(t *testing.T, opts string, make func(static string), below string) (dir string) {
+	t.Helper()
 	need(t, "root", "fuse")
 	base := tempDir(t)
 	at := func(name string) string { return filepath.Join(base, name) }
 	// On a tmpfs, since an overlay cannot have an overlay as its upper layer.
-	mustDo(t, os.Mkdir(at("layers"), 0o755))
-	mustDo(t, unix.Mount("tmpfs", at("layers"), "tmpfs", 0, "size=32m"))
-	t.Cleanup(func() { unix.Unmount(at("layers"), unix.MNT_DETACH) })
-	for _, name := range []string{"layers/lower", "layers/upper", "layers/work", "merged"} {
+	for _, name := range slices.Compact([]string{below, "layers"}) {
+		mustDo(t, os.Mkdir(at(name), 0o755))
+		mustDo(t, unix.Mount("tmpfs", at(name), "tmpfs", 0, "size=32m"))
+		t.Cleanup(func() { unix.Unmount(at(name), unix.MNT_DETACH) })
+	}
+	for _, name := range []string{below + "/lower", "layers/upper", "layers/work", "merged"} {
 		mustDo(t, os.Mkdir(at(name), 0o755))
 	}
-	openDir(t, at("layers/lower/static"))
-	make(at("layers/lower/static"))
-	data := "lowerdir=" + at("layers/lower") + ",upperdir=" + at("layers/upper") + ",workdir=" + at("layers/work") + opts
+	openDir(t, at(below+"/lower/static"))
+	make(at(below + "/lower/static"))
+	data := "lowerdir=" + at(below+"/lower") + ",upperdir=" + at("layers/upper") + ",workdir=" + at("layers/work") + opts
 	if err := unix.Mount("overlay", at("merged"), "overlay", 0, data); err != nil {
 		t.Skipf("no overlay can be mounted here: %v", err)
 	}
@@ -102,5 +111,43 @@ func TestM2OverlayLinks(t *testing.T) {
 				t.Errorf("got %s\nwant as without the mount %s", got, want)
 			}
 		})
+	}
+}
+
+// TestS1Overlay: locks outlive the daemon where directories have other inode numbers
+// afterwards. It drops what all of the machine has in its cache.
+func TestS1Overlay(t *testing.T) {
+	dir := overlayOn(t, "", func(static string) { openDir(t, filepath.Join(static, "below")) }, "lower")
+	m := mountDir(t, dir, dir)
+	a, dies, rival := agent(t), agent(t), agent(t)
+	a.must("mkdir", m.At("made"))
+	a.must("creat", m.At("below/devserver"), "wronly,creat,excl")
+	dies.must("mkdir", m.At("left"))
+	dies.must("creat", m.At("left/devserver"), "wronly,creat,excl")
+	before := m.Locks()
+	number := func(name string) (ino uint64) {
+		var st unix.Stat_t
+		mustDo(t, unix.Stat(m.At(name), &st))
+		return st.Ino
+	}
+	was := number("below")
+	m.restart(func() {
+		dies.Kill()
+		mustDo(t, os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0o200))
+	})
+	if number("below") == was {
+		t.Log("the kernel has not forgotten the directory")
+	}
+	after := m.Locks()
+	for _, name := range []string{"made", "below"} {
+		if after[name].Token != before[name].Token {
+			t.Errorf("the lock of %s has token %d, want %d", name, after[name].Token, before[name].Token)
+		}
+		if got := rival.Try("creat", m.At(name, "rival"), "wronly,creat"); got != "EBUSY" {
+			t.Errorf("somebody else makes a file in %s: %s", name, got)
+		}
+	}
+	if got := rival.Try("creat", m.At("left/devserver"), "wronly,creat,excl"); got != "ok" {
+		t.Errorf("the lock file of a dead owner is made anew: %s", got)
 	}
 }
