@@ -46,6 +46,19 @@ func identityIn(reborn bool, st *unix.Statx_t) identity {
 	return id
 }
 
+// shownIno returns the inode number that the mount shows of a file. All of the mount has
+// one device number: what is on another file system than the root, such as a subvolume
+// of btrfs, gets a number of its own, or two files would pass for one.
+func (t *nodeTable) shownIno(id identity) uint64 { return id.ino ^ t.inosOf(id.dev) }
+
+// inosOf tells the inode numbers of a file system from those of the root's.
+func (t *nodeTable) inosOf(dev uint32) uint64 {
+	if dev == t.dev {
+		return 0
+	}
+	return uint64(dev*0x9e3779b1>>10) << 40 // bits 62 and 63: see privateIno, and the control directory
+}
+
 // isReborn reports whether a file gets another birth time with its first change,
 // because overlayfs copies it then. Where its layers are on several file systems, a
 // directory also gets another inode number once the kernel has forgotten it.

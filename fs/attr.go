@@ -8,8 +8,8 @@ import (
 )
 
 // fillAttr translates attributes of the backing.
-func fillAttr(a *fuse.Attr, st *unix.Statx_t) {
-	a.Ino = st.Ino
+func (fs *FS) fillAttr(a *fuse.Attr, st *unix.Statx_t) {
+	a.Ino = fs.nodes.shownIno(identityOf(st))
 	a.Size = st.Size
 	a.Blocks = st.Blocks
 	a.Atime, a.Atimensec = uint64(st.Atime.Sec), st.Atime.Nsec
@@ -86,7 +86,7 @@ func (fs *FS) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 		}
 		return statusOf(err)
 	}
-	fillAttr(&out.Attr, &st)
+	fs.fillAttr(&out.Attr, &st)
 	if valid := fs.disguise(&in.InHeader, n, &out.Attr); in.NodeId == n.id {
 		out.SetTimeout(valid)
 	}
@@ -168,14 +168,14 @@ func (fs *FS) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut
 		return statusOf(err)
 	}
 	var a fuse.Attr
-	fillAttr(&a, &st)
+	fs.fillAttr(&a, &st)
 	if valid := fs.disguise(&in.InHeader, n, &a); in.NodeId == n.id {
 		out.SetTimeout(valid)
 	}
 	x := &out.Statx
 	x.Mask, x.Blksize, x.Attributes, x.AttributesMask = st.Mask, st.Blksize, st.Attributes, st.Attributes_mask
 	x.Nlink, x.Uid, x.Gid, x.Mode = st.Nlink, st.Uid, st.Gid, st.Mode
-	x.Ino, x.Size, x.Blocks = st.Ino, st.Size, st.Blocks
+	x.Ino, x.Size, x.Blocks = a.Ino, st.Size, st.Blocks
 	x.Atime.FromStatxTimestamp(&st.Atime)
 	x.Btime.FromStatxTimestamp(&st.Btime)
 	x.Ctime.Sec, x.Ctime.Nsec = a.Ctime, a.Ctimensec

@@ -201,12 +201,14 @@ func (fs *FS) readDir(in *fuse.ReadIn, size uint32, add func(n *node, fd int, e 
 	pool := direntBuffers.Get().(*[direntBuffer]byte)
 	defer direntBuffers.Put(pool)
 	end, found := false, false
+	inos := fs.nodes.inosOf(n.key().dev)
 	err := fs.locked(false, func() (err error) {
 		end, err = s.read(pool[:min(max(size, 4<<10), direntBuffer)], func(e dirEntry) bool {
 			if fs.reserved(n, e.name) {
 				return true
 			}
 			found = true
+			e.ino ^= inos
 			return add(n, s.fd, e)
 		})
 		return err

@@ -14,7 +14,7 @@ import (
 // different to different callers (A9, A11), so the kernel asks each time.
 func (fs *FS) fillEntry(h *fuse.InHeader, out *fuse.EntryOut, n *node, st *unix.Statx_t, uncached bool) {
 	out.NodeId, out.Generation = n.id, n.generation()
-	fillAttr(&out.Attr, st)
+	fs.fillAttr(&out.Attr, st)
 	if !uncached {
 		out.SetEntryTimeout(fs.nodes.validFor)
 	}

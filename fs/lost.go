@@ -37,9 +37,9 @@ func (fs *FS) seenAs(h *handle) []lockstate.FileID {
 	case h.cand != nil:
 		return []lockstate.FileID{{Dev: fs.mountDev, Ino: privateIno(h.node.id)}}
 	case h.as != 0: // the kernel may not have heard yet that it is a file of the backing
-		return []lockstate.FileID{{Dev: fs.mountDev, Ino: h.node.key().ino}, {Dev: fs.mountDev, Ino: privateIno(h.as)}}
+		return []lockstate.FileID{{Dev: fs.mountDev, Ino: h.node.shownIno()}, {Dev: fs.mountDev, Ino: privateIno(h.as)}}
 	}
-	return []lockstate.FileID{{Dev: fs.mountDev, Ino: h.node.key().ino}}
+	return []lockstate.FileID{{Dev: fs.mountDev, Ino: h.node.shownIno()}}
 }
 
 // endIfClosed ends a lock that was kept by a descriptor of a mount that has died, if
@@ -108,7 +108,7 @@ func (fs *FS) stillOpen(l lockstate.Lock) bool {
 	return still || err != nil
 }
 
-// inoAt returns the inode number of a file, or 0.
+// inoAt returns the inode number that the mount shows of a file, or 0.
 func (fs *FS) inoAt(dir, name string) uint64 {
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
@@ -116,7 +116,7 @@ func (fs *FS) inoAt(dir, name string) uint64 {
 	if fs.statIn(dir, name, &st) != nil {
 		return 0
 	}
-	return st.Ino
+	return fs.nodes.shownIno(identityOf(&st))
 }
 
 // findOpen looks for one of some files among the descriptors of a process.

@@ -69,6 +69,8 @@ func (m *nodeMore) empty() bool {
 // key returns the node's identity in the backing.
 func (n *node) key() identity { return identity{dev: n.dev, ino: n.ino, birth: n.birth} }
 
+func (n *node) shownIno() uint64 { return n.tab.shownIno(n.key()) }
+
 func (n *node) setKey(id identity) { n.dev, n.ino, n.birth = id.dev, id.ino, id.birth }
 
 // candidate returns the private file that n stands for or stood for, or nil.

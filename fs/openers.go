@@ -61,7 +61,7 @@ func (fs *FS) findOpeners() map[*lockstate.Handle][]procid.ID {
 			continue
 		}
 		if dirs, name := h.node.covering(); len(dirs) > 0 {
-			f := servedFile{h.lock, strconv.FormatUint(h.node.key().ino, 10), join(fs.table.Path(dirs[0]), name)}
+			f := servedFile{h.lock, strconv.FormatUint(h.node.shownIno(), 10), join(fs.table.Path(dirs[0]), name)}
 			files[name] = append(files[name], f)
 		}
 	}

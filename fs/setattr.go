@@ -54,7 +54,7 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 	default:
 		return status
 	}
-	fillAttr(&out.Attr, &s.st)
+	fs.fillAttr(&out.Attr, &s.st)
 	fs.changedBeside(in.NodeId, n)
 	if valid := fs.disguise(&in.InHeader, n, &out.Attr); in.NodeId == n.id {
 		out.SetTimeout(valid)

@@ -66,6 +66,44 @@ func mountsAt(dir string) (all []string) {
 	return all
 }
 
+// TestM2Inodes: files on several file systems in the directory are never taken for one,
+// though they have the same inode number, and hard links are.
+func TestM2Inodes(t *testing.T) {
+	need(t, "root", "fuse")
+	dir := staticDir(t)
+	for _, name := range []string{"a", "b", "a/in"} {
+		at := filepath.Join(dir, name)
+		openDir(t, at)
+		mustDo(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=1m"))
+		t.Cleanup(func() { unix.Unmount(at, unix.MNT_DETACH) })
+		mustDo(t, os.WriteFile(filepath.Join(at, "file"), []byte("content of "+name), 0o644))
+		mustDo(t, os.Link(filepath.Join(at, "file"), filepath.Join(at, "link")))
+	}
+	m := mountDir(t, dir, filepath.Join(tempDir(t), "mnt"))
+	number := func(rel string) uint64 {
+		var st unix.Stat_t
+		mustDo(t, unix.Lstat(m.At(rel), &st))
+		return st.Ino
+	}
+	seen := map[uint64]string{}
+	for _, rel := range []string{".", "a", "b", "a/in", "a/file", "b/file", "a/in/file"} {
+		ino := number(rel)
+		if other, ok := seen[ino]; ok {
+			t.Errorf("%s and %s have the same number", rel, other)
+		}
+		seen[ino] = rel
+		if file := strings.HasSuffix(rel, "/file"); file && number(filepath.Dir(rel)+"/link") != ino {
+			t.Errorf("%s and its hard link have two numbers", rel)
+		}
+	}
+	for _, script := range []string{"find .", "cp -f a/file b/file && cat b/file", "ls -i a/in | awk '{print $1}' | uniq | wc -l"} {
+		want := sh(t, dir, script)
+		if got := sh(t, m.Path, script); got != want {
+			t.Errorf("%s: %v, want %v", script, got, want)
+		}
+	}
+}
+
 // TestM2MountedOn: what somebody has mounted on a directory of the mount stays there
 // when content is destroyed, put aside and restored elsewhere, when a lock file goes
 // with its owner, and when the daemon is replaced.
