@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,6 +22,7 @@ type deadMount struct {
 	entry MountEntry
 	below []MountEntry // others at the same path, the uppermost last
 	husks int          // so many of those, the uppermost, are of stagefs too
+	hides bool         // mounts within the directory, which were there before
 
 	cleared bool  // it is not there any more
 	why     error // it had to be cleared before there was another mount; nil: it had not
@@ -71,6 +73,8 @@ func findDead(path string) (*deadMount, error) {
 	for last--; last >= 0 && here[last].IsStagefs(); last-- {
 		d.husks++ // their daemons were killed while they took a dead mount's place
 	}
+	on := func(m *MountEntry) bool { return m.ID == here[last+1].Parent }
+	d.hides = slices.ContainsFunc(mountedOn(mounts, on), func(m MountEntry) bool { return m.Path != at && within(m.Path, at) })
 	return d, nil
 }
 
@@ -79,20 +83,22 @@ func findDead(path string) (*deadMount, error) {
 func isDead(err error) bool { return err == unix.ENOTCONN || err == unix.ECONNABORTED }
 
 // openBelow opens the directory that the dead mount covers. The mount around it
-// is cloned for that, without the mounts in it; the clone lasts as long as the
-// descriptor.
+// is cloned for that, with those within the directory that were there before; the clone
+// lasts as long as the descriptor.
 func (d *deadMount) openBelow(o *Options) (fd int, err error) {
-	if len(d.below) > d.husks {
-		// It is the root of a mount, which a clone of the one around does not show.
+	if len(d.below) > d.husks || d.hides {
+		// It is the root of a mount, which a clone of the one around does not show, or
+		// the dead mount is in the way of those within.
 		onOwnThread(func() { fd, err = d.openRoot(o) })
 		return fd, err
 	}
-	return d.openInClone(o, filepath.Dir(d.path), filepath.Base(d.path))
+	return d.openInClone(o, filepath.Dir(d.path), filepath.Base(d.path), 0)
 }
 
-// openInClone opens the directory as name in a clone of the mount that dir is on.
-func (d *deadMount) openInClone(o *Options, dir, name string) (int, error) {
-	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+// openInClone opens the directory as name in a clone of the mount that dir is on; of those
+// within, too, if how is AT_RECURSIVE.
+func (d *deadMount) openInClone(o *Options, dir, name string, how uint) (int, error) {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|how)
 	if err != nil {
 		return -1, fmt.Errorf("%w: open_tree: %w", errCovered, err)
 	}
@@ -107,8 +113,8 @@ func (d *deadMount) openInClone(o *Options, dir, name string) (int, error) {
 	return fd, nil
 }
 
-// openRoot is openBelow for the root of a mount: it takes the dead mount away in a
-// copy of the mount namespace, which only the calling thread is in.
+// openRoot is openBelow for the root of a mount, or with mounts within: it takes the dead
+// mount away in a copy of the mount namespace, which only the calling thread is in.
 func (d *deadMount) openRoot(o *Options) (int, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return -1, fmt.Errorf("%w: unshare: %w", errCovered, err)
@@ -126,7 +132,7 @@ func (d *deadMount) openRoot(o *Options) (int, error) {
 			return -1, fmt.Errorf("%w: umount in a copy of the mount namespace: %w", errCovered, err)
 		}
 	}
-	return d.openInClone(o, d.path, ".")
+	return d.openInClone(o, d.path, ".", unix.AT_RECURSIVE)
 }
 
 // onOwnThread runs f on a thread that ends with it, so that what f changes about its

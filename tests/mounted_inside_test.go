@@ -104,6 +104,48 @@ func TestM2Inodes(t *testing.T) {
 	}
 }
 
+// TestS1MountInside: what was mounted in the directory before the daemon started is there
+// after a crash, with its locks, and is not kept when the mount has ended.
+func TestS1MountInside(t *testing.T) {
+	need(t, "root", "fuse")
+	dir := staticDir(t)
+	inside := []string{filepath.Join(dir, "sub"), filepath.Join(dir, "sub/deep")}
+	for _, at := range inside {
+		openDir(t, at)
+		mustDo(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=1m"))
+		t.Cleanup(func() {
+			if err := unix.Unmount(at, 0); err != nil {
+				t.Errorf("umount %s: %v", at, err)
+				unix.Unmount(at, unix.MNT_DETACH)
+			}
+		})
+		openDir(t, filepath.Join(at, "D"))
+		mustDo(t, os.WriteFile(filepath.Join(at, "file"), []byte("content"), 0o644))
+	}
+	m := mountDir(t, dir, dir)
+	a, rival := agent(t), agent(t)
+	for _, at := range inside {
+		a.must("creat", filepath.Join(at, "D/devserver"), "wronly,creat,excl")
+	}
+	before := m.Locks()
+	for range 2 {
+		m.restart(nil)
+		for _, at := range inside {
+			if b, err := os.ReadFile(filepath.Join(at, "file")); err != nil || string(b) != "content" {
+				t.Errorf("%s/file after a crash: %q, %v", at, b, err)
+			}
+			if got := rival.Try("creat", filepath.Join(at, "D/x"), "wronly,creat,excl"); got != "EBUSY" {
+				t.Errorf("somebody else makes a file in %s/D: %s", at, got)
+			}
+		}
+		for name, row := range m.Locks() {
+			if row.Token != before[name].Token {
+				t.Errorf("the lock of %s has token %d, want %d", name, row.Token, before[name].Token)
+			}
+		}
+	}
+}
+
 // TestM2MountedOn: what somebody has mounted on a directory of the mount stays there
 // when content is destroyed, put aside and restored elsewhere, when a lock file goes
 // with its owner, and when the daemon is replaced.
