@@ -30,7 +30,7 @@ func (fs *FS) adopt(places []hotPlace) {
 
 // adoptDir takes over what is open in one directory and returns those in it.
 func (fs *FS) adoptDir(dir string) (dirs []string) {
-	fd, err := fs.openPath(dir)
+	fd, err := fs.openUnread(dir)
 	if err != nil {
 		return nil
 	}

@@ -111,7 +111,7 @@ func (fs *FS) findInode(dir string, ino uint64, right func(identity) bool) (path
 	for dirs := []string{dir}; len(dirs) > 0; {
 		dir = dirs[len(dirs)-1]
 		dirs = dirs[:len(dirs)-1]
-		fd, err := fs.openPath(dir)
+		fd, err := fs.openUnread(dir)
 		if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
 			continue
 		}
@@ -143,6 +143,16 @@ func (fs *FS) findInode(dir string, ino uint64, right func(identity) bool) (path
 // holds FS.ns, or what is renamed may seem missing.
 func (fs *FS) openPath(path string) (int, error) {
 	return openBeneath(fs.back.root, split(path), unix.O_RDONLY)
+}
+
+// openUnread is openPath for who reads a directory that nobody has asked for: where the
+// kernel lets the daemon, that does not change the access time.
+func (fs *FS) openUnread(path string) (int, error) {
+	fd, err := openBeneath(fs.back.root, split(path), unix.O_RDONLY|unix.O_NOATIME)
+	if err == unix.EPERM { // one of these is another user's
+		return fs.openPath(path)
+	}
+	return fd, err
 }
 
 // statIn returns the attributes of name in a directory of the backing, or those of the

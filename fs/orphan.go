@@ -52,7 +52,7 @@ func (o *orphanList) walk(fs *FS, dir string) {
 	default:
 	}
 	fs.ns.RLock()
-	fd, err := fs.openPath(dir)
+	fd, err := fs.openUnread(dir)
 	fs.ns.RUnlock()
 	if err != nil {
 		return

@@ -42,3 +42,31 @@ func TestM2Strictatime(t *testing.T) {
 		}
 	}
 }
+
+// TestM2Unread: the daemon looks for lock files in all directories as it starts, but
+// changes no access time there: nobody has read anything.
+func TestM2Unread(t *testing.T) {
+	need(t, "root", "fuse")
+	dir := staticDir(t)
+	dirs := []string{".", "D", "D/sub", "E"}
+	for _, d := range dirs {
+		openDir(t, filepath.Join(dir, d))
+		mustDo(t, os.Chown(filepath.Join(dir, d), nobody, nobody))
+	}
+	for _, d := range dirs {
+		openFile(t, filepath.Join(dir, d, "devserver"), "")
+	}
+	long := []unix.Timespec{{Sec: 1000}, {Sec: 2000}} // ago: most mounts are with relatime
+	for _, d := range dirs {
+		mustDo(t, unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Join(dir, d), long, 0))
+	}
+	m := mountDir(t, dir, filepath.Join(tempDir(t), "mnt"))
+	eventually(t, "all lock files are found", func() bool { return len(m.Listing().Orphans) == len(dirs)-1 })
+	for _, d := range dirs {
+		var st unix.Stat_t
+		mustDo(t, unix.Stat(filepath.Join(dir, d), &st))
+		if st.Atim != long[0] {
+			t.Errorf("%s: access time %v, want %v", d, st.Atim, long[0])
+		}
+	}
+}
