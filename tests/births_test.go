@@ -19,7 +19,17 @@ import (
 func (m *Mount) sh(text string) *exec.Cmd {
 	cmd := exec.Command("/bin/sh", "-c", text)
 	cmd.Dir = m.Path
+	cmd.Env = append(os.Environ(), m.scriptMark())
 	return cmd
+}
+
+// scriptMark is in the environment of the mount's scripts, and of all that they start.
+func (m *Mount) scriptMark() string { return "STAGEFS_TEST_SCRIPT=" + m.Path }
+
+// awaitScripts waits until all that scripts have left behind has ended.
+func (m *Mount) awaitScripts() {
+	m.t.Helper()
+	eventually(m.t, "no process of the scripts is left", func() bool { return len(pidsWithEnv(m.scriptMark())) == 0 })
 }
 
 // needBirths skips a test where the kernel does not tell who makes which process.
@@ -132,6 +142,7 @@ open("late", "w").write("x")
 			}
 			script.Kill()
 			m.awaitFree("D")
+			m.awaitScripts()
 		})
 	}
 }
@@ -396,6 +407,7 @@ func TestH2LeftBehindMany(t *testing.T) {
 	for _, s := range scripts {
 		s.Kill()
 	}
+	m.awaitScripts()
 }
 
 // TestH2LeftBehindUntold: where the kernel does not tell who makes which process, who
