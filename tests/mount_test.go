@@ -169,7 +169,7 @@ func (m *Mount) stop() {
 			}
 		}
 		r := run(m.t, stagefsBin(), "umount", m.Path)
-		patient := 20 * time.Second
+		patient := 2 * patience // another test's mount namespace may have a copy of it for a while
 		if r.Status != 0 {
 			m.t.Errorf("stagefs umount %s: %v", m.Path, r)
 			run(m.t, stagefsBin(), "umount", "--lazy", m.Path)
