@@ -111,7 +111,11 @@ func TestS1Shared(t *testing.T) {
 	if got := runCmdAs(t, sharers[3], m, "acquire", "-s", m.At("D")); !strings.HasPrefix(got, "0 ") {
 		t.Fatal(got)
 	}
-	before := m.Listing().Locks
+	var before []lockRow
+	eventually(t, "the command's lock is its parent's", func() bool {
+		before = m.Listing().Locks
+		return len(before) == len(sharers) && before[3].Pid == sharers[3].Pid
+	})
 	m.restart(nil)
 
 	after := m.Listing().Locks
