@@ -147,7 +147,7 @@ func TestR4Traced(t *testing.T) {
 // TestR4TracedLine: who joins a line finds out for all in it that the owner has died.
 func TestR4TracedLine(t *testing.T) {
 	m := mount(t)
-	for i := range 10 {
+	for i, end := 0, time.Now().Add(patience); time.Now().Before(end); i++ { // with the machine busy, not at once
 		dir := "D" + itoa(i)
 		openDir(t, m.Back(dir))
 		owner, first, next := agent(t), agent(t), agent(t)
