@@ -102,7 +102,14 @@ func TestBadDirectory(t *testing.T) {
 	}
 	mustDo(t, os.Mkdir(at("open"), 0o755))
 	mustDo(t, os.Chmod(at("open"), 0o777))
-	wantRefusal(t, "77", []string{at("open"), "can be written by others"}, "mount", "--state-dir="+at("open"), at("dir"))
+	mustDo(t, os.Mkdir(at("nobody"), 0o700))
+	mustDo(t, os.Chown(at("nobody"), nobody, nobody))
+	for bad, says := range map[string]string{at("open"): "can be written by others", at("nobody"): "belongs to uid " + itoa(nobody)} {
+		wantRefusal(t, "77", []string{bad, says}, "mount", "--state-dir="+bad, at("dir"))
+		if r := run(t, stagefsBin(), "doctor", "--state-dir="+bad, at("dir")); r.Status != 69 || !strings.Contains(r.Out, "fail  state           "+bad+" "+says) {
+			t.Errorf("stagefs doctor: %v, want status 69 and %q", r, bad+" "+says)
+		}
+	}
 	if after := digest(t, at("dir")); after != before {
 		t.Errorf("changed by what was refused:\n%s", diff(before, after))
 	}

@@ -16,7 +16,7 @@ func TestCommandWords(t *testing.T) {
 	m := mount(t)
 	openDir(t, m.Back("D"))
 	mustDo(t, os.Mkdir(m.Back("shut"), 0o755))
-	long := m.At(strings.Repeat("n", 256))
+	long, far := m.At(strings.Repeat("n", 256)), m.At(strings.Repeat("/nnn", 1024))
 	file := tempDir(t) + "/client"
 	mustDo(t, os.WriteFile(file, []byte(strings.Repeat("n", 300)+"\n"), 0o600))
 	for _, tt := range []struct {
@@ -42,6 +42,12 @@ func TestCommandWords(t *testing.T) {
 		{"", []string{"wait", long}, 66, "file name too long"},
 		{"", []string{"release", long}, 66, "file name too long"},
 		{"", []string{"break", "--why", "x", long}, 66, "file name too long"},
+		{"", []string{"acquire", far}, 66, "file name too long"},
+		{"", []string{"run", far, "true"}, 66, "file name too long"},
+		{"", []string{"check", far}, 66, "file name too long"},
+		{"", []string{"wait", far}, 66, "file name too long"},
+		{"", []string{"release", far}, 66, "file name too long"},
+		{"", []string{"break", "--why", "x", far}, 66, "file name too long"},
 		{"", []string{"acquire", m.At("none")}, 66, m.At("none") + ": no such directory; make it first"},
 		{"", []string{"acquire", m.At(".stagefs")}, 66, ".stagefs is a reserved name"},
 		{"", []string{"run", m.At(".stagefs"), "true"}, 66, ".stagefs is a reserved name"},

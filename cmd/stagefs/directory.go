@@ -53,6 +53,8 @@ func (m machine) checkStateDir(dir, backing string) finding {
 			return finding{name, statusFail, quote(dir) + " is on " + kind + ", a file system of the kernel's own, where no files can be made", fix}
 		case unix.Access(at, unix.W_OK|unix.X_OK) != nil:
 			return finding{name, statusFail, quote(dir) + " can't be written", fix}
+		case at == dir && filestore.CheckDir(dir, info) != nil:
+			return finding{name, statusFail, filestore.CheckDir(dir, info).Error(), "mend that, or " + fix}
 		case m.full(at):
 			return finding{name, statusWarn, quote(dir) + " is on a file system with no room left: new locks would not outlive the daemon", "make room; or " + fix}
 		}

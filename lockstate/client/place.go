@@ -64,7 +64,10 @@ func resolve(dir string) (path, existing string, err error) {
 		real, err := filepath.EvalSymlinks(at)
 		switch {
 		case err == nil:
-			return filepath.Join(real, rest), real, nil
+			if path = filepath.Join(real, rest); len(path) >= unix.PathMax { // what is missing can't be made
+				return "", "", fmt.Errorf("%s: %w", dir, unix.ENAMETOOLONG)
+			}
+			return path, real, nil
 		case !errors.Is(err, os.ErrNotExist) && !errors.As(err, new(syscall.Errno)):
 			return "", "", fmt.Errorf("%s: %w", dir, unix.ELOOP) // which EvalSymlinks gives no type
 		case !errors.Is(err, os.ErrNotExist):

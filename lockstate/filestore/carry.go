@@ -54,7 +54,7 @@ func Continue(c Carried) (*Store, error) {
 	s.guard, s.mark, s.placed = guard, c.Mark, s.place()
 	if info, err := self.Stat(); err != nil {
 		s.warn("state directory: %v", err)
-	} else if err := checkDir("the state directory", info); err != nil {
+	} else if err := CheckDir("the state directory", info); err != nil {
 		s.warn("%v", err)
 	}
 	if err := s.resumeJournal(c.Gen); err != nil {

@@ -71,7 +71,7 @@ func (s *Store) makeDirAgain() error {
 	}
 	info, err := made.self.Stat()
 	if err == nil {
-		err = checkDir(info.Name(), info)
+		err = CheckDir(info.Name(), info)
 	}
 	if err != nil {
 		made.dir.Close()

@@ -249,7 +249,7 @@ func makeDir(dir string) error {
 	if err != nil {
 		return err
 	}
-	return checkDir(dir, info)
+	return CheckDir(dir, info)
 }
 
 // dangling says what is in the way of a directory if that is a symbolic link to nothing:
@@ -266,7 +266,9 @@ func dangling(err error) error {
 	return err
 }
 
-func checkDir(dir string, info os.FileInfo) error {
+// CheckDir makes sure that a state directory is this user's, and that others can't
+// change what is in it.
+func CheckDir(dir string, info os.FileInfo) error {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	switch {
 	case !info.IsDir():
