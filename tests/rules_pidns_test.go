@@ -86,3 +86,19 @@ func TestH3Unseen(t *testing.T) {
 		t.Errorf("prints %q, want %q and a word of setsid: %v", got, want, r)
 	}
 }
+
+// TestA7RunInit: as the first process of a PID namespace, `stagefs run` reaps the orphans
+// there, as an init does, and ends with the status of its command, which is the last.
+func TestA7RunInit(t *testing.T) {
+	need(t, "root", "fuse")
+	m := mount(t)
+	cmd := exec.Command("/bin/sh", "-c", `mount -t proc proc /proc && exec "$@"`, "sh", stagefsBin(), "run", m.At("D"), "sh", "-c", `
+		for i in 1 2 3; do sh -c 'sh -c "until read p c s ppid rest </proc/self/stat && [ \$ppid = 1 ]; do :; done; exit 9" & echo $!'; done >"$1"
+		while read orphan; do while [ -e /proc/$orphan ]; do sleep 0.02; done; done <"$1"
+		exit 5`, "sh", tempDir(t)+"/orphans")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS, Unshareflags: syscall.CLONE_NEWNS}
+	if r := startCmd(t, cmd).Wait(); r.Status != 5 {
+		t.Errorf("stagefs run as process 1: %v, want status 5", r)
+	}
+	m.wantFree("D")
+}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -52,8 +53,10 @@ func (ch *child) run(lost <-chan struct{}, ends func() bool) (syscall.WaitStatus
 	}
 	watch := &watch{child: ch, signals: signals, lost: lost, ends: ends, ended: make(chan struct{}), done: make(chan struct{})}
 	go watch.run()
-	// Not reaped yet, it keeps its number while signals may be sent to it.
-	for unix.Waitid(unix.P_PID, ch.pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+	// Not reaped yet, it keeps its number while signals may be sent to it. Others are
+	// orphans, whom the first process of a PID namespace has to reap.
+	for dead := awaitChild(); dead != 0 && dead != ch.pid; dead = awaitChild() {
+		syscall.Wait4(dead, nil, syscall.WNOHANG, nil)
 	}
 	close(watch.ended)
 	<-watch.done
@@ -61,6 +64,23 @@ func (ch *child) run(lost <-chan struct{}, ends func() bool) (syscall.WaitStatus
 	for {
 		if _, err := syscall.Wait4(ch.pid, &status, 0, nil); err != syscall.EINTR {
 			return status, nil
+		}
+	}
+}
+
+// awaitChild waits until a child is dead, and leaves it unreaped. It returns 0 if there
+// is none to wait for.
+func awaitChild() int {
+	var info struct { // siginfo_t, of which unix.Siginfo shows only the beginning
+		_   [3]int32
+		_   [0]uintptr // aligned like a pointer
+		pid int32
+		_   [112]byte
+	}
+	for {
+		err := unix.Waitid(unix.P_ALL, 0, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOWAIT, nil)
+		if err != unix.EINTR {
+			return int(info.pid)
 		}
 	}
 }
