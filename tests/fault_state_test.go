@@ -413,6 +413,42 @@ func TestFaultStateFifo(t *testing.T) {
 	}
 }
 
+// TestFaultStateHuge: a state file that seems to be larger than the memory is not read
+// into it; what is in it is found, or it is set aside.
+func TestFaultStateHuge(t *testing.T) {
+	for _, kind := range []string{"lock", "place", "tokens", "journal.*", "locks.*"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			m := mountOver(t)
+			a := agent(t)
+			a.must("mkdir", m.At("D"))
+			last := m.Locks()["D"].Token
+			m.kill()
+			files, err := filepath.Glob(filepath.Join(m.State, "*."+kind))
+			if err != nil || len(files) == 0 {
+				t.Fatalf("no state file *.%s: %v", kind, err)
+			}
+			const size = 1 << 30
+			mustDo(t, os.Truncate(files[0], size))
+			m.start(nil)
+			m.awaitReady()
+			status, err := os.ReadFile("/proc/" + itoa(m.cmd.Process.Pid) + "/status")
+			mustDo(t, err)
+			_, peak, _ := strings.Cut(string(status), "VmHWM:")
+			if peak = strings.Fields(peak)[0]; atoi(peak) > size/2>>10 {
+				t.Errorf("the daemon had %s KiB in memory", peak)
+			}
+			a.must("mkdir", m.At("E"))
+			if got := m.Locks(); got["D"].Token != last || got["E"].Token <= last {
+				t.Errorf("locks %v; want that of D, with token %d, and a higher one", got, last)
+			}
+			if kind != "lock" && kind != "place" && !strings.Contains(m.Log(), filepath.Base(files[0])+" is damaged") {
+				t.Errorf("nothing is said of it:\n%s", shorten(m.Log()))
+			}
+		})
+	}
+}
+
 // TestBadInputClientFile: a client's file without an end is not read to its end.
 func TestBadInputClientFile(t *testing.T) {
 	m := mount(t)

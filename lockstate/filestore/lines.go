@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"io"
 	"iter"
+	"os"
 
 	"github.com/stagefs/stagefs/lockstate/prefetch"
 )
@@ -124,7 +125,12 @@ func (r *recordRoom) keep(earlier, record []byte) []byte {
 	return append(r.room[at:at:at+size], record...)
 }
 
-// A lineReader reads lines of any length.
+// maxLine is more than a line can have: what is in a record is bounded. A damaged file
+// may seem to be larger than the memory.
+const maxLine = 64 << 20
+
+// A lineReader reads lines. Of one that is longer than maxLine it drops what is in the
+// middle: then its checksum is wrong.
 type lineReader struct {
 	r    *bufio.Reader
 	long []byte
@@ -137,7 +143,9 @@ func (l *lineReader) next() (text []byte, whole bool, err error) {
 	if err == bufio.ErrBufferFull {
 		l.long = l.long[:0]
 		for err == bufio.ErrBufferFull {
-			l.long = append(l.long, text...)
+			if len(l.long) < maxLine {
+				l.long = append(l.long, text...)
+			}
 			text, err = l.r.ReadSlice('\n')
 		}
 		l.long = append(l.long, text...)
@@ -149,3 +157,15 @@ func (l *lineReader) next() (text []byte, whole bool, err error) {
 	}
 	return text, whole, err
 }
+
+// readSmall reads a file that has one line, once it is open.
+func readSmall(f *os.File, err error) ([]byte, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxSmall))
+}
+
+// maxSmall is more than such a file has.
+const maxSmall = 64 << 10

@@ -66,7 +66,7 @@ func (s *Store) rename(key string) error {
 
 // place returns what was last set with setPlace, or "".
 func (s *Store) place() string {
-	text, _ := s.dir.ReadFile(s.key + ".place")
+	text, _ := readSmall(s.dir.Open(s.key + ".place"))
 	line, _, whole := strings.Cut(string(text), "\n")
 	if !whole {
 		return ""
@@ -87,7 +87,7 @@ func LastOpened(stateDir string, is func(place string) bool) (key string) {
 		if !ok || !e.Type().IsRegular() {
 			continue
 		}
-		text, _ := os.ReadFile(filepath.Join(stateDir, e.Name()))
+		text, _ := readSmall(os.Open(filepath.Join(stateDir, e.Name())))
 		line, _, whole := strings.Cut(string(text), "\n")
 		if !whole || !is(line) {
 			continue
@@ -97,7 +97,7 @@ func LastOpened(stateDir string, is func(place string) bool) (key string) {
 		if err != nil || !info.Mode().IsRegular() || !info.ModTime().After(last) {
 			continue
 		}
-		if pid, _ := os.ReadFile(guard); len(bytes.TrimSpace(pid)) > 0 {
+		if pid, _ := readSmall(os.Open(guard)); len(bytes.TrimSpace(pid)) > 0 {
 			key, last = of, info.ModTime()
 		}
 	}

@@ -181,7 +181,7 @@ func (s *Store) open(o Options) error {
 	if err := s.setPlace(o.Place); err != nil {
 		s.warn("%v; a copy of the backing may be taken for it", err)
 	}
-	old, _ := s.dir.ReadFile(name)
+	old, _ := readSmall(s.dir.Open(name))
 	s.crashed = odd || len(bytes.TrimSpace(old)) > 0
 	if err := s.writeGuard(strconv.Itoa(os.Getpid()) + "\n"); err != nil {
 		s.warn("writing the pid: %v; who is refused hears of no pid", err)
@@ -286,7 +286,7 @@ func CheckDir(dir string, info os.FileInfo) error {
 // names a process that was killed earlier.
 func (s *Store) holder() int {
 	for range 20 {
-		text, _ := s.dir.ReadFile(s.key + ".lock")
+		text, _ := readSmall(s.dir.Open(s.key + ".lock"))
 		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 		if err == nil && pid > 0 && !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 			return pid

@@ -58,7 +58,7 @@ func (s *Store) loadMark(fresh bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name := s.key + ".tokens"
-	data, err := s.dir.ReadFile(name)
+	data, err := readSmall(s.dir.Open(name))
 	if err == nil {
 		if mark, ok := decodeMark(data); ok {
 			s.mark = mark
@@ -75,7 +75,7 @@ func (s *Store) loadMark(fresh bool) error {
 
 	// The temporary file of a write that was cut off may still prove a mark.
 	mark := s.clockMark()
-	if data, err := s.dir.ReadFile(name + ".tmp"); err == nil {
+	if data, err := readSmall(s.dir.Open(name + ".tmp")); err == nil {
 		if proven, ok := decodeMark(data); ok {
 			mark = max(mark, proven)
 		}
