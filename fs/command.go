@@ -165,8 +165,7 @@ func (c *command) release() fuse.Status {
 	case l.Token == 0, c.token != 0 && c.token != l.Token:
 		return c.fail(lockstate.ErrNoLock)
 	case !holds:
-		c.held(&lockstate.HeldError{Err: lockstate.ErrHeld, Lock: l})
-		return fuse.EPERM
+		return c.notHeld(p, l)
 	}
 	c.tell(l)
 	how := lockstate.Ending{Reason: lockstate.Given}
@@ -327,11 +326,21 @@ func (c *command) check() fuse.Status {
 		}
 		c.fs.reapLock(l)
 	}
-	if _, holds := c.fs.table.HoldsBy(c.process(), l.Token); !holds {
-		c.held(&lockstate.HeldError{Err: lockstate.ErrHeld, Lock: l})
-		return fuse.EPERM
+	p := c.process()
+	if _, holds := c.fs.table.HoldsBy(p, l.Token); !holds {
+		return c.notHeld(p, l)
 	}
 	return c.tell(l)
+}
+
+// notHeld refuses a process that does not hold a lock. Of one of its own another thread
+// of it has not been told yet, or has ended it meanwhile.
+func (c *command) notHeld(p *procid.Process, l lockstate.Lock) fuse.Status {
+	if p != nil && l.Owner == p.ID() {
+		return c.fail(lockstate.ErrNoLock)
+	}
+	c.held(&lockstate.HeldError{Err: lockstate.ErrHeld, Lock: l})
+	return fuse.EPERM
 }
 
 // follow makes a read of the same descriptor wait for the end of a lock.

@@ -70,7 +70,7 @@ func (fs *FS) carryOutMaking(m *making, dir int, finish func(made bool) bool) er
 	if m.node != nil {
 		fs.nodes.forget(m.node.id, 1)
 	}
-	return lockstate.ErrFrozen
+	return lockstate.ErrEnded
 }
 
 // takeBack removes the entry. Others may have looked it up already.

@@ -24,6 +24,7 @@ var errnos = []struct {
 	{lockstate.ErrRoot, syscall.EBUSY},
 	{lockstate.ErrNobody, syscall.EBUSY},
 	{lockstate.ErrFrozen, syscall.EBUSY},
+	{lockstate.ErrEnded, syscall.EBUSY},
 	{lockstate.ErrCancelled, syscall.EINTR},
 	{lockstate.ErrGone, syscall.ENOENT},
 	{lockstate.ErrNoLock, syscall.ENOENT},
@@ -69,5 +70,5 @@ func errorOf(status fuse.Status) error {
 func refused(err error) bool {
 	return errors.Is(err, lockstate.ErrHeld) || errors.Is(err, lockstate.ErrOpen) ||
 		errors.Is(err, lockstate.ErrUnlocked) || errors.Is(err, lockstate.ErrNobody) ||
-		errors.Is(err, lockstate.ErrFrozen) || errors.Is(err, lockstate.ErrRevoked) || errors.Is(err, errMayMap)
+		errors.Is(err, lockstate.ErrFrozen) || errors.Is(err, lockstate.ErrEnded) || errors.Is(err, lockstate.ErrRevoked) || errors.Is(err, errMayMap)
 }

@@ -28,6 +28,7 @@ func TestStatusOf(t *testing.T) {
 		{lockstate.ErrRoot, fuse.EBUSY, false},
 		{lockstate.ErrNobody, fuse.EBUSY, true},
 		{lockstate.ErrFrozen, fuse.EBUSY, true},
+		{lockstate.ErrEnded, fuse.EBUSY, true},
 		{fmt.Errorf("%w: by a reader", errMayMap), fuse.EBUSY, true},
 		{lockstate.ErrCancelled, fuse.EINTR, false},
 		{lockstate.ErrGone, fuse.ENOENT, false},
@@ -47,7 +48,7 @@ func TestStatusOf(t *testing.T) {
 func TestErrnosAreComplete(t *testing.T) {
 	for _, err := range []error{
 		lockstate.ErrHeld, lockstate.ErrOpen, lockstate.ErrUnlocked, lockstate.ErrRoot, lockstate.ErrNobody,
-		lockstate.ErrFrozen, lockstate.ErrCancelled, lockstate.ErrGone, lockstate.ErrNoLock, lockstate.ErrRevoked,
+		lockstate.ErrFrozen, lockstate.ErrEnded, lockstate.ErrCancelled, lockstate.ErrGone, lockstate.ErrNoLock, lockstate.ErrRevoked,
 	} {
 		n := 0
 		for _, e := range errnos {

@@ -108,7 +108,7 @@ func (fs *FS) rename(m *renaming) error {
 	ok := finish(err == nil)
 	if err == nil && !ok && m.dst == nil && !m.fills() &&
 		unix.Renameat2(toDir.fd, m.to.name, fromDir.fd, m.from.name, unix.RENAME_NOREPLACE) == nil {
-		err = lockstate.ErrFrozen // the lock was lost meanwhile: nothing was renamed
+		err = lockstate.ErrEnded // the lock was lost meanwhile: nothing was renamed
 	}
 	if err != nil {
 		fs.moving(m, true)
@@ -117,7 +117,7 @@ func (fs *FS) rename(m *renaming) error {
 	lost = !exchange
 	fs.renamed(m)
 	if !ok {
-		return lockstate.ErrFrozen
+		return lockstate.ErrEnded
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ func (c *command) acquire() fuse.Status {
 	status := c.inLine(r, d, func() error {
 		finish, err := c.fs.admitLock(r, q, nil)
 		if err == nil && !finish(true) {
-			err = lockstate.ErrFrozen // broken at once
+			err = lockstate.ErrEnded
 		}
 		return err
 	})

@@ -30,6 +30,9 @@ var (
 	ErrNobody = errors.New("the caller cannot be identified")
 	// ErrFrozen: the table grants nothing any more (M4).
 	ErrFrozen = errors.New("no new locks: shutting down")
+	// ErrEnded: the lock was ended, by a break or another thread of its owner, before
+	// who asked for it had it.
+	ErrEnded = errors.New("the lock was ended just as it was taken")
 	// ErrCancelled: the request was interrupted while it waited.
 	ErrCancelled = errors.New("interrupted")
 	// ErrGone: the directory was removed.

@@ -273,3 +273,34 @@ func TestControlXattrs(t *testing.T) {
 		}
 	}
 }
+
+// TestControlThreads: the threads of one process, which take, ask for and release the
+// same lock at once, hear of no other process, nor that the daemon would be ending.
+func TestControlThreads(t *testing.T) {
+	need(t, debianPython)
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	r := run(t, debianPython, "-c", `
+import errno, os, sys, threading
+odd = set()
+def ask(line):
+    fd = os.open(sys.argv[1], os.O_RDWR)
+    try:
+        os.write(fd, line)
+    except OSError as e:
+        if e.errno != errno.ENOENT:
+            said = os.pread(fd, 65536, 0).decode()
+            if e.errno != errno.EBUSY or "shutting down" in said or "another process" in said:
+                odd.add(said)
+    os.close(fd)
+for _ in range(6):
+    lines = [b"check D\n", b"acquire D\n", b"release D\n", b"acquire D wait=60\n"] * 150
+    threads = [threading.Thread(target=ask, args=(l,)) for l in lines]
+    for t in threads: t.start()
+    for t in threads: t.join()
+print(*odd, sep="")
+`, m.control("ctl"))
+	if r.Status != 0 || strings.TrimSpace(r.Out) != "" {
+		t.Errorf("answers to the threads of one process: %v", r)
+	}
+}
