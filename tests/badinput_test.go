@@ -115,6 +115,21 @@ func TestBadDirectory(t *testing.T) {
 	}
 }
 
+// TestBadProc: without /proc, which tells what is mounted and who is who, nothing else
+// is blamed.
+func TestBadProc(t *testing.T) {
+	need(t, "root", "fuse")
+	dir := staticDir(t)
+	for args, says := range map[string]string{"mount": "71 stagefs needs /proc", "umount": "71 stagefs needs /proc", "locks": "71 stagefs needs /proc", "doctor": "69 fail  /proc           missing"} {
+		cmd := exec.Command("/bin/sh", "-c", `mount -t tmpfs none /proc && exec "$@" 2>&1`, "sh", stagefsBin(), args, dir)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		r, status, say := runCmd(t, cmd), says[:2], says[3:]
+		if itoa(r.Status) != status || !strings.Contains(r.Out, say) || strings.Contains(r.Out, "make it first") || strings.Contains(r.Out, "kernel") {
+			t.Errorf("stagefs %s without /proc: %v, want status %s, and %q said", args, r, status, say)
+		}
+	}
+}
+
 // TestBadCwd: what is relative to a working directory that was removed is refused so.
 func TestBadCwd(t *testing.T) {
 	m := mount(t)

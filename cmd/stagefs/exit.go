@@ -90,6 +90,9 @@ func explain(err error) (status int, text string) {
 		}
 		return status, oneLine(err) + "; name another with --state-dir"
 	}
+	if errors.Is(err, fs.ErrNotExist) && !pathExists("/proc/self") {
+		return exitOS, oneLine(err) + "; stagefs needs /proc: mount -t proc proc /proc"
+	}
 	for _, known := range []struct {
 		is     error
 		status int

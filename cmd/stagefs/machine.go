@@ -30,6 +30,9 @@ func (m machine) read(path string) string {
 
 // examine makes all checks that need no directory.
 func (m machine) examine() []finding {
+	if m.read("/proc/self/status") == "" { // what is looked at is there
+		return []finding{{"/proc", statusFail, "missing", "mount -t proc proc /proc, as root"}}
+	}
 	all := []finding{m.checkKernel(), m.checkFuse(), m.checkDevice(), m.checkUser()}
 	if m.euid != 0 {
 		all = append(all, m.checkFusermount(), m.checkAllowOther())
