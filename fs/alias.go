@@ -132,7 +132,7 @@ func (fs *FS) findInode(dir string, ino uint64, right func(identity) bool) (path
 			return path == ""
 		})
 		unix.Close(fd)
-		if err != nil || path != "" {
+		if path != "" || err != nil && err != unix.ENOENT { // ENOENT: it is removed by now
 			return path, err
 		}
 	}

@@ -115,6 +115,23 @@ func TestAttackAliasByOthers(t *testing.T) {
 	}
 }
 
+// TestM2AliasSearched: who changes a file with names that nobody looked up is not told of
+// the directories that others remove from what they hold, where these names are searched.
+func TestM2AliasSearched(t *testing.T) {
+	m := aliased(t)
+	holder, b := agent(t), agent(t)
+	holder.must("mkdir", m.At("held"))
+	own := holder.storm([]string{"mkdir", m.At("held/sub")}, []string{"rmdir", m.At("held/sub")})
+	changes := b.storm([]string{"chmod", m.At("out/x"), "0600"}, []string{"chmod", m.At("out/x"), "0644"})
+	await(t, 3000, changes, own)
+	own.over()
+	for what, n := range changes.over() {
+		if what != "chmod ok" {
+			t.Errorf("%s: %d times", what, n)
+		}
+	}
+}
+
 // TestAttackNewAlias attacks W3: a stranger gives a file outside names in D and
 // takes them away, and changes it through the outer name all the time.
 func TestAttackNewAlias(t *testing.T) {
