@@ -233,44 +233,76 @@ func TestR7AttackShared(t *testing.T) {
 // TestR7AttackSharedSwept: so it is while the content of a dead owner is cleared away.
 func TestR7AttackSharedSwept(t *testing.T) {
 	m := mount(t, "--shared-name", "stamp*", "--on-crash", "destroy")
-	const rounds, dirs = 24, 20
-	for round := range rounds {
-		top := "D" + itoa(round)
-		owner := agent(t)
-		owner.must("mkdir", m.At(top))
-		if out := owner.Get("sh", fmt.Sprintf("cd %s && mkdir $(seq 0 %d) && touch $(seq -f %%g/f 0 %d)", m.At(top), dirs-1, dirs-1)); !strings.HasPrefix(out, "0") {
-			t.Fatal(out)
-		}
-		if round%2 == 0 { // else it goes in one step
-			mustDo(t, os.WriteFile(m.At(top, "0", "stamp"), nil, 0o666))
-		}
-		over, made := make(chan struct{}), make(chan []string)
-		go func() {
-			var paths []string
-			for i := 0; ; i++ {
-				select {
-				case <-over:
-					made <- paths
-					return
-				default:
-				}
-				path := filepath.Join(top, itoa(i%dirs), "stamp"+itoa(i))
-				if f, err := os.OpenFile(m.At(path), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666); err == nil {
-					f.Close()
-					paths = append(paths, path)
-				}
+	for round := range 24 {
+		m.sharedSwept("D"+itoa(round), round%2 == 0, func(owner *Agent) {
+			if round%4 < 2 {
+				time.Sleep(time.Duration(round) * time.Millisecond / 4)
 			}
-		}()
-		if round%4 < 2 {
+			owner.Kill()
+		})
+	}
+}
+
+// TestR7AttackSharedSweptKilled: and also if the daemon is killed meanwhile.
+func TestR7AttackSharedSweptKilled(t *testing.T) {
+	opts := []string{"--shared-name", "stamp*", "--on-crash", "destroy"}
+	m := mountOver(t, opts...)
+	for round := range 12 {
+		m.sharedSwept("D"+itoa(round), round%2 == 0, func(owner *Agent) {
+			if round%4 < 2 { // when the first thing has gone
+				killed := m.killAfter(unix.SYS_RENAMEAT2)
+				owner.Kill()
+				killed()
+				m.start(opts)
+				m.awaitReady()
+				return
+			}
+			owner.Kill()
 			time.Sleep(time.Duration(round) * time.Millisecond / 4)
-		}
-		owner.Kill()
-		m.awaitFree(top)
-		close(over)
-		for _, path := range <-made {
-			if _, err := os.Lstat(m.Back(path)); err != nil {
-				t.Fatalf("round %d: what a stranger made: %v", round, err)
+			m.restart(nil, opts...)
+		})
+	}
+}
+
+// swept is how many directories there are in what [Mount.sharedSwept] makes.
+const swept = 20
+
+// sharedSwept has an owner make a directory, and a stranger make shared files in it until
+// it is nobody's after die. What he made is still there. bySteps: the rest does not go at once.
+func (m *Mount) sharedSwept(top string, bySteps bool, die func(owner *Agent)) {
+	m.t.Helper()
+	t := m.t
+	owner := agent(t)
+	owner.must("mkdir", m.At(top))
+	if out := owner.Get("sh", fmt.Sprintf("cd %s && mkdir $(seq 0 %d) && touch $(seq -f %%g/f 0 %d)", m.At(top), swept-1, swept-1)); !strings.HasPrefix(out, "0") {
+		t.Fatal(out)
+	}
+	if bySteps {
+		mustDo(t, os.WriteFile(m.At(top, "0", "stamp"), nil, 0o666))
+	}
+	over, made := make(chan struct{}), make(chan []string)
+	go func() {
+		var paths []string
+		for i := 0; ; i++ {
+			select {
+			case <-over:
+				made <- paths
+				return
+			default:
 			}
+			path := m.At(top, itoa(i%swept), "stamp"+itoa(i))
+			if f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666); err == nil {
+				f.Close()
+				paths = append(paths, path)
+			}
+		}
+	}()
+	die(owner)
+	m.awaitFree(top)
+	close(over)
+	for _, path := range <-made {
+		if _, err := os.Lstat(path); err != nil {
+			t.Fatalf("%s: what a stranger made: %v", top, err)
 		}
 	}
 }
