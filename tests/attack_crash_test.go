@@ -215,6 +215,56 @@ func TestR7AttackRestoredWithin(t *testing.T) {
 	}
 }
 
+// TestR7AttackRestoredKilled: so it is if the daemon is killed afterwards, or midway: then the
+// rest can still be put back.
+func TestR7AttackRestoredKilled(t *testing.T) {
+	opts := []string{"--on-crash", "quarantine"}
+	for _, midway := range []bool{false, true} {
+		for name, to := range map[string]struct{ dir, in string }{"within": {"E", "E/D"}, "itself": {"D", "D"}} {
+			t.Run(fmt.Sprintf("%s, midway %v", name, midway), func(t *testing.T) {
+				m := mountOver(t, opts...)
+				first, second := agent(t), agent(t)
+				first.must("mkdir", m.At("D"))
+				first.must("mkdir", m.At("D/sub"))
+				for i := range 3 {
+					first.must("put", m.At("D", itoa(i)), "old", "wronly,creat")
+				}
+				first.Kill()
+				m.awaitFree("D")
+				second.must("mkdir", m.At(to.dir))
+				if to.in != to.dir {
+					second.must("mkdir", m.At(to.in))
+				}
+				second.mustCommand(m, "acquire %s on-crash=destroy", to.dir)
+				second.must("put", m.At(to.in, "own"), "1", "wronly,creat")
+				restore := fmt.Sprintf("restore %s id=%s", to.in, m.quarantine()[0].ID)
+				if midway {
+					killed := m.killAfter(unix.SYS_RENAMEAT2)
+					second.want("ENOTCONN|ECONNABORTED|ECANCELED", "put", m.control("ctl"), restore, "wronly")
+					killed()
+					m.start(opts)
+					m.awaitReady()
+				}
+				if !midway {
+					second.must("put", m.control("ctl"), restore, "wronly")
+					m.restart(nil, opts...)
+				}
+				second.must("put", m.At(to.in, "more"), "1", "wronly,creat")
+				second.Kill()
+				m.awaitFree(to.dir)
+				if midway {
+					if s := m.Ctl(restore); s != "ok" {
+						t.Fatal(s)
+					}
+				}
+				for i := range 3 {
+					wantContent(t, m.At(to.in, itoa(i)), "old")
+				}
+			})
+		}
+	}
+}
+
 // TestR7AttackShared: what a stranger makes under a shared name (W5) is not its holder's,
 // also if he says only afterwards what is to become of what he has made.
 func TestR7AttackShared(t *testing.T) {
