@@ -166,37 +166,111 @@ func TestH2LeftBehindHandedOver(t *testing.T) {
 // is left behind there, and has not made it (W1); who was made there descends from it.
 func TestH2LeftBehindEntered(t *testing.T) {
 	needBirths(t)
-	need(t, "nsenter")
 	m := mount(t)
-	var first *Proc
-	a := awaitAgent(t, func(sock string) {
-		cmd := agentCmd(sock)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
-		first = startCmd(t, cmd)
-	})
+	a, enter := firstAgent(t)
 	b := agent(t)
-	// left starts an agent that is left behind, by a program that waits for its parent.
-	left := func(by *Agent, enter string) *Agent {
-		t.Helper()
-		return awaitAgent(t, func(sock string) {
-			by.must("sh", fmt.Sprintf(`%s sh -c "%s='%s' '%s' </dev/null >/dev/null 2>&1 & exit 0"; true`, enter, envAgent, sock, agentBin()))
-		})
-	}
-	enter := fmt.Sprintf("nsenter -p -t %d", first.Pid())
 	a.must("mkdir", m.At("D"))
-	m.wantOwner("D", first.Pid())
-	own := left(a, "env")
+	m.wantOwner("D", a.hostPid())
+	own := a.leave("env", "")
 	own.must("creat", m.At("D/own"), "wronly,creat")
 	own.Child().must("creat", m.At("D/child"), "wronly,creat")
-	other := left(b, enter)
+	other := b.leave(enter, "")
 	other.want("EBUSY", "creat", m.At("D/other"), "wronly,creat")
 	other.Child().want("EBUSY", "put", m.At("D/own"), "other", "")
 	other.want("EEXIST", "creat", m.At("D/devserver"), "wronly,creat,excl")
 	// It is a descendant of who has had it made.
 	b.must("mkdir", m.At("E"))
-	other = left(b, enter)
+	other = b.leave(enter, "")
 	other.must("creat", m.At("E/other"), "wronly,creat")
 	other.Child().must("creat", m.At("E/child"), "wronly,creat")
+}
+
+// TestH2LeftBehindEnteredOpen: what such a process has open for writing, since whenever, is
+// in the way of who has adopted it (C3d); what was made there has open is not.
+func TestH2LeftBehindEnteredOpen(t *testing.T) {
+	needBirths(t)
+	m := mount(t)
+	a, enter := firstAgent(t)
+	b := agent(t)
+	open := func(o *Agent) *Agent { o.must("open", "f", m.At("D/f"), "wronly"); return o }
+	for name, c := range map[string]struct {
+		holds bool
+		left  func() *Agent
+	}{
+		"made there":              {true, func() *Agent { return open(a.leave("env", "")) }},
+		"made there, before":      {true, func() *Agent { return a.stay("env").thenLeft(a, open) }},
+		"entered":                 {false, func() *Agent { return open(b.leave(enter, "")) }},
+		"entered, before it left": {false, func() *Agent { return b.stay(enter).thenLeft(a, open) }},
+		"entered with it":         {false, func() *Agent { return b.leave(enter, "7>>"+m.At("D/f")) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := m.on(t)
+			if !exists(m.Back("D")) {
+				openDir(t, m.Back("D"))
+				openFile(t, m.Back("D/f"), "")
+			}
+			o := c.left()
+			if c.holds {
+				a.mustCommand(m, "acquire D")
+				o.must("write", "f", "x")
+			} else {
+				a.want("EBUSY", "put", m.control("ctl"), "acquire D", "wronly")
+				o.Kill()
+				a.mustCommand(m, "acquire D")
+			}
+			o.Kill()
+			a.mustCommand(m, "release D")
+		})
+	}
+}
+
+// firstAgent is the init of a new pid namespace, and how a shell has a command enter that.
+func firstAgent(t *testing.T) (a *Agent, enter string) {
+	t.Helper()
+	need(t, "nsenter")
+	var first *Proc
+	a = awaitAgent(t, func(sock string) {
+		cmd := agentCmd(sock)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+		first = startCmd(t, cmd)
+	})
+	return a, fmt.Sprintf("nsenter -p -t %d", first.Pid())
+}
+
+// hostPid is the agent's number in the pid namespace of the test.
+func (a *Agent) hostPid() int {
+	a.t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", a.ends))
+	mustDo(a.t, err)
+	_, pid, _ := strings.Cut(string(b), "\nPid:\t")
+	pid, _, _ = strings.Cut(pid, "\n")
+	return atoi(pid)
+}
+
+// leave starts an agent that is left behind, by a program that waits for its parent. Before
+// it enters, with opens a file.
+func (a *Agent) leave(enter, with string) *Agent {
+	a.t.Helper()
+	return awaitAgent(a.t, func(sock string) {
+		a.must("sh", fmt.Sprintf(`%s sh -c "%s='%s' '%s' </dev/null >/dev/null 2>&1 & exit 0" %s; true`, enter, envAgent, sock, agentBin(), with))
+	})
+}
+
+// stay is leave whose parents live.
+func (a *Agent) stay(enter string) *Agent {
+	a.t.Helper()
+	return awaitAgent(a.t, func(sock string) {
+		a.must("sh", fmt.Sprintf(`%s sh -c "%s='%s' '%s' & wait" </dev/null >/dev/null 2>&1 & true`, enter, envAgent, sock, agentBin()))
+	})
+}
+
+// thenLeft has it do something first, and then be left behind to by.
+func (a *Agent) thenLeft(by *Agent, do func(*Agent) *Agent) *Agent {
+	a.t.Helper()
+	do(a)
+	mustDo(a.t, syscall.Kill(parentOf(a.t, a.hostPid()), syscall.SIGKILL))
+	eventually(a.t, "it is adopted", func() bool { return parentOf(a.t, a.hostPid()) == by.hostPid() })
+	return a
 }
 
 // TestH2LeftBehindInLockDir: who was left behind counts among those who work in a
