@@ -159,7 +159,7 @@ func (t *Table) touchAboveLocked(d *Dir, only func(*row) bool) {
 			if !r.changed && (only == nil || only(r)) {
 				r.touch()
 				t.noteLocked(r)
-				t.unflushed.Store(true) // before it is changed: the next daemon must not hand it over (R5)
+				t.staged.Add(1) // before it is changed: the next daemon must not hand it over (R5)
 			}
 		}
 	}
@@ -174,7 +174,7 @@ func (t *Table) strangeLocked(c *Change) {
 				if !r.content.unknown {
 					r.mixLocked()
 					t.noteLocked(r)
-					t.unflushed.Store(true)
+					t.staged.Add(1)
 				}
 			}
 		}

@@ -19,7 +19,7 @@ func (t *Table) stagedLocked(p *procid.Process, d *Dir) (news bool) {
 		for _, r := range d.parent.rows {
 			if p != nil && r.fileAt(d.name) >= 0 && r.staged(p) {
 				t.noteLocked(r)
-				t.unflushed.Store(true)
+				t.staged.Add(1)
 				news = true
 			}
 		}
@@ -56,10 +56,15 @@ func (r *row) staged(p *procid.Process) (news bool) {
 }
 
 // flushStaged makes what stagedLocked, touchAboveLocked and strangeLocked have noted outlive the
-// daemon.
+// daemon. It returns when that does, whoever writes it down: what is noted already nobody notes
+// again.
 func (t *Table) flushStaged() {
-	if t.unflushed.Load() && t.unflushed.CompareAndSwap(true, false) {
-		t.flush()
+	want := t.staged.Load()
+	if t.kept.Load() >= want {
+		return
+	}
+	t.flush()
+	for have := t.kept.Load(); have < want && !t.kept.CompareAndSwap(have, want); have = t.kept.Load() {
 	}
 }
 

@@ -84,9 +84,10 @@ type Table struct {
 	news       atomic.Bool // something was noted that was not flushed
 
 	onCrash   string
-	crashers  atomic.Int64 // rows that say what becomes of their content
-	unflushed atomic.Bool  // see flushStaged
-	rows      atomic.Int64 // len(tokens), readable without mu
+	crashers  atomic.Int64  // rows that say what becomes of their content
+	staged    atomic.Uint64 // how often something was noted that flushStaged is to keep,
+	kept      atomic.Uint64 // and how much of that it has
+	rows      atomic.Int64  // len(tokens), readable without mu
 	listeners atomic.Int32
 	leased    atomic.Int64 // how many of them are leases
 }

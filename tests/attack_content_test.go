@@ -6,7 +6,11 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestR7AttackNarrowedContent: what has come into a directory from elsewhere does not become
@@ -86,6 +90,72 @@ func TestR5AttackKilled(t *testing.T) {
 			m.wantOwner(name, owner.Pid)
 			owner.Exit(0)
 			m.awaitFree(name)
+		})
+	}
+}
+
+// TestR5AttackKilledWriting: so it is if that change is still being written down when another
+// one has been made, and the daemon is killed then: what has come into the directory by the
+// other one is not its owner's for the next one either (R7).
+func TestR5AttackKilledWriting(t *testing.T) {
+	needInject(t)
+	for name, c := range map[string]struct {
+		change func(m *Mount) []string
+		policy string // of the next daemon
+		after  func(m *Mount, owner *Agent)
+	}{
+		"handed over": {func(m *Mount) []string { return []string{"symlink", "nowhere", m.At("D/s")} }, "keep", func(m *Mount, owner *Agent) {
+			m.wantOwner("D", owner.Pid)
+			owner.Exit(0)
+			m.awaitFree("D")
+		}},
+		"destroyed": {func(m *Mount) []string { return []string{"link", m.At("out/f"), m.At("D/in")} }, "destroy", func(m *Mount, owner *Agent) {
+			owner.Kill()
+			m.awaitFree("D")
+			wantContent(m.t, m.At("D/in"), "old")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := staticDir(t)
+			m := newMount(t, dir, dir)
+			var slow atomic.Bool
+			writing, goesOn := make(chan struct{}), make(chan struct{})
+			defer close(goesOn)
+			m.inject(&fault{call: unix.SYS_PWRITE64, until: func(a asked) <-chan struct{} {
+				to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", a.pid, a.args[0]))
+				if !strings.Contains(to, ".journal.") || !slow.CompareAndSwap(true, false) {
+					return nil
+				}
+				close(writing)
+				return goesOn
+			}})
+			m.start(nil)
+			t.Cleanup(m.stop)
+			m.awaitReady()
+			m.healthy()
+			openDir(t, m.At("out"))
+			openFile(t, m.At("out/f"), "old")
+			if s := m.Ctl("release out"); s != "ok" {
+				t.Fatal(s)
+			}
+			owner := agent(t)
+			owner.must("mkdir", m.At("D"))
+			child := owner.Child()
+			child.must("mkdir", m.At("D/sub"))
+			child.must("chmod", m.At("D/sub"), "0755") // that is no change (R5)
+			slow.Store(true)
+			first := child.Start("symlink", "nowhere", m.At("D/sub/first"))
+			<-writing
+			second := owner.Start(c.change(m)...)
+			time.Sleep(100 * time.Millisecond) // or it is answered only when it is written down
+			m.kill()
+			first()
+			made := second() == "ok"
+			m.start([]string{"--on-crash", c.policy})
+			m.awaitReady()
+			if made {
+				c.after(m, owner)
+			}
 		})
 	}
 }
