@@ -282,7 +282,9 @@ func (c *command) breakDir() fuse.Status {
 			found = true
 			fs.log.Warn("lock broken", "dir", l.Path, "pid", l.Owner.Pid, "token", l.Token, "by", c.by(), "uid", c.header.Uid, "why", c.why)
 			status := fs.endLock(l, how)
-			if _, there := fs.table.Lock(l.Token); there && status != fuse.OK { // else it has ended by itself
+			_, there := fs.table.Lock(l.Token)
+			endedByItself := status == statusOf(lockstate.ErrNoLock) && !there
+			if status != fuse.OK && !endedByItself {
 				return status
 			}
 		}
