@@ -251,7 +251,7 @@ func TestC5(t *testing.T) {
 	}
 	a.must("put", m.At("D/prog"), "#!/bin/sh\necho runs\n", "creat")
 	a.must("chmod", m.At("D/prog"), "0755")
-	for _, script := range []string{"D/prog", "cd D && ls -la && ./prog", "cp -a D \"$(mktemp -d)\"/ && tar cf - D | tar tf - | grep -c D/prog"} {
+	for _, script := range []string{"D/prog", "cd D && ls -la && ./prog", "cp -a D '" + tempDir(t) + "' && tar cf - D | tar tf - | grep -c D/prog"} {
 		if got := b.Get("sh", "cd '"+m.Path+"' && "+script+" 2>&1"); got[0] != '0' {
 			t.Errorf("%s: %q", script, got)
 		}
