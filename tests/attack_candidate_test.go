@@ -304,9 +304,7 @@ func TestAttackCandidateUnmade(t *testing.T) {
 		return a.args[2]&unix.O_ACCMODE != unix.O_RDONLY && name != "" && strings.Trim(name, "0123456789") == ""
 	}}
 	did := m.inject(again)
-	m.start(nil)
-	t.Cleanup(m.stop)
-	m.awaitReady()
+	m.serve()
 	openDir(t, m.Back("D"))
 	a := agent(t)
 	name := candidateName(t, a)

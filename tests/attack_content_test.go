@@ -129,9 +129,7 @@ func TestR5AttackKilledWriting(t *testing.T) {
 				close(writing)
 				return goesOn
 			}})
-			m.start(nil)
-			t.Cleanup(m.stop)
-			m.awaitReady()
+			m.serve()
 			m.healthy()
 			openDir(t, m.At("out"))
 			openFile(t, m.At("out/f"), "old")

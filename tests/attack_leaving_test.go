@@ -40,9 +40,7 @@ func TestM2Leaving(t *testing.T) {
 			<-removal.goesOn
 			return true
 		}})
-		m.start(opts)
-		t.Cleanup(m.stop)
-		m.awaitReady()
+		m.serve(opts...)
 		openDir(t, m.Back("D"))
 		for i, tt := range []struct {
 			name string
@@ -119,9 +117,7 @@ func TestA10Leaving(t *testing.T) {
 			close(open.stop)
 			return open.goesOn
 		}})
-		m.start(opts)
-		t.Cleanup(m.stop)
-		m.awaitReady()
+		m.serve(opts...)
 		openDir(t, m.Back("D"))
 		for looks := 1; looks <= 2; looks++ {
 			t.Run(itoa(looks), func(t *testing.T) {

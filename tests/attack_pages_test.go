@@ -210,9 +210,7 @@ func holdPages(t *testing.T, transport string, opts ...string) (m *Mount, letGo 
 	}})
 	letGo = func() { let.Do(func() { close(goOn) }) }
 	t.Cleanup(letGo)
-	m.start(append(opts, "--no-passthrough", "--transport", transport))
-	t.Cleanup(m.stop)
-	m.awaitReady()
+	m.serve(append(opts, "--no-passthrough", "--transport", transport)...)
 	m.healthy()
 	abort := m.aborter()
 	t.Cleanup(func() {

@@ -173,9 +173,7 @@ func TestControlBreakEnding(t *testing.T) {
 		close(stop)
 		return goesOn
 	}})
-	m.start(nil)
-	t.Cleanup(m.stop)
-	m.awaitReady()
+	m.serve()
 	openDir(t, m.Back("D"))
 	owner := agent(t)
 	owner.must("creat", m.At("D/devserver"), "wronly,creat,excl")

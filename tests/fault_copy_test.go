@@ -62,9 +62,7 @@ func needUUID(t *testing.T, dir string) {
 func mountHeld(t *testing.T, dir string) (m *Mount, a *Agent) {
 	t.Helper()
 	m = newMount(t, dir, filepath.Join(tempDir(t), "mnt"))
-	m.start(nil)
-	t.Cleanup(m.stop)
-	m.awaitReady()
+	m.serve()
 	a = agent(t)
 	a.must("mkdir", m.At("D"))
 	mustDo(t, os.Mkdir(m.At("L"), 0o755))
@@ -120,9 +118,7 @@ func TestFaultDeviceNumber(t *testing.T) {
 	mustDo(t, os.Mkdir(filepath.Join(n.Dir, "D"), 0o777))
 	mustDo(t, os.Chmod(filepath.Join(n.Dir, "D"), 0o777))
 	mustDo(t, os.Mkdir(filepath.Join(n.Dir, "L"), 0o777))
-	n.start(nil)
-	t.Cleanup(n.stop)
-	n.awaitReady()
+	n.serve()
 	if got := n.Locks(); len(got) != 0 {
 		t.Errorf("another file system has the locks %+v", got)
 	}
@@ -205,9 +201,7 @@ func TestFaultCopy(t *testing.T) {
 	refused("while the other is mounted")
 
 	n := newMount(t, copied, copied)
-	n.start(nil)
-	t.Cleanup(n.stop)
-	n.awaitReady()
+	n.serve()
 	if got := n.Locks(); len(got) != 0 {
 		t.Errorf("with a state of its own, the copy has the locks %+v", got)
 	}

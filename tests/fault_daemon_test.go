@@ -357,9 +357,7 @@ func TestFaultTerminated(t *testing.T) {
 			t.Logf("exit statuses: %v", ends)
 			m := newMount(t, dir, dir)
 			m.State = state
-			m.start(nil)
-			t.Cleanup(m.stop)
-			m.awaitReady()
+			m.serve()
 		})
 	}
 }

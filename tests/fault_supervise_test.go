@@ -223,9 +223,7 @@ func TestFaultSuperviseNoProcess(t *testing.T) {
 		call: unix.SYS_CLONE, errno: unix.EAGAIN, times: 3,
 		is: func(a asked) bool { return served.Load() && a.args[0]&unix.CLONE_VFORK != 0 },
 	})
-	m.start([]string{"--supervise"})
-	t.Cleanup(m.stop)
-	m.awaitReady()
+	m.serve("--supervise")
 	served.Store(true)
 	old := m.daemon()
 	mustDo(t, syscall.Kill(old, syscall.SIGKILL))
@@ -253,9 +251,7 @@ func TestFaultSuperviseNoThread(t *testing.T) {
 			return err == nil
 		},
 	})
-	m.start([]string{"--supervise"})
-	t.Cleanup(m.stop)
-	m.awaitReady()
+	m.serve("--supervise")
 	supervisor.Store(int64(m.cmd.Process.Pid))
 	a := agent(t)
 	a.must("mkdir", m.At("D"))
@@ -279,9 +275,7 @@ func TestFaultSuperviseTransport(t *testing.T) {
 		call: unix.SYS_IO_URING_SETUP, errno: unix.ENOMEM, times: 1,
 		is: func(asked) bool { return served.Load() },
 	})
-	m.start([]string{"--supervise", "--transport=uring"})
-	t.Cleanup(m.stop)
-	m.awaitReady()
+	m.serve("--supervise", "--transport=uring")
 	served.Store(true)
 	old := m.daemon()
 	mustDo(t, syscall.Kill(old, syscall.SIGKILL))
@@ -371,9 +365,7 @@ func TestFaultSuperviseCloses(t *testing.T) {
 	dir := staticDir(t)
 	m := newMount(t, dir, dir)
 	m.log = e.m.At("f") // its standard error
-	m.start([]string{"--supervise", "--transport", "threads"})
-	t.Cleanup(m.stop)
-	m.awaitReady()
+	m.serve("--supervise", "--transport", "threads")
 	abort := m.aborter()
 	pid := m.daemon()
 	a := agent(t)

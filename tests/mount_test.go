@@ -67,9 +67,7 @@ func mountDir(t *testing.T, dir, mnt string, opts ...string) *Mount {
 	t.Helper()
 	need(t, "root", "fuse")
 	m := newMount(t, dir, mnt)
-	m.start(opts)
-	t.Cleanup(m.stop)
-	m.awaitReady()
+	m.serve(opts...)
 	return m
 }
 
@@ -87,6 +85,14 @@ func newMount(t *testing.T, dir, mnt string) *Mount {
 	}
 	base := tempDir(t)
 	return &Mount{t: t, Dir: dir, Path: mnt, State: filepath.Join(base, "state"), log: filepath.Join(base, "log")}
+}
+
+// serve starts the daemon, which ends with the test, and waits until it serves.
+func (m *Mount) serve(opts ...string) {
+	m.t.Helper()
+	m.start(opts)
+	m.t.Cleanup(m.stop)
+	m.awaitReady()
 }
 
 func (m *Mount) start(opts []string) {

@@ -67,9 +67,7 @@ func TestM1OverlapForged(t *testing.T) {
 				file, of, around := where(dir)
 				a := forge(t, file, of, around, claim)
 				m := newMount(t, dir, dir)
-				m.start(nil)
-				t.Cleanup(m.stop)
-				m.awaitReady()
+				m.serve()
 				m.wantLog("not believed")
 				if claim {
 					m.wantLog("process " + itoa(a.Pid))
@@ -95,7 +93,5 @@ func TestM1OverlapForgedBeside(t *testing.T) {
 	wantRefusal(t, "75", []string{"process " + itoa(a.Pid), "inside of"}, "mount", "--state-dir", m.State, dir)
 	a.Kill()
 	m = newMount(t, dir, dir)
-	m.start(nil)
-	t.Cleanup(m.stop)
-	m.awaitReady()
+	m.serve()
 }

@@ -91,9 +91,7 @@ func newMeeting(t *testing.T, now *atomic.Pointer[meeting], opts []string) *Moun
 		}})
 	}
 	m.inject(faults...)
-	m.start(opts)
-	t.Cleanup(m.stop)
-	m.awaitReady()
+	m.serve(opts...)
 	return m
 }
 

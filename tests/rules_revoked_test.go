@@ -114,9 +114,7 @@ func TestFaultRetakenRevoked(t *testing.T) {
 		}()
 		return goOn
 	}}, &fault{call: unix.SYS_UNLINKAT, errno: unix.EIO, times: 1, is: func(a asked) bool { return a.path(1) == "devserver" }})
-	m.start([]string{"--lock-name", "devserver", "--lock-name", "more*"})
-	t.Cleanup(m.stop)
-	m.awaitReady()
+	m.serve("--lock-name", "devserver", "--lock-name", "more*")
 	client, again, admin, next := agent(t), agent(t), agent(t), agent(t)
 	openDir(t, m.At("D"))
 	m.Ctl("release D")

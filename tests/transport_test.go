@@ -221,9 +221,7 @@ func TestTransportRefused(t *testing.T) {
 			dir := staticDir(t)
 			m := newMount(t, dir, dir+".mnt")
 			m.cmdBin = agentBin()
-			m.start(nil)
-			t.Cleanup(m.stop)
-			m.awaitReady()
+			m.serve()
 			if got := m.transport(); got != "threads" {
 				t.Errorf("without %s the transport is %q, want threads", call.name, got)
 			}
