@@ -8,6 +8,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagefs/stagefs/fs/transport"
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/advisory"
 	"github.com/stagefs/stagefs/lockstate/procid"
@@ -159,23 +160,23 @@ func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Sta
 	return status
 }
 
+var _ transport.Locker = (*FS)(nil)
+
 // TryLockw is SetLkw of a lock that is free, as nearly all are.
-func (fs *FS) TryLockw(in *fuse.LkIn) (status fuse.Status, done bool) {
+func (fs *FS) TryLockw(in *fuse.LkIn) bool {
 	h, at, lockFile, unclear := fs.lockedBy(in)
 	if h == nil || unclear || fs.opts.Observe || in.Lk.Typ == unix.F_UNLCK {
-		return 0, false
+		return false
 	}
 	want, node := lockOf(in), h.node.id
-	switch {
-	case fs.converts(node, want):
-		return 0, false
-	case lockFile:
-		h.flushed.Store(false) // it is in use
-		d := &dirLock{fs: fs, in: in, h: h, at: at, want: want}
-		return fuse.OK, d.atOnce()
+	if fs.converts(node, want) {
+		return false
 	}
-	h.flushed.Store(false)
-	return fuse.OK, fs.advisory.Try(node, want) == nil
+	h.flushed.Store(false) // it is in use
+	if lockFile {
+		return (&dirLock{fs: fs, in: in, h: h, at: at, want: want}).atOnce()
+	}
+	return fs.advisory.Try(node, want) == nil
 }
 
 // lockPlain sets a lock on a file that has no lock file's name. It may have had

@@ -219,10 +219,10 @@ func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte, out []byte) (s
 	return c.served.Rename(cancel, rename, name, string(second)), nil
 }
 
-// A Locker may be what is served: TryLockw is SetLkw, unless that would have to wait,
-// which it reports and has left no trace then.
+// A Locker may be what is served: TryLockw reports whether SetLkw would get the lock
+// without a wait, and has done so then. Else it leaves no trace.
 type Locker interface {
-	TryLockw(in *fuse.LkIn) (status fuse.Status, done bool)
+	TryLockw(in *fuse.LkIn) bool
 }
 
 // lockAtOnce carries out a request that may wait for a lock, if it need not: a
@@ -240,12 +240,11 @@ func (c *conn) lockAtOnce(at *slot, in, out [][]byte) int {
 	if copy(structBytes(&q.in)[inHeaderSize:][:fixedSize(opSetlkw)], fixed) < fixedSize(opSetlkw) {
 		return 0
 	}
-	status, done := locker.TryLockw((*fuse.LkIn)(unsafe.Pointer(&q.in)))
-	if !done {
+	if !locker.TryLockw((*fuse.LkIn)(unsafe.Pointer(&q.in))) {
 		return 0
 	}
 	at.tally.add(h)
-	*(*fuse.OutHeader)(unsafe.Pointer(&out[0][0])) = fuse.OutHeader{Length: uint32(outHeaderSize), Status: -int32(status), Unique: q.in.Unique}
+	*(*fuse.OutHeader)(unsafe.Pointer(&out[0][0])) = fuse.OutHeader{Length: uint32(outHeaderSize), Unique: q.in.Unique}
 	return outHeaderSize
 }
 
