@@ -86,8 +86,7 @@ func (p *place) trim() { unix.Madvise(p.payload, unix.MADV_DONTNEED) }
 
 // fail makes an error the answer; 0 is success.
 func (p *place) fail(unique uint64, errno unix.Errno) int {
-	*(*fuse.OutHeader)(unsafe.Pointer(&p.header.inOut)) = fuse.OutHeader{Length: uint32(outHeaderSize), Unique: unique, Status: -int32(errno)}
-	return outHeaderSize
+	return reply(p.header.inOut[:], unique, fuse.Status(errno), 0)
 }
 
 // An entry is a thread that answers what comes to a place.

@@ -198,8 +198,8 @@ func (l *loops) aside(req []byte) {
 	switch h.Opcode {
 	case opSetlkw:
 		if c.waits.full(h.Uid) {
-			out := fuse.OutHeader{Length: uint32(outHeaderSize), Unique: h.Unique, Status: -int32(unix.ENOLCK)}
-			c.write((*[outHeaderSize]byte)(unsafe.Pointer(&out))[:])
+			var out [outHeaderSize]byte
+			c.write(out[:reply(out[:], h.Unique, fuse.Status(unix.ENOLCK), 0)])
 			return
 		}
 		c.waits.count(h.Uid, 1)
@@ -239,9 +239,15 @@ func (c *conn) handle(at *slot, unique uint64, in, out [][]byte) int {
 		}
 		return n
 	}
-	// The request is not understood.
-	*(*fuse.OutHeader)(unsafe.Pointer(&out[0][0])) = fuse.OutHeader{Length: uint32(outHeaderSize), Status: -int32(status), Unique: unique}
-	return outHeaderSize
+	return reply(out[0], unique, status, 0) // the request is not understood
+}
+
+// reply makes the header of an answer with so many bytes behind it, and returns how
+// long that is in all.
+func reply(out []byte, unique uint64, status fuse.Status, size int) int {
+	n := outHeaderSize + size
+	*(*fuse.OutHeader)(unsafe.Pointer(&out[0])) = fuse.OutHeader{Length: uint32(n), Status: -int32(status), Unique: unique}
+	return n
 }
 
 // getVersion is FS_IOC_GETVERSION of linux/fs.h. It names a size of 8 bytes, but

@@ -112,12 +112,11 @@ func (c *conn) carryOut(q *quick, cancel <-chan struct{}, in, out [][]byte) int 
 	if status != fuse.OK {
 		data = nil
 	}
-	n := outHeaderSize + len(data)
-	if len(data) > 0 && &data[0] != &rest[0] {
-		n = outHeaderSize + copy(rest, data)
+	n := len(data)
+	if n > 0 && &data[0] != &rest[0] {
+		n = copy(rest, data)
 	}
-	*(*fuse.OutHeader)(unsafe.Pointer(&out[0][0])) = fuse.OutHeader{Length: uint32(n), Status: -int32(status), Unique: q.in.Unique}
-	return n
+	return reply(out[0], q.in.Unique, status, n)
 }
 
 // headerOf returns the header of a request whose parts are in.
@@ -244,8 +243,7 @@ func (c *conn) lockAtOnce(at *slot, in, out [][]byte) int {
 		return 0
 	}
 	at.tally.add(h)
-	*(*fuse.OutHeader)(unsafe.Pointer(&out[0][0])) = fuse.OutHeader{Length: uint32(outHeaderSize), Unique: q.in.Unique}
-	return outHeaderSize
+	return reply(out[0], q.in.Unique, fuse.OK, 0)
 }
 
 // read returns what a file or a directory has, of which there is room for so much.
