@@ -83,14 +83,20 @@ func fixedSize(op uint32) int {
 	return 0
 }
 
-// args tells apart what follows the header of a request whose parts are in.
-func args(op uint32, in [][]byte) (fixed, names []byte) {
+// load takes the request whose parts are in, but for its names, and returns those. It
+// reports false if the request ends too early.
+func (q *quick) load(in [][]byte) (names []byte, ok bool) {
+	q.in.InHeader = *headerOf(in)
+	size := fixedSize(q.in.Opcode)
+	var fixed []byte
 	if len(in) == 3 {
-		return in[1], in[2]
+		fixed, names = in[1], in[2]
+	} else {
+		rest := in[0][inHeaderSize:]
+		n := min(size, len(rest))
+		fixed, names = rest[:n], rest[n:]
 	}
-	rest := in[0][inHeaderSize:]
-	n := min(fixedSize(op), len(rest))
-	return rest[:n], rest[n:]
+	return names, copy(structBytes(&q.in)[inHeaderSize:][:size], fixed) == size
 }
 
 // atOnce carries out a request that waits for nobody, and returns how long the
@@ -103,7 +109,6 @@ func (c *conn) atOnce(at *slot, in, out [][]byte) int {
 // carryOut returns how long the answer is in out, whose header may be in the place
 // of the request's. in has the request's parts.
 func (c *conn) carryOut(q *quick, cancel <-chan struct{}, in, out [][]byte) int {
-	q.in.InHeader = *headerOf(in)
 	rest := out[0][outHeaderSize:]
 	if len(out) == 2 {
 		rest = out[1]
@@ -131,13 +136,11 @@ func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte, out []byte) (s
 			status = fuse.EIO
 		}
 	}()
-	h := &q.in.InHeader
-	fixed, names := args(h.Opcode, in)
-	size := fixedSize(h.Opcode)
-	if copy(structBytes(&q.in)[inHeaderSize:][:size], fixed) < size {
+	names, ok := q.load(in)
+	if !ok {
 		return fuse.EIO, nil
 	}
-	to := unsafe.Pointer(&q.in)
+	h, to := &q.in.InHeader, unsafe.Pointer(&q.in)
 	switch h.Opcode {
 	case opGetAttr:
 		q.attr = fuse.AttrOut{}
@@ -234,12 +237,7 @@ func (c *conn) lockAtOnce(at *slot, in, out [][]byte) int {
 		return 0
 	}
 	q := at.quick
-	q.in.InHeader = *h
-	fixed, _ := args(opSetlkw, in)
-	if copy(structBytes(&q.in)[inHeaderSize:][:fixedSize(opSetlkw)], fixed) < fixedSize(opSetlkw) {
-		return 0
-	}
-	if !locker.TryLockw((*fuse.LkIn)(unsafe.Pointer(&q.in))) {
+	if _, ok := q.load(in); !ok || !locker.TryLockw((*fuse.LkIn)(unsafe.Pointer(&q.in))) {
 		return 0
 	}
 	at.tally.add(h)
