@@ -95,89 +95,74 @@ func (f *inflight) remove(s *slot) {
 	delete(f.slots, s)
 }
 
-// halt returns the requests that are under way, which are to be cancelled.
-func (f *inflight) halt() (uniques []uint64) {
+// any reports whether f does of a slot.
+func (f *inflight) any(is func(*slot) bool) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for s := range f.slots {
+		if is(s) {
+			return true
+		}
+	}
+	return false
+}
+
+// all returns the requests that are under way.
+func (f *inflight) all() (uniques []uint64) {
+	f.any(func(s *slot) bool {
+		if u := s.unique.Load(); u != 0 {
+			uniques = append(uniques, u)
+		}
+		return false
+	})
+	return uniques
+}
+
+// halt is all of what is to be cancelled for a Stop's sake.
+func (f *inflight) halt() (uniques []uint64) {
+	f.any(func(s *slot) bool {
 		if u := s.unique.Load(); u != 0 {
 			s.halted.Store(u)
 			uniques = append(uniques, u)
 		}
-	}
+		return false
+	})
 	return uniques
 }
 
 // quiet reports whether nobody is at a request, nor waits for one.
-func (f *inflight) quiet() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for s := range f.slots {
-		if !s.idle {
-			return false
-		}
-	}
-	return true
-}
+func (f *inflight) quiet() bool { return !f.any(func(s *slot) bool { return !s.idle }) }
 
 // call sends a signal to the threads that read.
 func (f *inflight) call() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for s := range f.slots {
+	f.any(func(s *slot) bool {
 		if s.tid != 0 && s.reading.Load() {
 			unix.Tgkill(unix.Getpid(), s.tid, callSignal)
 		}
-	}
+		return false
+	})
 }
 
 // tell notes that the caller of a request has a signal, and reports whether the
 // request is under way.
 func (f *inflight) tell(unique uint64) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for s := range f.slots {
-		if s.unique.Load() == unique {
-			s.told.Store(unique)
-			return true
+	return f.any(func(s *slot) bool {
+		if s.unique.Load() != unique {
+			return false
 		}
-	}
-	return false
+		s.told.Store(unique)
+		return true
+	})
 }
 
 // interrupt cancels a request that go-fuse does not know, and reports whether it
 // was under way.
 func (f *inflight) interrupt(unique uint64) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for s := range f.slots {
-		if s.interrupt(unique) {
-			return true
-		}
-	}
-	return false
+	return f.any(func(s *slot) bool { return s.interrupt(unique) })
 }
 
 func (f *inflight) has(unique uint64) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for s := range f.slots {
-		if s.unique.Load() == unique {
-			return true
-		}
-	}
-	return false
-}
-
-func (f *inflight) all() (uniques []uint64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for s := range f.slots {
-		if u := s.unique.Load(); u != 0 {
-			uniques = append(uniques, u)
-		}
-	}
-	return uniques
+	return f.any(func(s *slot) bool { return s.unique.Load() == unique })
 }
 
 // strayTime is how long an interrupt is kept whose request no thread is at: it
