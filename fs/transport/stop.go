@@ -176,9 +176,7 @@ func (c *conn) awaitLined(before uint64, done <-chan struct{}) {
 // empty sends requests through a queue until no thread waits there.
 func (q *queue) empty(node uint64, over <-chan struct{}) {
 	runtime.LockOSThread() // for good: the thread is tied to a core
-	var set unix.CPUSet
-	set.Set(q.id)
-	unix.SchedSetaffinity(0, &set)
+	_ = q.pin()
 	for {
 		if q.idle.Load() > 0 || q.keeper.open.Load() > 0 {
 			q.conn.kick(node)

@@ -79,21 +79,19 @@ func (u *uring) prepare(start <-chan bool) ([]*entry, error) {
 		return nil, err
 	}
 	var entries []*entry
-	var wrong error
 	for _, q := range u.queues {
 		e, err := u.spawn(q, start)
 		if err != nil {
-			wrong = err
-			break
+			return nil, err
 		}
 		entries = append(entries, e)
 	}
-	return entries, wrong
+	return entries, nil
 }
 
 // list makes the queues, without threads.
 func (u *uring) list() error {
-	possible, err := countCPUs("possible")
+	possible, err := readCPUs("possible")
 	if err != nil {
 		return err
 	}
@@ -102,7 +100,7 @@ func (u *uring) list() error {
 		return err
 	}
 	u.timed = RequestTimeout()
-	for id := range possible {
+	for id := range len(possible) {
 		q := u.newQueue(id, online[id])
 		u.conn.keepers = append(u.conn.keepers, q.keeper)
 		u.queues = append(u.queues, q)
@@ -212,11 +210,6 @@ func RequestTimeout() bool {
 		}
 	}
 	return false
-}
-
-func countCPUs(name string) (int, error) {
-	set, err := readCPUs(name)
-	return len(set), err
 }
 
 // TryUring makes what [Uring] needs of io_uring, on each core, and gives it
