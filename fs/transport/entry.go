@@ -25,7 +25,6 @@ func (u *uring) newPlace() (*place, error) {
 		u.places.Add(-1)
 		return nil, fmt.Errorf("more than %d requests at a time", maxPlaces)
 	}
-	// Untouched pages take no memory.
 	mem, err := u.nextMemory()
 	if err != nil {
 		u.places.Add(-1)

@@ -59,9 +59,7 @@ func (l *loops) start() error {
 	if l.threads.Load() >= maxLoops {
 		return fmt.Errorf("more than %d requests at a time", maxLoops)
 	}
-	// Untouched pages take no memory: a thread has room for the largest
-	// request, and uses what it gets.
-	buf, err := unix.Mmap(-1, 0, 2*l.size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	buf, err := mapAt(0, 2*l.size)
 	if err != nil {
 		return fmt.Errorf("buffers of a thread: %w", err)
 	}
@@ -75,7 +73,7 @@ func (l *loops) start() error {
 		defer l.threads.Add(-1)
 		runtime.LockOSThread() // for good: the thread ends with the loop
 		l.run(at, buf)
-		unix.Munmap(buf)
+		unmap(buf)
 	}()
 	return nil
 }

@@ -15,9 +15,7 @@ const placesBase = 0x4000_0000_0000
 
 const mapFixedNoreplace = 0x100000 // Linux 4.17
 
-const placeProt, placeFlags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
-
-// nextMemory maps memory for one more place. Untouched pages take none.
+// nextMemory maps memory for one more place.
 func (u *uring) nextMemory() ([]byte, error) {
 	size := page + u.room
 	mem, err := mapAt(placesBase+uintptr(u.given.Add(1)-1)*uintptr(size), size)
@@ -28,13 +26,14 @@ func (u *uring) nextMemory() ([]byte, error) {
 	return mem, err
 }
 
-// mapAt maps memory at an address; 0: anywhere.
+// mapAt maps memory at an address; 0: anywhere. Untouched pages take none: so who has
+// room for the largest request uses what it gets.
 func mapAt(addr uintptr, size int) ([]byte, error) {
-	flags := uintptr(placeFlags)
+	flags := uintptr(unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE)
 	if addr != 0 {
 		flags |= mapFixedNoreplace
 	}
-	got, _, errno := unix.Syscall6(unix.SYS_MMAP, addr, uintptr(size), placeProt, flags, ^uintptr(0), 0)
+	got, _, errno := unix.Syscall6(unix.SYS_MMAP, addr, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, flags, ^uintptr(0), 0)
 	if errno != 0 {
 		return nil, errno
 	}
