@@ -76,29 +76,7 @@ func (o *own) Stop(node uint64, begun func()) (*State, error) {
 	for _, k := range c.keepers {
 		k.poke()
 	}
-	var kickers sync.WaitGroup
-	over := make(chan struct{})
-	if o.uring != nil {
-		for _, q := range o.uring.queues {
-			if q.online {
-				kickers.Go(func() { q.empty(node, over) })
-			}
-		}
-	}
-	var busy error
-	for !c.inflight.quiet() && !c.ended.Load() {
-		for _, unique := range c.inflight.halt() {
-			c.tryInterrupt(unique)
-		}
-		c.inflight.call()
-		if late() { // each has heard of it at least once
-			busy = errBusy()
-			break
-		}
-		time.Sleep(100 * time.Microsecond)
-	}
-	close(over)
-	kickers.Wait()
+	busy := o.drain(node, late)
 	if c.ended.Load() {
 		c.threads.Done()
 		return nil, ErrEnded
@@ -121,6 +99,32 @@ func (o *own) Stop(node uint64, begun func()) (*State, error) {
 		}
 	}
 	return s, busy
+}
+
+// drain cancels what is under way until all threads have ended, or it is late.
+func (o *own) drain(node uint64, late func() bool) error {
+	var kickers sync.WaitGroup
+	defer kickers.Wait()
+	over := make(chan struct{})
+	defer close(over)
+	if o.uring != nil {
+		for _, q := range o.uring.queues {
+			if q.online {
+				kickers.Go(func() { q.empty(node, over) })
+			}
+		}
+	}
+	for !o.inflight.quiet() && !o.ended.Load() {
+		for _, unique := range o.inflight.halt() {
+			o.tryInterrupt(unique)
+		}
+		o.inflight.call()
+		if late() { // each has heard of it at least once
+			return errBusy()
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	return nil
 }
 
 // Resume implements [Transport].
