@@ -32,8 +32,8 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 	if fs.reserved(r.parent, name) {
 		return fuse.Status(unix.EEXIST), false
 	}
-	if done, status := fs.createCandidate(r, in, out); done {
-		return status, false
+	if fs.createCandidate(r, in, out) {
+		return fuse.OK, false
 	}
 	lockFile := fs.isLockName(r.parent, name)
 	if fs.namedStale(r.header, lockFile, r.parent) {
@@ -53,8 +53,8 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 		return err
 	})
 	if candidate && status == fuse.EBUSY { // somebody has acquired the directory meanwhile (A9)
-		if done, status := fs.createCandidate(r, in, out); done {
-			return status, false
+		if fs.createCandidate(r, in, out) {
+			return fuse.OK, false
 		}
 		return status, fs.table.MayHold(r.process(), r.parent.dir) // it is free again
 	}

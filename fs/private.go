@@ -13,23 +13,20 @@ import (
 
 // createCandidate serves the creation of a private candidate. It reports
 // whether it did.
-func (fs *FS) createCandidate(r *request, in *fuse.CreateIn, out *fuse.CreateOut) (done bool, status fuse.Status) {
+func (fs *FS) createCandidate(r *request, in *fuse.CreateIn, out *fuse.CreateOut) bool {
 	if fs.opts.Observe || fs.isLockName(r.parent, r.name) || !fs.mayBeCandidate(r.name) {
-		return false, 0
+		return false
 	}
 	fs.reapGoverning(r.parent.dir)
 	_, held := fs.table.Governing(r.parent.dir)
 	if !held && !fs.opts.DenyUnlocked {
-		return false, 0
+		return false
 	}
 	p := r.process()
 	if p == nil || !fs.isCandidateName(r.name, p) || held && fs.table.MayHold(p, r.parent.dir) {
-		return false, 0 // a holder's file is not to be lost: the gate waits until it is known
+		return false // a holder's file is not to be lost: the gate waits until it is known
 	}
-	if !fs.openPrivate(r, in, out, false) {
-		return false, 0
-	}
-	return true, fuse.OK
+	return fs.openPrivate(r, in, out, false)
 }
 
 // openPrivate makes a private file for the caller of Create and opens it, and
