@@ -235,7 +235,7 @@ func (fs *FS) admitMoves(m *renaming) (ops []*lockstate.Op, err error) {
 	dirs := []*lockstate.Dir{m.from.parent.dir, m.to.parent.dir}
 	quiet, loud := fs.isQuiet(m)
 	there := lockstate.Change{Dirs: dirs, Quiet: quiet, Loud: loud, Into: m.to.parent.dir, Named: m.srcDir}
-	if err := fs.entering(m, &there, m.src, m.srcDir, m.from); err != nil {
+	if err := fs.entering(&there, m.src, m.srcDir, m.from); err != nil {
 		return nil, err
 	}
 	op, err := m.r.admit(there)
@@ -246,7 +246,7 @@ func (fs *FS) admitMoves(m *renaming) (ops []*lockstate.Op, err error) {
 	if m.exchanges() {
 		back.Into = m.from.parent.dir
 	}
-	if err = fs.entering(m, &back, m.dst, m.dstDir, m.to); err == nil {
+	if err = fs.entering(&back, m.dst, m.dstDir, m.to); err == nil {
 		var other *lockstate.Op
 		if other, err = m.r.admit(back); err == nil {
 			return []*lockstate.Op{op, other}, nil
@@ -271,7 +271,7 @@ func (fs *FS) isQuiet(m *renaming) (quiet bool, loud *lockstate.Dir) {
 }
 
 // entering tells the table what moves, and what others can write of it.
-func (fs *FS) entering(m *renaming, c *lockstate.Change, v *victim, dir *lockstate.Dir, at link) error {
+func (fs *FS) entering(c *lockstate.Change, v *victim, dir *lockstate.Dir, at link) error {
 	if dir == nil {
 		if v.node != nil {
 			c.Files = v.node.handles()
