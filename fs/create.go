@@ -146,9 +146,10 @@ func (fs *FS) admitEntry(m *making) (finish func(made bool) bool, err error) {
 		return func(bool) bool { op.End(); return true }, nil
 	}
 	r.errno = fuse.Status(unix.EEXIST) // A8
-	return fs.admitLock(r, lockstate.Request{
+	_, finish, err = fs.admitLock(r, lockstate.Request{
 		Dir: r.parent.dir, Inode: r.parent.key().inode(), Kind: lockstate.Explicit, Protocol: m.protocol, File: r.name,
 	}, &m.st)
+	return finish, err
 }
 
 // covered returns the directories whose locks cover what m makes. What is being cleared
@@ -161,15 +162,8 @@ func (m *making) covered(fs *FS) []*lockstate.Dir {
 }
 
 // admitLock acquires the directory of a lock file that is about to be made; file
-// has its attributes then, if one is.
-func (fs *FS) admitLock(r *request, q lockstate.Request, file *unix.Statx_t) (finish func(made bool) bool, err error) {
-	_, finish, err = fs.grantLock(r, q, file)
-	return finish, err
-}
-
-// grantLock is admitLock that returns the grant, too: nil where the mount only
-// observes.
-func (fs *FS) grantLock(r *request, q lockstate.Request, file *unix.Statx_t) (g *lockstate.Grant, finish func(made bool) bool, err error) {
+// has its attributes then, if one is. There is no grant where the mount only observes.
+func (fs *FS) admitLock(r *request, q lockstate.Request, file *unix.Statx_t) (g *lockstate.Grant, finish func(made bool) bool, err error) {
 	if r.forced {
 		return nil, func(bool) bool { return true }, nil
 	}

@@ -246,7 +246,7 @@ func (d *dirLock) takeOnce(r *request) (status fuse.Status, lost bool, held *loc
 			conflict = advisory.ErrConflict
 			return conflict
 		}
-		g, finish, err := fs.grantLock(r, q, nil)
+		g, finish, err := fs.admitLock(r, q, nil)
 		if err != nil {
 			errors.As(err, &held)
 			return err

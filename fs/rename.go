@@ -182,7 +182,7 @@ func (fs *FS) admitRename(m *renaming) (finish func(bool) bool, err error) {
 		m.r.errno = fuse.Status(unix.EEXIST) // A8
 	}
 	for _, l := range fs.ontoLockNames(m) {
-		f, err := fs.admitLock(m.r, lockstate.Request{
+		_, f, err := fs.admitLock(m.r, lockstate.Request{
 			Dir: l.parent.dir, Inode: l.parent.key().inode(), Kind: lockstate.Explicit, Protocol: "rename", File: l.name,
 		}, nil)
 		if err != nil {

@@ -30,7 +30,7 @@ func (c *command) acquire() fuse.Status {
 		q.Kind = lockstate.Shared
 	}
 	status := c.inLine(r, d, func() error {
-		finish, err := c.fs.admitLock(r, q, nil)
+		_, finish, err := c.fs.admitLock(r, q, nil)
 		if err == nil && !finish(true) {
 			err = lockstate.ErrEnded
 		}
