@@ -17,7 +17,14 @@ import (
 // who could not has no business to lock it. A command names the directory in
 // its text, so that the kernel has checked nothing. The caller holds FS.ns.
 func (fs *FS) mayCreateIn(h *fuse.InHeader, dir string) error {
-	return fs.withRightsOf(h, func() error { return fs.reach(dir) })
+	return fs.withRightsOf(h, func() error {
+		fd, err := fs.walk(dir)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return mayChangeEntries(fd)
+	})
 }
 
 // rights are by what the backing decides what somebody may do.
@@ -72,17 +79,7 @@ func (fs *FS) withRights(x *rights, do func() error) error {
 	return <-answer
 }
 
-// reach looks up a directory with the rights of the calling thread, and checks
-// that it may make entries there.
-func (fs *FS) reach(dir string) error {
-	fd, err := fs.walk(dir)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	return mayChangeEntries(fd)
-}
-
+// mayChangeEntries reports whether the calling thread may, in an open directory.
 func mayChangeEntries(fd int) error {
 	return unix.Faccessat2(fd, "", unix.W_OK|unix.X_OK, unix.AT_EACCESS|unix.AT_EMPTY_PATH)
 }

@@ -133,21 +133,14 @@ func (c *command) checkTables() fuse.Status {
 	return fuse.OK
 }
 
-// find returns the directory of the command if the table knows it, without the
-// dead among the owners of its locks.
-func (c *command) find() (d *lockstate.Dir, done func(), ok bool) {
-	if d, ok = c.fs.table.Find(split(c.dir)...); !ok {
-		return nil, func() {}, false
-	}
-	c.fs.reapOn(d)
-	return d, func() { c.fs.table.Forget(d) }, true
-}
-
 // release ends the lock on a directory for a holder of it (R6). The lock files
 // that keep it are removed.
 func (c *command) release() fuse.Status {
-	d, done, ok := c.find()
-	defer done()
+	d, ok := c.fs.table.Find(split(c.dir)...)
+	if ok {
+		defer c.fs.table.Forget(d)
+		c.fs.reapOn(d)
+	}
 	observed := c.fs.opts.Observe && c.token == 0 // the acquisition may have been refused
 	if !ok && observed {
 		return c.off()
@@ -411,24 +404,17 @@ func (fs *FS) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
 }
 
 // dropKeepers takes away what keeps a lock that is about to end: locks of descriptors and
-// lock files.
+// lock files. If others work in its lock directory, that is an orphan then.
 func (fs *FS) dropKeepers(l lockstate.Lock) error {
 	fs.endKeys(l)
 	fs.reapWithin(l, fs.reapLock)
-	err := fs.tidyUp(l)
-	if err != nil {
-		fs.table.Remains(l.Token)
-	}
-	return err
-}
-
-// tidyUp is cleanUp of a lock that ends also if others work in its lock directory,
-// which is an orphan then.
-func (fs *FS) tidyUp(l lockstate.Lock) error {
 	err := fs.cleanUp(l)
-	if errors.Is(err, errLockDirUsed) {
+	switch {
+	case errors.Is(err, errLockDirUsed):
 		fs.log.Warn("something is left of a lock", "dir", l.Path, "token", l.Token, "err", err)
 		return nil
+	case err != nil:
+		fs.table.Remains(l.Token)
 	}
 	return err
 }
