@@ -25,7 +25,7 @@ func (fs *FS) detachNodes(dir int, name, as string) (open string, err error) {
 			nodes = append(nodes, n)
 		}
 		if uint32(st.Mode)&unix.S_IFMT == unix.S_IFREG &&
-			(n != nil && len(n.handles()) > 0 || openForWriting(d.fd, entry)) {
+			(n != nil && len(n.writers()) > 0 || openForWriting(d.fd, entry)) {
 			open = as + d.path(entry)[len(name):]
 			return errOpen
 		}

@@ -165,7 +165,7 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 		// source; and what enters a lock is nobody else's to write.
 		c, err := r.coveringAlone(src)
 		c.Quiet = true
-		c.Into, c.Files = r.parent.dir, src.handles()
+		c.Into, c.Files = r.parent.dir, src.writers()
 		return c, err
 	}
 	var hot *hotDir

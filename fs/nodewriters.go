@@ -54,17 +54,13 @@ func (n *node) coveringLocked() (dirs []*lockstate.Dir, name string) {
 	return dirs, l.name
 }
 
-// handles returns the write handles open on n.
-func (n *node) handles() []*lockstate.Handle {
+// writers returns the write handles open on n.
+func (n *node) writers() []*lockstate.Handle {
 	if n.more.Load() == nil {
 		return nil
 	}
 	n.tab.mu.RLock()
 	defer n.tab.mu.RUnlock()
-	return n.writersLocked()
-}
-
-func (n *node) writersLocked() []*lockstate.Handle {
 	m := n.more.Load()
 	if m == nil || len(m.writers) == 0 {
 		return nil

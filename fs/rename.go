@@ -274,7 +274,7 @@ func (fs *FS) isQuiet(m *renaming) (quiet bool, loud *lockstate.Dir) {
 func (fs *FS) entering(c *lockstate.Change, v *victim, dir *lockstate.Dir, at link) error {
 	if dir == nil {
 		if v.node != nil {
-			c.Files = v.node.handles()
+			c.Files = v.node.writers()
 		}
 		return nil
 	}

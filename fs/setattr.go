@@ -129,7 +129,7 @@ func (r *request) beginOpen(n *node) (op *lockstate.Op, ok bool) {
 	if p == nil {
 		return nil, false
 	}
-	for _, h := range n.handles() {
+	for _, h := range n.writers() {
 		if o := h.Owner().ID(); p.ID() != o && !p.Descends(o) {
 			continue
 		}
