@@ -167,6 +167,20 @@ func (p place) done() {
 
 func (p place) stat(st *unix.Statx_t) error { return statAt(p.fd, p.name, st) }
 
+// withFD calls f with a descriptor of the file itself, which permits nothing but to name
+// it.
+func (p place) withFD(f func(fd int) error) error {
+	if p.name == "" {
+		return f(p.fd)
+	}
+	fd, err := openAt(p.fd, p.name, unix.O_PATH, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return f(fd)
+}
+
 // open opens the file. Flags that would create it are the caller's business.
 func (b *backing) open(p place, flags int) (int, error) {
 	if p.name != "" {
@@ -194,8 +208,8 @@ type backing struct {
 
 	opensByIno bool // see there
 
-	xattrs   xattrAt
-	oldChmod atomic.Bool // there is no fchmodat2(2), which came with Linux 6.6
+	oldXattrs atomic.Bool // there is no getxattrat(2), which came with Linux 6.13
+	oldChmod  atomic.Bool // there is no fchmodat2(2), which came with Linux 6.6
 }
 
 // writable returns EROFS while the backing is mounted read-only.

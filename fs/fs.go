@@ -111,7 +111,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	fs.started = time.Now()
 	fs.back.root = root
 	fs.back.opensByIno = fs.privileged && opensByIno(root)
-	fs.back.xattrs.old.Store(o.Compat)
+	fs.back.oldXattrs.Store(o.Compat)
 	fs.back.oldChmod.Store(o.Compat)
 	fs.back.dirs.limit = dirCacheLimit()
 	if fs.back.proc, err = unix.Open("/proc/self/fd", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {

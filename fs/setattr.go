@@ -251,15 +251,7 @@ func (b *backing) chmod(p place, mode uint32) error {
 		}
 		// The kernel cannot, or the file is a symlink and has no mode.
 	}
-	fd := p.fd
-	if p.name != "" {
-		var err error
-		if fd, err = openAt(p.fd, p.name, unix.O_PATH, 0); err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-	}
-	err := unix.Fchmodat(b.proc, procName(fd), mode, 0)
+	err := p.withFD(func(fd int) error { return unix.Fchmodat(b.proc, procName(fd), mode, 0) })
 	if err == nil && p.name != "" {
 		b.oldChmod.Store(true)
 	}
