@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -311,12 +312,11 @@ func (fs *FS) fileID(st *unix.Statx_t) lockstate.FileID { return fs.identityOf(s
 
 // cutLast splits a path of the table before its last name.
 func cutLast(path string) (dir, name string) {
-	for i := len(path) - 1; i >= 0; i-- {
-		if path[i] == '/' {
-			return path[:i], path[i+1:]
-		}
+	i := strings.LastIndexByte(path, '/')
+	if i < 0 {
+		return ".", path
 	}
-	return ".", path
+	return path[:i], path[i+1:]
 }
 
 // notePresence tells the table what was made in a directory.

@@ -93,10 +93,18 @@ func (d *controlDir) init(fs *FS) {
 func (d *controlDir) shutDown() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if !d.isShutting() {
+		close(d.shutting)
+	}
+}
+
+// isShutting reports whether the mount is about to end.
+func (d *controlDir) isShutting() bool {
 	select {
 	case <-d.shutting:
+		return true
 	default:
-		close(d.shutting)
+		return false
 	}
 }
 
@@ -276,14 +284,4 @@ func (d *controlDir) readDir(in *fuse.ReadIn, add func(dirEntry) bool) fuse.Stat
 		}
 	}
 	return fuse.OK
-}
-
-// isShutting reports whether the mount is about to end.
-func (d *controlDir) isShutting() bool {
-	select {
-	case <-d.shutting:
-		return true
-	default:
-		return false
-	}
 }

@@ -148,11 +148,8 @@ func (fs *FS) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.Dir
 		if entry == nil {
 			return false
 		}
-		if parent == nil || e.isDot() || fs.isLockName(parent, e.name) || fs.mayBeCandidate(e.name) {
+		if parent == nil || e.isDot() || fs.isLockName(parent, e.name) || fs.mayBeCandidate(e.name) || !w.want(e) {
 			return true // no node: the kernel looks it up when it needs it
-		}
-		if !w.want(e) {
-			return true
 		}
 		var st unix.Statx_t
 		if n, err := fs.nodes.lookAt(fd, parent, strings.Clone(e.name), &st); err == nil {

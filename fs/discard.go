@@ -139,11 +139,11 @@ func (fs *FS) removeLockEntry(dir int, name string) error {
 }
 
 func smallTree(dir int, name string, depth int, left *int) bool {
+	if depth == 0 {
+		return false
+	}
 	fd, err := openHere(dir, name, 0)
-	if err != nil || depth == 0 {
-		if err == nil {
-			unix.Close(fd)
-		}
+	if err != nil {
 		return false
 	}
 	defer unix.Close(fd)

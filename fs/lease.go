@@ -127,10 +127,7 @@ func (fs *FS) reapLease(l lockstate.Lock, log *burst) {
 // touched renews the lease whose lock file a holder has touched or written to
 // (L2).
 func (fs *FS) touched(r *request, n *node) {
-	if !fs.table.Leased() {
-		return
-	}
-	if n.candidate().private() {
+	if !fs.table.Leased() || n.candidate().private() {
 		return
 	}
 	for _, at := range n.lockNames() {

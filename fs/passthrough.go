@@ -132,11 +132,12 @@ func (fs *FS) namePassing(n *node, err error) error {
 	if writes(h.flags) {
 		what = "writing"
 	}
-	if p := h.openedBy(); p != nil {
-		return fmt.Errorf("%w: pid %d opened it for %s", err, p.ID().Pid, what)
+	p := h.openedBy()
+	if p == nil {
+		p = fs.procs.Glance(h.tid)
 	}
-	if p := fs.procs.Glance(h.tid); p != nil {
-		return fmt.Errorf("%w: pid %d opened it for %s", err, p.ID().Pid, what)
+	if p == nil {
+		return fmt.Errorf("%w: thread %d opened it for %s", err, h.tid, what)
 	}
-	return fmt.Errorf("%w: thread %d opened it for %s", err, h.tid, what)
+	return fmt.Errorf("%w: pid %d opened it for %s", err, p.ID().Pid, what)
 }
