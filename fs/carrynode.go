@@ -26,9 +26,9 @@ func (c *carried) carryNodes(fs *FS, cands *candidateList, fds *[]int) {
 	c.NextNode = t.next
 	b := make([]byte, 0, 64*t.byID.n)
 	put := func(v uint64) { b = binary.AppendUvarint(b, v) }
-	t.byID.all(func(n *node) {
+	for n := range t.byID.all {
 		if n.id < firstNode {
-			return
+			continue
 		}
 		lookups, fd, cand, flags := uint64(n.lookups), -1, -1, uint64(0)
 		if m := n.more.Load(); m != nil {
@@ -57,7 +57,7 @@ func (c *carried) carryNodes(fs *FS, cands *candidateList, fds *[]int) {
 			put(uint64(len(l.name)))
 			b = append(b, l.name...)
 		}
-	})
+	}
 	c.Nodes = b
 	c.Settled = make(map[uint64]uint64)
 	for id, at := range t.settled {

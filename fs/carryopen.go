@@ -231,7 +231,9 @@ func (fs *FS) collectCandidates() *candidateList {
 	}
 	fs.cands.mu.Unlock()
 	fs.nodes.mu.RLock()
-	fs.nodes.byID.all(func(n *node) { l.add(n.candidate()) })
+	for n := range fs.nodes.byID.all {
+		l.add(n.candidate())
+	}
 	fs.nodes.mu.RUnlock()
 	for _, h := range fs.handles.all() {
 		l.add(h.cand)

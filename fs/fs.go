@@ -174,11 +174,11 @@ func (fs *FS) dropNode(n *node, doomed []int) []int {
 func (fs *FS) close() {
 	fs.nodes.mu.Lock()
 	defer fs.nodes.unlock()
-	fs.nodes.byID.all(func(n *node) {
+	for n := range fs.nodes.byID.all {
 		if n.id >= firstNode {
 			fs.nodes.doomed = fs.dropNode(n, fs.nodes.doomed)
 		}
-	})
+	}
 	fs.nodes.doomed = fs.streams.drop(fs.root, fs.nodes.doomed)
 	fs.nodes.heap.close()
 	unix.Close(fs.back.proc)

@@ -14,14 +14,12 @@ func (fs *FS) knownFiles() []uint64 {
 	ids = append(ids, fs.control.known(enough)...)
 	fs.nodes.mu.RLock()
 	defer fs.nodes.mu.RUnlock()
-	for _, pg := range fs.nodes.byID.pages {
-		for _, n := range pg.nodes {
-			if n != nil && n.isFile() && n.lookups > 0 {
-				ids = append(ids, n.id)
-			}
-		}
+	for n := range fs.nodes.byID.all {
 		if len(ids) >= 2*enough {
 			break
+		}
+		if n.isFile() && n.lookups > 0 {
+			ids = append(ids, n.id)
 		}
 	}
 	return ids

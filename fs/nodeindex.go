@@ -60,12 +60,12 @@ func (p *nodePages) remove(n *node) {
 	}
 }
 
-// all calls f with each node.
-func (p *nodePages) all(f func(*node)) {
+// all is each node.
+func (p *nodePages) all(yield func(*node) bool) {
 	for _, pg := range p.pages {
 		for _, n := range pg.nodes {
-			if n != nil {
-				f(n)
+			if n != nil && !yield(n) {
+				return
 			}
 		}
 	}
