@@ -137,7 +137,7 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "link", name: name}
 	m := &making{r: r, protocol: "link"}
 	if src.candidate().private() {
-		return fs.linkCandidate(m, src, out)
+		return fs.winCandidate(m, src.candidate(), out)
 	}
 	m.do = func(dir int) error {
 		p, err := fs.back.place(src)

@@ -65,23 +65,18 @@ func (fs *FS) reapGoverning(d *lockstate.Dir) {
 	}
 }
 
-// linkCandidate serves link(2) of a private candidate.
-func (fs *FS) linkCandidate(m *making, src *node, out *fuse.EntryOut) fuse.Status {
-	return fs.winCandidate(m, src.candidate(), out, true)
-}
-
 // renameCandidate serves rename(2) of a private candidate.
 func (fs *FS) renameCandidate(m *renaming, c *candidate) fuse.Status {
 	mk := &making{r: m.r, protocol: "rename"}
 	m.r.header.NodeId, m.r.name = m.to.parent.id, m.to.name
-	return fs.winCandidate(mk, c, nil, false)
+	return fs.winCandidate(mk, c, nil)
 }
 
 // winCandidate makes a private candidate the lock file, if the directory can
-// be acquired: only then does it reach the backing. With keep, its own name
-// stays as a second link.
-func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep bool) fuse.Status {
-	r := m.r
+// be acquired: only then does it reach the backing. By link(2), which has an out, its own
+// name stays as a second one.
+func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut) fuse.Status {
+	r, keep := m.r, out != nil
 	if r.parent = fs.nodes.get(r.header.NodeId); r.parent == nil {
 		return fuse.Status(unix.ESTALE)
 	}
@@ -96,14 +91,11 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 	if c.won.Load() {
 		return fuse.Status(unix.ESTALE)
 	}
-	var record uint64
-	if keep {
-		record = fs.cands.record(c.parent, c.name, c.owner.ID())
-		m.before = func() error { fs.cands.keep(); return nil } // with the lock's record, mostly
-	}
-	names := []string{r.name}
+	names, record := []string{r.name}, uint64(0)
 	if keep {
 		names = append(names, c.name)
+		record = fs.cands.record(c.parent, c.name, c.owner.ID())
+		m.before = func() error { fs.cands.keep(); return nil } // with the lock's record, mostly
 	}
 	// Nobody is to see the file before it is known what it is: so it is made
 	// alone. A crowd that has no chance need not wait for each other for that.
@@ -143,7 +135,7 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut, keep boo
 		}
 		return status
 	}
-	if out != nil {
+	if keep {
 		fs.nodes.again(n)
 		fs.fillEntry(r.header, out, n, &m.st, true)
 	}
