@@ -80,18 +80,8 @@ func Mount(o Options) (_ *Server, err error) {
 	if dead != nil && dead.why != nil && !dead.gone {
 		s.warn(laidOpen, plain(dead.path), dead.why)
 	}
-	if err := claim(root, o.Dir); err != nil {
+	if err := s.claim(root, o.Dir); err != nil {
 		return nil, err
-	}
-	var overlap *OverlapError
-	doubts, err := claimAlone(root, o.Dir)
-	for _, why := range doubts {
-		s.warn("%s", why)
-	}
-	if errors.As(err, &overlap) {
-		return nil, err
-	} else if err != nil {
-		s.warn("it cannot be told whether another daemon serves what is in here, or around it: %v", err)
 	}
 	if s.world, err = world(); err != nil {
 		return nil, err
@@ -149,6 +139,23 @@ func Mount(o Options) (_ *Server, err error) {
 	go s.serve()
 	close(s.ready)
 	return s, nil
+}
+
+// claim takes the static directory for this daemon, and what is in it or around it (M1).
+func (s *Server) claim(root int, dir string) error {
+	if err := claim(root, dir); err != nil {
+		return err
+	}
+	doubts, err := claimAlone(root, dir)
+	for _, why := range doubts {
+		s.warn("%s", why)
+	}
+	var overlap *OverlapError
+	if err != nil && !errors.As(err, &overlap) {
+		s.warn("it cannot be told whether another daemon serves what is in here, or around it: %v", err)
+		return nil
+	}
+	return err
 }
 
 // restore takes up the locks and candidates that the state has, and returns the
