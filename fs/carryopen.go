@@ -133,7 +133,12 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 		n.unlockFile(f)
 	}
 	t.next.Store(c.NextHandle)
-	for _, x := range c.Files {
+	return fs.takeUpFiles(c.Files, all)
+}
+
+// takeUpFiles makes again what the handles of a file share.
+func (fs *FS) takeUpFiles(files []carriedFile, handles []*handle) error {
+	for _, x := range files {
 		n := fs.nodes.get(x.Node)
 		if n == nil {
 			return fmt.Errorf("%w: an open file of node %d", errNodes, x.Node)
@@ -144,7 +149,7 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 			fs.spare.take()
 		}
 		for _, i := range x.Lingering {
-			f.lingering = append(f.lingering, all[i])
+			f.lingering = append(f.lingering, handles[i])
 		}
 		fs.heatLocked(n, f)
 		fs.keepLookingLocked(n, f)
