@@ -14,7 +14,7 @@ import (
 type carriedFile struct {
 	Node      uint64
 	FD        int
-	Kept      bool
+	Kept      bool // of no account: it goes with the next HandoverFormat
 	Backing   int32
 	Lingering []int // indices of handles
 }
@@ -75,7 +75,7 @@ func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
 	}
 	for n, f := range fs.nodes.files.all() {
 		f.mu.Lock()
-		x := carriedFile{Node: n.id, FD: f.fd, Kept: f.kept, Backing: f.backing}
+		x := carriedFile{Node: n.id, FD: f.fd, Backing: f.backing}
 		for _, h := range f.lingering {
 			x.Lingering = append(x.Lingering, index[h])
 		}
@@ -144,7 +144,7 @@ func (fs *FS) takeUpFiles(files []carriedFile, handles []*handle) error {
 			return fmt.Errorf("%w: an open file of node %d", errNodes, x.Node)
 		}
 		f := n.lockFile()
-		f.fd, f.kept, f.backing = x.FD, x.Kept, x.Backing
+		f.fd, f.backing = x.FD, x.Backing
 		if f.fd >= 0 {
 			fs.spare.take()
 		}

@@ -11,8 +11,7 @@ type file struct {
 	mu   sync.Mutex
 	dead bool // it was taken off its node
 
-	fd   int  // O_RDONLY, or -1; valid as long as a handle is open
-	kept bool // fd counts in FS.spare
+	fd int // O_RDONLY, or -1; valid as long as a handle is open; counts in FS.spare
 
 	backing  int32 // the kernel's number of the backing file while handles pass
 	passing  int   // handles, by mode

@@ -275,7 +275,7 @@ func (fs *FS) keepLocked(f *file, fd int) {
 		unix.Close(fd)
 		return
 	}
-	f.fd, f.kept = fd, true
+	f.fd = fd
 }
 
 // end closes the data of h.
