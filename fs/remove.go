@@ -50,8 +50,9 @@ const keptTime = time.Second
 // make room: a megabyte.
 const bigBlocks = 1 << 11
 
+// spared gives back what stands for the node. nil is none.
 func (v *victim) spared() {
-	if v.fd >= 0 {
+	if v != nil && v.fd >= 0 {
 		unix.Close(v.fd)
 	}
 }

@@ -72,19 +72,16 @@ func (fs *FS) rename(m *renaming) error {
 	if m.src, err = fs.take(fromDir.fd, m.from.name, false); err != nil {
 		return err
 	}
-	exchange := m.exchanges()
-	m.dst, err = fs.take(toDir.fd, m.to.name, !exchange)
-	if err != nil && (exchange || err != unix.ENOENT) {
+	m.dst, err = fs.take(toDir.fd, m.to.name, !m.exchanges())
+	if err != nil && (m.exchanges() || err != unix.ENOENT) {
 		return err // rename(2): what is exchanged has to be there, and may be gone since the kernel looked
 	}
-	var lost bool
-	if m.dst != nil {
-		defer func() {
-			if !lost {
-				m.dst.spared()
-			}
-		}()
-	}
+	done := false
+	defer func() {
+		if !done {
+			m.dst.spared()
+		}
+	}()
 	defer fs.tableDirs(m)()
 
 	finish, err := fs.admitRename(m)
@@ -114,7 +111,7 @@ func (fs *FS) rename(m *renaming) error {
 		fs.moving(m, true)
 		return err
 	}
-	lost = !exchange
+	done = true
 	fs.renamed(m)
 	if !ok {
 		return lockstate.ErrEnded
