@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -306,17 +305,6 @@ func (c *clearing) move(dir, name string, to int, as string, found *lockstate.Fi
 		c.gone = append(c.gone, v.node)
 	}
 	return parent, nil
-}
-
-func (fs *FS) fileID(st *unix.Statx_t) lockstate.FileID { return fs.identityOf(st).fileID() }
-
-// cutLast splits a path of the table before its last name.
-func cutLast(path string) (dir, name string) {
-	i := strings.LastIndexByte(path, '/')
-	if i < 0 {
-		return ".", path
-	}
-	return path[:i], path[i+1:]
 }
 
 // notePresence tells the table what was made in a directory.

@@ -1,8 +1,6 @@
 package fs
 
 import (
-	"strings"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
@@ -137,50 +135,4 @@ func (fs *FS) findInode(dir string, ino uint64, right func(identity) bool) (path
 		}
 	}
 	return "", nil
-}
-
-// openPath opens a directory of the backing by its path, one name at a time. The caller
-// holds FS.ns, or what is renamed may seem missing.
-func (fs *FS) openPath(path string) (int, error) {
-	return openBeneath(fs.back.root, split(path), unix.O_RDONLY)
-}
-
-// openUnread is openPath for who reads a directory that nobody has asked for: where the
-// kernel lets the daemon, that does not change the access time.
-func (fs *FS) openUnread(path string) (int, error) {
-	fd, err := openBeneath(fs.back.root, split(path), unix.O_RDONLY|unix.O_NOATIME)
-	if err == unix.EPERM { // one of these is another user's
-		return fs.openPath(path)
-	}
-	return fd, err
-}
-
-// statIn returns the attributes of name in a directory of the backing, or those of the
-// directory itself if name is empty. The same goes for it as for openPath.
-func (fs *FS) statIn(dir, name string, st *unix.Statx_t) error {
-	fd, err := fs.openPath(dir)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	return statAt(fd, name, st)
-}
-
-// split returns the names in a path of the table.
-func split(path string) []string {
-	if path == "." || path == "" {
-		return nil
-	}
-	return strings.Split(path, "/")
-}
-
-// join is the opposite of split.
-func join(dir, name string) string {
-	if dir == "." || dir == "" {
-		return name
-	}
-	if name == "" || name == "." {
-		return dir
-	}
-	return dir + "/" + name
 }

@@ -138,15 +138,6 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	return fs, nil
 }
 
-// dirCacheLimit leaves most descriptors to open files.
-func dirCacheLimit() int {
-	var lim unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
-		return 128
-	}
-	return int(min(max(lim.Cur/8, 64), 4096))
-}
-
 // dropNode gives back what a forgotten node kept. It is called with the node
 // table's mutex held, and adds the descriptors to doomed.
 func (fs *FS) dropNode(n *node, doomed []int) []int {

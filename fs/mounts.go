@@ -265,7 +265,3 @@ func Abs(path string) (string, error) {
 	parent, err := AbsoluteOf(path[:up])
 	return filepath.Join(parent, path[up:]), err
 }
-
-func within(path, dir string) bool {
-	return path == dir || dir == "/" || strings.HasPrefix(path, dir+"/")
-}

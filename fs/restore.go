@@ -316,8 +316,6 @@ func (x *restoring) files(rec *lockstate.Record, path string, lives bool) (files
 	return files, nil
 }
 
-func (fs *FS) inodeOf(st *unix.Statx_t) lockstate.Inode { return fs.identityOf(st).inode() }
-
 // isGone reports whether an error says that there is nothing by that name.
 func isGone(err error) bool {
 	return err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP
