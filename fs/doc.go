@@ -85,11 +85,11 @@
 //	openDir.mu             a listing of a directory: all that it takes
 //	waitList.searching     waitList.mu, advisory.Table, lockstate.Table
 //	waitList.mu            nodeTable.mu
-//	candidates.mu          nodeTable.mu
+//	candidates.mu          nodeTable.mu, the store's
 //	lockLooks.mu           nodeTable.mu
 //	expiry.mu              lockstate.Table
 //	lostKeys.mu            lockstate.Table
-//	openers.mu             nodeTable.mu, lockstate.Table
+//	openers.mu             handleTable.mu, nodeTable.mu, lockstate.Table
 //	hotDirs.mu             the store's
 //	denialLog.mu           lineLimit.mu
 //	controlDir.mu          ctl.mu, and eventReader.mu before eventLog.mu
