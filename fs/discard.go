@@ -135,7 +135,7 @@ func (fs *FS) removeLockEntry(dir int, name string) error {
 	if !smallTree(dir, name, lockDirDepth, &left) {
 		return errNotLockDir
 	}
-	return fs.removeTree(dir, name, nil)
+	return fs.removeTree(dir, name, true)
 }
 
 func smallTree(dir int, name string, depth int, left *int) bool {

@@ -152,7 +152,7 @@ func (fs *FS) emptyTrash() {
 		if filling {
 			continue // who does that empties the trash afterwards
 		}
-		if e := fs.removeTree(fd, n, fs.ns.RLocker()); e != nil {
+		if e := fs.removeTree(fd, n, false); e != nil {
 			err = errors.Join(err, fmt.Errorf("%s: %w", n, e))
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,11 +15,10 @@ const maxDescent = 100
 // removeTree removes an entry, and what is in it if it is a directory. What is
 // deeper than maxDescent goes up beside the entry first. The files in it lose the
 // names that are known: one that has another name goes on (W3). What somebody has
-// mounted in there stays, with what it is in; EBUSY tells where. ns is FS.ns to be
-// taken shared, or nil if the caller holds it, or nothing in it is known. What
-// becomes of name itself is the caller's to tell.
-func (fs *FS) removeTree(dir int, name string, ns sync.Locker) error {
-	r := &removal{fs: fs, ns: ns, top: dir, name: name, todo: []string{name}}
+// mounted in there stays, with what it is in; EBUSY tells where. held says that the
+// caller holds FS.ns. What becomes of name itself is the caller's to tell.
+func (fs *FS) removeTree(dir int, name string, held bool) error {
+	r := &removal{fs: fs, held: held, top: dir, name: name, todo: []string{name}}
 	for len(r.todo) > 0 {
 		last := len(r.todo) - 1
 		next := r.todo[last]
@@ -38,7 +36,7 @@ func (fs *FS) removeTree(dir int, name string, ns sync.Locker) error {
 // A removal is the state of removeTree.
 type removal struct {
 	fs   *FS
-	ns   sync.Locker
+	held bool // FS.ns is
 	top  int
 	name string
 	ups  int
@@ -114,9 +112,9 @@ func (r *removal) unlink(dir int, parent *node, name string) error {
 	if parent == nil {
 		return r.fs.back.unlink(dir, name, 0)
 	}
-	if r.ns != nil {
-		r.ns.Lock()
-		defer r.ns.Unlock()
+	if !r.held {
+		r.fs.ns.RLock()
+		defer r.fs.ns.RUnlock()
 	}
 	v, err := r.fs.take(dir, name, false)
 	if err != nil {

@@ -166,14 +166,6 @@ func (m *spinMutex) RUnlock() {
 	m.tell(s)
 }
 
-// RLocker is what has RLock and RUnlock for its Lock and Unlock.
-func (m *spinMutex) RLocker() sync.Locker { return (*readLocker)(m) }
-
-type readLocker spinMutex
-
-func (l *readLocker) Lock()   { (*spinMutex)(l).RLock() }
-func (l *readLocker) Unlock() { (*spinMutex)(l).RUnlock() }
-
 // spin reports whether try has succeeded in time. Of a crowd no more do so than
 // leave a core to whom they wait for: else it is in vain.
 func (m *spinMutex) spin(try func() bool) bool {

@@ -86,9 +86,9 @@ func TestSpinMutexStepsBack(t *testing.T) {
 		var readers sync.WaitGroup
 		for range 4 {
 			readers.Go(func() {
-				m.RLocker().Lock()
+				m.RLock()
 				time.Sleep(time.Millisecond)
-				m.RLocker().Unlock()
+				m.RUnlock()
 			})
 		}
 		readers.Wait()
