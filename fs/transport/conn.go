@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -92,8 +93,13 @@ type conn struct {
 	drops    drops
 }
 
-func newConn(fd int, opts *fuse.MountOptions) *conn {
-	return &conn{opts: opts, fd: fd, serving: make(chan struct{})}
+func newConn(fd int, mount *fuse.MountOptions, o *Options) *conn {
+	c := &conn{
+		opts: mount, fd: fd, serving: make(chan struct{}),
+		files: o.Files, lines: o.Lines, hurry: o.Hurry, apart: cmp.Or(o.Apart, math.MaxUint64),
+	}
+	c.watch.init()
+	return c
 }
 
 // awaitServing holds a request back that comes before the daemon is ready for
@@ -112,13 +118,6 @@ func (c *conn) awaitServing() bool {
 func (c *conn) giveUp() {
 	c.ended.Store(true)
 	close(c.serving)
-}
-
-func (c *conn) set(o *Options) {
-	c.files, c.lines, c.hurry, c.apart = o.Files, o.Lines, o.Hurry, o.Apart
-	if c.apart == 0 {
-		c.apart = math.MaxUint64
-	}
 }
 
 // readInit reads the kernel's first request.

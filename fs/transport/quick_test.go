@@ -187,7 +187,7 @@ func (r *recorder) xattr(status fuse.Status, h *fuse.InHeader, dest []byte) (uin
 func newQuick(t *testing.T, r *recorder) *conn {
 	r.RawFileSystem = fuse.NewDefaultRawFileSystem()
 	o := &fuse.MountOptions{Logger: log.New(testWriter{t}, "", 0)}
-	c := newConn(-1, o)
+	c := newConn(-1, o, new(Options))
 	c.proto, c.served = fuse.NewProtocolServer(r, o), r
 	return c
 }

@@ -225,9 +225,7 @@ func callable() error {
 func Continue(s *State, opts Options) (Transport, error) {
 	o := *opts.Mount
 	o.MaxWrite = s.MaxWrite
-	c := newConn(s.FD, &o)
-	c.set(&opts)
-	c.watch.init()
+	c := newConn(s.FD, &o, &opts)
 	c.init, c.agreed = s.Init, s.Agreed
 	c.kicks.Store(s.Kicks)
 	c.order.Store(s.Order)

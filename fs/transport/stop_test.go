@@ -22,7 +22,7 @@ func newPipeConn(t *testing.T) (c *conn, told int) {
 		unix.Close(fds[0])
 		unix.Close(fds[1])
 	})
-	return newConn(fds[0], &fuse.MountOptions{}), fds[1]
+	return newConn(fds[0], &fuse.MountOptions{}, new(Options)), fds[1]
 }
 
 // A Stop gives up where the kernel waits for a page that it is to drop, and keeps

@@ -148,9 +148,7 @@ func (o *own) Name() string {
 
 func startOwn(fd int, opts Options) (Transport, string, error) {
 	o, want := *opts.Mount, opts.Want
-	c := newConn(fd, &o)
-	c.set(&opts)
-	c.watch.init()
+	c := newConn(fd, &o, &opts)
 	init, req, err := c.readInit()
 	if err != nil {
 		return nil, "", orGone(err)
