@@ -186,10 +186,7 @@ func (fs *FS) readDir(in *fuse.ReadIn, size uint32, add func(n *node, fd int, e 
 		if err != nil {
 			return statusOf(err)
 		}
-		s = &dirStream{node: n, fd: fd, pos: in.Offset}
-		if in.Offset != 0 {
-			s.moved = true
-		}
+		s = &dirStream{node: n, fd: fd, pos: in.Offset, moved: in.Offset != 0}
 	}
 	s.setNoatime(in.Flags)
 	if listed := &n.more.Load().listed; in.Offset == 0 && listed.Load() == 0 {
