@@ -22,9 +22,8 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	log, replace, version := o.Log, o.Replace, o.Version
+	c.Options.Version = o.Version
 	copyFields(&o, c.Options)
-	o.Log, o.Replace, o.Version = log, replace, version
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
@@ -70,7 +69,7 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 	if s.fs.privileged {
 		raisePriority()
 	}
-	s.fs.log.Info("goes on", "version", version, "pid", os.Getpid(), "handles", len(c.Handles), "locks", s.fs.table.Len(), "transport", s.transport.Name())
+	s.fs.log.Info("goes on", "version", o.Version, "pid", os.Getpid(), "handles", len(c.Handles), "locks", s.fs.table.Len(), "transport", s.transport.Name())
 	go s.serve()
 	close(s.ready)
 	return s, nil
