@@ -22,7 +22,7 @@ func (fs *FS) fillAttr(a *fuse.Attr, st *unix.Statx_t) {
 	a.Blksize = st.Blksize
 }
 
-// stat returns the attributes of n, through the handle fh if it is valid.
+// stat returns the attributes of n, through h if that is a handle with a descriptor.
 func (fs *FS) stat(n *node, h *handle, st *unix.Statx_t) error {
 	if fd := h.openFD(); fd >= 0 {
 		return statAt(fd, "", st)
