@@ -80,9 +80,8 @@ func (e *entry) aside() (n int, at *slot, left bool) {
 		n := u.carryOut(at, e.queue, p)
 		if over.CompareAndSwap(false, true) {
 			done <- n
-		} else if n != parked {
-			p.answered(h.Unique, n)
-			e.queue.keeper.give(p)
+		} else {
+			e.queue.keeper.give(p, h.Unique, n)
 		}
 	}()
 	moment := time.NewTimer(apartTime)

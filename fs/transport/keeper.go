@@ -52,8 +52,13 @@ const (
 	maxBusy = 4096
 )
 
-// give has an answer delivered that is in a place.
-func (k *keeper) give(p *place) {
+// give has the answer to a request delivered, which takes n bytes of a place, unless the
+// request was parked.
+func (k *keeper) give(p *place, unique uint64, n int) {
+	if n == parked {
+		return
+	}
+	p.answered(unique, n)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.uring.conn.ended.Load() {

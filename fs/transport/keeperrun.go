@@ -232,10 +232,7 @@ func (k *keeper) carry(p *place) {
 		defer c.inflight.remove(at)
 		n := k.uring.carryOut(at, k.queue, p)
 		k.busy.Add(-1)
-		if n != parked {
-			p.answered(unique, n)
-			k.give(p)
-		}
+		k.give(p, unique, n)
 	}()
 }
 

@@ -168,8 +168,5 @@ func (o *own) again(at *slot, r *Parked) {
 		}
 		return
 	}
-	if n := o.uring.carryOut(at, r.queue, r.place); n != parked {
-		r.place.answered(h.Unique, n)
-		r.queue.keeper.give(r.place)
-	}
+	r.queue.keeper.give(r.place, h.Unique, o.uring.carryOut(at, r.queue, r.place))
 }

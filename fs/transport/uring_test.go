@@ -142,7 +142,7 @@ func TestFreedPlaces(t *testing.T) {
 		{"one was refused", func() { k.came(ringCQE{userData: refused.number(), res: -int32(unix.ENOTCONN)}) }, 5},
 		{"a thread has ended", e.close, 4},
 		{"the keeper has ended", func() { u.conn.ended.Store(true); k.finish() }, 1},
-		{"a late answer", func() { k.give(late) }, 0},
+		{"a late answer", func() { k.give(late, 1, outHeaderSize) }, 0},
 	} {
 		step.do()
 		if got, n := u.places.Load(), mapped(t, u); got != step.want || n != int(step.want) {
