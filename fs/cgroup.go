@@ -68,12 +68,11 @@ func cgroupBorn(id string) uint64 {
 	}
 	controllers, path, _ := strings.Cut(id, ":")
 	for _, m := range mounts {
-		below, ok := relativeTo(m.Root, path)
-		if !ok || !m.isCgroup(controllers) {
+		if !within(path, m.Root) || !m.isCgroup(controllers) {
 			continue
 		}
 		// Something else may be mounted over it.
-		dir := filepath.Join(m.Path, below)
+		dir := filepath.Join(m.Path, strings.TrimPrefix(path, m.Root))
 		var fs unix.Statfs_t
 		var st unix.Stat_t
 		if unix.Statfs(dir, &fs) == nil && (fs.Type == unix.CGROUP2_SUPER_MAGIC || fs.Type == unix.CGROUP_SUPER_MAGIC) &&
@@ -90,13 +89,4 @@ func (m *MountEntry) isCgroup(controllers string) bool {
 		return m.FSType == "cgroup2"
 	}
 	return m.FSType == "cgroup" && slices.Contains(strings.Split(m.FSOptions, ","), controllers)
-}
-
-// relativeTo returns a path as seen from one above it.
-func relativeTo(root, path string) (string, bool) {
-	if root == "/" {
-		return path, true
-	}
-	below, ok := strings.CutPrefix(path, root)
-	return below, ok && (below == "" || below[0] == '/')
 }
