@@ -173,18 +173,14 @@ func (fs *FS) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut
 		out.SetTimeout(valid)
 	}
 	x := &out.Statx
-	x.Mask, x.Blksize, x.Attributes, x.AttributesMask = st.Mask, st.Blksize, st.Attributes, st.Attributes_mask
-	x.Nlink, x.Uid, x.Gid, x.Mode = st.Nlink, st.Uid, st.Gid, st.Mode
-	x.Ino, x.Size, x.Blocks = a.Ino, st.Size, st.Blocks
-	x.Atime.FromStatxTimestamp(&st.Atime)
+	statxOf(x, &a)
+	x.Mask, x.Attributes, x.AttributesMask = st.Mask, st.Attributes, st.Attributes_mask
 	x.Btime.FromStatxTimestamp(&st.Btime)
-	x.Ctime.Sec, x.Ctime.Nsec = a.Ctime, a.Ctimensec
-	x.Mtime.Sec, x.Mtime.Nsec = a.Mtime, a.Mtimensec
 	x.RdevMajor, x.RdevMinor, x.DevMajor, x.DevMinor = st.Rdev_major, st.Rdev_minor, st.Dev_major, st.Dev_minor
 	return fuse.OK
 }
 
-// statxOf translates the attributes of a file that is not in the backing.
+// statxOf translates what statx(2) tells as well as stat(2).
 func statxOf(x *fuse.Statx, a *fuse.Attr) {
 	x.Mask = unix.STATX_BASIC_STATS
 	x.Blksize, x.Nlink, x.Uid, x.Gid, x.Mode = a.Blksize, a.Nlink, a.Uid, a.Gid, uint16(a.Mode)
