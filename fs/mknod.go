@@ -175,10 +175,8 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 		hot = fs.heatLink(src, r.parent)
 		return nil
 	}
-	status := func() fuse.Status {
-		defer func() { hot.leave() }()
-		return fs.attempt(r, false, func() error { return fs.make(m) })
-	}()
+	defer func() { hot.leave() }()
+	status := fs.attempt(r, false, func() error { return fs.make(m) })
 	if status == fuse.OK {
 		if fs.isLockName(r.parent, name) {
 			fs.lookedUpByName(m.node)
