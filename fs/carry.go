@@ -175,11 +175,7 @@ func (c *carried) carryOrphans(fs *FS) {
 		c.Orphans = append(c.Orphans, carriedOrphan{Dir: fs.table.Path(l.dir), Name: l.name, Left: l.id.carry()})
 	}
 	fs.leftovers.mu.Unlock()
-	select {
-	case <-o.done:
-		c.Scanned = true
-	default:
-	}
+	c.Scanned = isClosed(o.done)
 }
 
 // write and readCarried are each other's opposite.

@@ -57,11 +57,9 @@ func (f *ctl) carry() carriedControl {
 	c := carriedControl{Kind: "ctl", Text: f.answer, UID: f.uid, Unique: f.unique, Done: f.done}
 	if f.watch != nil {
 		c.Watched, c.Watch = true, f.watch.answer
-		select {
-		case <-f.watch.ended:
+		if isClosed(f.watch.ended) {
 			how := f.watch.how()
 			c.Ended = &how
-		default:
 		}
 	}
 	return c

@@ -99,9 +99,12 @@ func (d *controlDir) shutDown() {
 }
 
 // isShutting reports whether the mount is about to end.
-func (d *controlDir) isShutting() bool {
+func (d *controlDir) isShutting() bool { return isClosed(d.shutting) }
+
+// isClosed reports whether a channel is that nothing is sent to.
+func isClosed(c <-chan struct{}) bool {
 	select {
-	case <-d.shutting:
+	case <-c:
 		return true
 	default:
 		return false

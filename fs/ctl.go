@@ -114,9 +114,7 @@ func (f *ctl) read(cancel <-chan struct{}, in *fuse.ReadIn) ([]byte, fuse.Status
 	if w == nil {
 		return part(answer, in), fuse.OK
 	}
-	select {
-	case <-w.ended:
-	default:
+	if !isClosed(w.ended) {
 		leave, err := f.fs.control.parked.enter(in.Uid)
 		if err != nil {
 			return nil, statusOf(err)

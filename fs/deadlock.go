@@ -67,14 +67,7 @@ func (w *waitList) waiters() int {
 }
 
 // told reports whether x has been told of a deadlock.
-func (x *waiting) told() bool {
-	select {
-	case <-x.dead:
-		return true
-	default:
-		return false
-	}
-}
+func (x *waiting) told() bool { return isClosed(x.dead) }
 
 // leader returns x if it has its turn, and else the first of its line: nil if x has
 // left it.

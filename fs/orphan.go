@@ -46,10 +46,8 @@ func (o *orphanList) close() {
 }
 
 func (o *orphanList) walk(fs *FS, dir string) {
-	select {
-	case <-o.stop:
+	if isClosed(o.stop) {
 		return
-	default:
 	}
 	fs.ns.RLock()
 	fd, err := fs.openUnread(dir)

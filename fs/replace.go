@@ -89,13 +89,9 @@ func (c *command) beginReplace() (*replacement, error) {
 	r := &fs.replacing
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.last != nil {
-		select {
-		case <-r.last.done:
-		default:
-			program.Close()
-			return nil, fmt.Errorf("%w: it is being replaced already: %w", ErrReplacing, unix.EBUSY)
-		}
+	if r.last != nil && !isClosed(r.last.done) {
+		program.Close()
+		return nil, fmt.Errorf("%w: it is being replaced already: %w", ErrReplacing, unix.EBUSY)
 	}
 	r.last = q
 	go r.begin(q)
