@@ -13,16 +13,21 @@ import (
 	"github.com/stagefs/stagefs/lockstate"
 )
 
-// denialLog keeps the last refusals and counts all (W6).
+// denialLog keeps the last refusals and counts all (W6). What is refused again, as to who
+// tries every now and then until it may, is kept once: else it would soon be the only one.
 type denialLog struct {
 	mu     sync.Mutex
-	ring   []lockstate.Denial
+	ring   []lockstate.Denial // each with the time when it was the last time
 	next   int
 	counts map[string]uint64 // by operation
 	lines  lineLimit
 }
 
-const denialsKept = 512
+const (
+	denialsKept = 512
+	// A refusal that comes again before this time is over is not logged again.
+	sameRefusal = time.Minute
+)
 
 // A lineLimit keeps users from filling the log with lines of one kind.
 type lineLimit struct {
@@ -82,12 +87,23 @@ func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held 
 		d.counts = make(map[string]uint64)
 	}
 	d.counts[x.Op]++
-	if len(d.ring) < denialsKept {
+	again := slices.IndexFunc(d.ring, func(y lockstate.Denial) bool {
+		return y.Pid == x.Pid && y.Start == x.Start && y.Op == x.Op && y.Path == x.Path && y.Errno == x.Errno && y.Reason == x.Reason
+	})
+	switch {
+	case again >= 0:
+		last := d.ring[again].Time
+		d.ring[again].Time = x.Time
+		if x.Time.Sub(last) < sameRefusal {
+			return
+		}
+	case len(d.ring) < denialsKept:
 		d.ring = append(d.ring, x)
-	} else {
+		d.next = len(d.ring) % denialsKept
+	default:
 		d.ring[d.next] = x
+		d.next = (d.next + 1) % denialsKept
 	}
-	d.next = (d.next + 1) % denialsKept
 	if unlogged, ok := d.lines.pass(x.Time); ok {
 		fs.log.Info("refused", "op", x.Op, "path", x.Path, "pid", x.Pid, "cmd", x.Cmd, "errno", x.Errno, "reason", x.Reason, "unlogged", unlogged)
 	}
@@ -107,11 +123,10 @@ func (r *request) path() string {
 // list returns the refusals that are kept, oldest first.
 func (d *denialLog) list() []lockstate.Denial {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if len(d.ring) < denialsKept {
-		return slices.Clone(d.ring)
-	}
-	return slices.Concat(d.ring[d.next:], d.ring[:d.next])
+	all := slices.Concat(d.ring[d.next:], d.ring[:d.next])
+	d.mu.Unlock()
+	slices.SortStableFunc(all, func(x, y lockstate.Denial) int { return x.Time.Compare(y.Time) })
+	return all
 }
 
 func (fs *FS) showDenials() []byte {

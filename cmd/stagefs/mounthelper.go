@@ -78,7 +78,9 @@ func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
 		return nil, usagef("%s is no directory, which comes first; %s", quote(places[0]), helperUsage)
 	}
 	var ofMount []string
+	// mount(8) adds to a remount what fstab(5) has, or else what the mount table has.
 	remount := slices.Contains(options, "remount")
+	fromTable := slices.ContainsFunc(options, ofKernel)
 	for _, option := range options {
 		if fs.IsFlagOption(option) || option == "remount" {
 			ofMount = append(ofMount, option)
@@ -86,10 +88,11 @@ func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
 		}
 		arg, err := helperOption(flags, option)
 		switch {
-		case err != nil && remount && ofKernel(option): // mount(8) has it from the mount table
+		case err != nil && remount && ofKernel(option):
 		case err != nil && sloppy:
 		case err != nil:
 			return nil, err
+		case arg != "" && remount && !fromTable: // from fstab, as it was mounted with
 		case arg != "":
 			args = append(args, arg)
 		}

@@ -29,6 +29,8 @@ func TestHelperArgs(t *testing.T) {
 		{"/srv /mnt -x", "", "unknown option -x"},
 		{"/srv /mnt -o rw,nosuid,depth=2,noatime", "mount --daemon --depth=2 --options=rw,nosuid,noatime -- /srv /mnt", ""},
 		{"/srv /mnt -o ro,relatime,remount,user_id=0,default_permissions,max_read=1048576", "mount --daemon --options=ro,relatime,remount -- /srv /mnt", ""},
+		{"/srv /srv -o ro,remount,depth=2,supervise", "mount --daemon --options=ro,remount -- /srv", ""},
+		{"/srv /srv -o rw,remount,user_id=0,depth=3", "mount --daemon --depth=3 --options=rw,remount -- /srv", ""}, // which is refused
 		{"/srv /mnt -o user_id=0", "", "unknown mount option user_id=0"},
 		{"/srv /mnt -o sync", "", "set it where"},
 		{"/srv /mnt -o depth", "", "depth=…"},
