@@ -17,7 +17,7 @@ import (
 // tries every now and then until it may, is kept once: else it would soon be the only one.
 type denialLog struct {
 	mu     sync.Mutex
-	ring   []lockstate.Denial // each with the time when it was the last time
+	ring   []lockstate.Denial // each as it was the last time
 	next   int
 	counts map[string]uint64 // by operation
 	lines  lineLimit
@@ -93,7 +93,7 @@ func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held 
 	switch {
 	case again >= 0:
 		last := d.ring[again].Time
-		d.ring[again].Time = x.Time
+		d.ring[again] = x
 		if x.Time.Sub(last) < sameRefusal {
 			return
 		}

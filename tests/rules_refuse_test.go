@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -128,29 +129,58 @@ func TestW6Crowd(t *testing.T) {
 	m := mount(t)
 	a, b := agent(t), agent(t)
 	a.must("mkdir", m.At("D"))
+	total := 0
 	refuse := func() {
 		t.Helper()
-		if got := b.Try("mkdir", m.At("D/sub")); got != "EBUSY" {
+		total++
+		if got := b.Try("mkdir", m.At("D/sub"+itoa(total))); got != "EBUSY" {
 			t.Fatalf("mkdir = %s, want EBUSY", got)
 		}
 	}
-	const many = 500
 	began := time.Now()
-	for range many {
+	for range 500 {
 		refuse()
 	}
 	seconds := int(time.Since(began)/time.Second) + 2
 	if lines := strings.Count(m.Log(), "msg=refused"); lines == 0 || lines > 5*seconds {
 		t.Errorf("%d lines in the log in %d seconds", lines, seconds)
 	}
-	total := many
 	eventually(t, "a line that tells of the others", func() bool {
 		refuse()
-		total++
 		return strings.Contains(strings.ReplaceAll(m.Log(), "unlogged=0", ""), "unlogged=")
 	})
 	if counted := m.metric("denials_total"); counted != total {
 		t.Errorf("%d refusals are counted, want %d", counted, total)
+	}
+}
+
+// TestW6Again: who tries again and again drives no other refusal out, neither from what is
+// kept nor from the log; all are counted.
+func TestW6Again(t *testing.T) {
+	m := mount(t)
+	a, once, poller := agent(t), agent(t), agent(t)
+	a.must("mkdir", m.At("D"))
+	once.want("EBUSY", "mkdir", m.At("D/once"))
+	const many = 600 // more than are kept
+	for range many {
+		poller.want("EBUSY", "mkdir", m.At("D/sub"))
+	}
+	once.want("EBUSY", "mkdir", m.At("D/twice"))
+	want := []string{"D/once", "D/sub", "D/twice"}
+	var kept []string
+	for _, d := range m.Denials() {
+		kept = append(kept, d.Path)
+	}
+	if !slices.Equal(kept, want) {
+		t.Errorf("kept are %d refusals, the last ones of %q; want those of %q", len(kept), kept[max(0, len(kept)-3):], want)
+	}
+	for _, path := range want {
+		if n := strings.Count(m.Log(), "op=mkdir path="+path+" "); n != 1 {
+			t.Errorf("the log has %d lines of %s, want one", n, path)
+		}
+	}
+	if counted := m.metric("denials_total"); counted != many+2 {
+		t.Errorf("%d refusals are counted, want %d", counted, many+2)
 	}
 }
 
