@@ -62,7 +62,7 @@ func (e *HeldError) Error() string {
 			by = fmt.Sprintf("pid %d", h.Owner.Pid)
 		}
 		return fmt.Sprintf("%s is %v (%s)", strconv.Quote(h.Path), e.Err, by)
-	case e.Lock.Token != 0 && e.Err == ErrHeld:
+	case e.Lock.Token != 0:
 		by, has := fmt.Sprintf("pid %d", e.Lock.Owner.Pid), ErrHeld.Error()
 		if e.Lock.Client != "" { // whatever became of the process that took it
 			by, has = "client "+strconv.Quote(e.Lock.Client), "held by a client's lease"
@@ -71,8 +71,6 @@ func (e *HeldError) Error() string {
 			has = "held by a shared lock: nobody writes while it lasts"
 		}
 		return fmt.Sprintf("%s is %s (%s, token %d)", strconv.Quote(e.Lock.Path), has, by, e.Lock.Token)
-	case e.Lock.Token != 0:
-		return fmt.Sprintf("%s is %v (pid %d, token %d)", strconv.Quote(e.Lock.Path), e.Err, e.Lock.Owner.Pid, e.Lock.Token)
 	}
 	return e.Err.Error()
 }
