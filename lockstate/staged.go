@@ -13,18 +13,16 @@ import (
 const maxStagers = 1 << 14
 
 // stagedLocked notes that p changes something in d, for the locks that a directory
-// at or above d keeps as their lock file. It reports whether p was not known.
-func (t *Table) stagedLocked(p *procid.Process, d *Dir) (news bool) {
+// at or above d keeps as their lock file.
+func (t *Table) stagedLocked(p *procid.Process, d *Dir) {
 	for ; d != nil && d.parent != nil; d = d.parent {
 		for _, r := range d.parent.rows {
 			if p != nil && r.fileAt(d.name) >= 0 && r.staged(p) {
 				t.noteLocked(r)
 				t.staged.Add(1)
-				news = true
 			}
 		}
 	}
-	return news
 }
 
 // staged notes p, and those of its ancestors that descend from the owner: a program
