@@ -153,11 +153,7 @@ func (t *Table) TakeUpRow(c CarriedRow, path []string, owner *procid.Process, ke
 	}
 	r.lostKey = c.LostKey
 	for _, k := range keys {
-		if r.keys == nil {
-			r.keys = make(map[any]struct{})
-		}
-		r.keys[k] = struct{}{}
-		t.keys[k] = r
+		t.rekeyLocked(r, k)
 	}
 	if c.Settled {
 		r.settle()
