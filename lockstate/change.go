@@ -299,15 +299,5 @@ func (o *Op) within(d *Dir) bool {
 // touches reports whether o changes something at or below d, or the name of d
 // or of a directory above it (C1).
 func (o *Op) touches(d *Dir) bool {
-	for _, e := range o.dirs {
-		if e.within(d) {
-			return true
-		}
-	}
-	for _, e := range o.trees {
-		if e.within(d) || d.within(e) {
-			return true
-		}
-	}
-	return false
+	return o.within(d) || slices.ContainsFunc(o.trees, func(e *Dir) bool { return e.within(d) || d.within(e) })
 }
