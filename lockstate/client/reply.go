@@ -53,29 +53,24 @@ func (s *span) UnmarshalJSON(data []byte) error {
 
 // refusal is what a command's errno means.
 func (r *reply) refusal(dir string, err error) error {
-	held := func() error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.ETIMEDOUT):
 		h := &HeldError{Dir: dir, Holder: r.Held, Blockers: r.Blockers, Reason: r.Message, err: err}
 		if h.Holder != nil && h.Holder.Token == 0 {
 			h.Holder = nil
 		}
 		return fmt.Errorf("%w: %w", ErrFailedToLock, h)
-	}
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.ETIMEDOUT):
-		return held()
 	case errors.Is(err, unix.ENOENT):
 		return fmt.Errorf("%s: %w (%w)", dir, ErrNoLock, err)
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("%s: %w (%w)", dir, ErrNotHolder, err)
 	case daemonGone(err):
 		return notAnswering(dir, err)
-	}
-	if errors.Is(err, unix.EACCES) {
+	case errors.Is(err, unix.EACCES):
 		return fmt.Errorf("%s: only who may make entries in it may lock it: %w", dir, err)
-	}
-	if r.Message != "" && r.Message != err.Error() {
+	case r.Message != "" && r.Message != err.Error():
 		return fmt.Errorf("%s: %s: %w", dir, r.Message, err)
 	}
 	return fmt.Errorf("%s: %w", dir, err)
