@@ -59,13 +59,9 @@ func (l *Lock) keep(ctx context.Context) {
 
 // grace waits a moment for the reason why a lock is gone.
 func (l *Lock) grace(ctx context.Context) {
-	timer := time.NewTimer(100 * time.Millisecond)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
+	l.pause(ctx, 100*time.Millisecond)
+	if ctx.Err() == nil {
 		l.lose(&reply{})
-	case <-l.lost:
-	case <-ctx.Done():
 	}
 }
 
