@@ -54,6 +54,15 @@ func (t *Table) dropKeyLocked(r *row, k any) bool {
 	return t.endUnkeptLocked(r, Unlocked)
 }
 
+// unkeyLocked has no descriptor lock lead to r any more.
+func (t *Table) unkeyLocked(r *row) {
+	for k := range r.keys {
+		if t.keys[k] == r { // of a pending one it still is what the descriptor has
+			delete(t.keys, k)
+		}
+	}
+}
+
 // endUnkeptLocked ends r, which something keeps no longer, if nothing else does.
 func (t *Table) endUnkeptLocked(r *row, why Reason) bool {
 	if r.kept() {

@@ -116,11 +116,7 @@ func (t *Table) Doom(token uint64) {
 	if len(r.keys) == 0 {
 		return
 	}
-	for k := range r.keys {
-		if t.keys[k] == r { // see endLocked
-			delete(t.keys, k)
-		}
-	}
+	t.unkeyLocked(r)
 	clear(r.keys)
 	r.leaving = !r.kept()
 }

@@ -354,11 +354,7 @@ func (t *Table) endLocked(r *row, how Ending) {
 	r.decideLocked()
 	t.stats.Ended[how.Reason]++
 	r.settle()
-	for k := range r.keys {
-		if t.keys[k] == r { // of a pending one it still is what the descriptor has
-			delete(t.keys, k)
-		}
-	}
+	t.unkeyLocked(r)
 	if how.Reason == Broken || how.Reason == Expired {
 		t.revokeUnderLocked(r) // L3
 	}
