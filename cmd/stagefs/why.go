@@ -105,17 +105,26 @@ func locksOf(l lockstate.Listing, path, rel string) []lockstate.Row {
 }
 
 func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing, denials []lockstate.Denial) {
+	title := "last refusals:"
 	switch l.Mode {
 	case "off":
 		fmt.Fprintln(c.out, "locking is disabled: nothing is enforced")
 	case "observe":
 		fmt.Fprintln(c.out, "observing only: refusals are noted, not enforced")
+		title = "last refusals, only noted:"
 	}
+	c.printGoverning(rel, rows, l.Unlocked)
+	c.printInTheWay(rel, l)
+	c.printDenials(title, denials)
+}
+
+// printGoverning tells who holds rel, by the locks that govern it.
+func (c *command) printGoverning(rel string, rows []lockstate.Row, unlocked string) {
 	switch {
 	case len(rows) > 0:
 	case covers(fs.ControlDir, rel):
 		fmt.Fprintf(c.out, "%s: a control file; nobody writes there but by command\n", quote(rel))
-	case l.Unlocked == "deny":
+	case unlocked == "deny":
 		fmt.Fprintf(c.out, "%s: free, but writing needs a lock (--unlocked=deny)\n", quote(rel))
 	default:
 		fmt.Fprintf(c.out, "%s: free\n", quote(rel))
@@ -139,8 +148,10 @@ func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing
 		}
 		c.printBlockers("open for writing all the same:", row.Blockers)
 	}
+}
 
-	// What stands in the way of whoever wants to lock here (C3).
+// printInTheWay tells what stands in the way of whoever wants to lock rel (C3).
+func (c *command) printInTheWay(rel string, l lockstate.Listing) {
 	var beneath []lockstate.Row
 	for _, row := range l.Locks {
 		if dir := dirOf(row); dir != rel && covers(rel, dir) {
@@ -169,12 +180,10 @@ func (c *command) printWhy(rel string, rows []lockstate.Row, l lockstate.Listing
 			fmt.Fprintf(c.out, "orphan: %s is a lock file without a lock; stagefs break removes it\n", quote(path))
 		}
 	}
+}
 
+func (c *command) printDenials(title string, denials []lockstate.Denial) {
 	if len(denials) > 0 {
-		title := "last refusals:"
-		if l.Mode == "observe" {
-			title = "last refusals, only noted:"
-		}
 		fmt.Fprintln(c.out, title)
 	}
 	for _, d := range denials {
