@@ -347,19 +347,12 @@ func (r *Resolver) made(s *sighting, chain []ID, how patience, failed *failure) 
 		case seen != nil:
 			return r.leftBehind(s, chain, seen, epoch), x, epoch, nil
 		}
-		p, err := r.checkPid(unseen.pid, r.cached(uint32(unseen.pid)))
-		if err == nil && p == nil {
-			switch {
-			case failed != nil && failed.pid == unseen.pid:
-				err = failed.err
-			case how == impatient:
-				return nil, nil, 0, &busyError{pid: unseen.pid, maker: true}
-			default:
-				p, err = r.ByPid(unseen.pid)
-			}
-			if errors.Is(err, ErrBusy) || IsShort(err) {
-				return chain, x, epoch, nil
-			}
+		p, err := r.ancestor(unseen.pid, true, how, failed)
+		switch {
+		case errors.As(err, new(*busyError)):
+			return nil, nil, 0, err
+		case errors.Is(err, ErrBusy) || IsShort(err):
+			return chain, x, epoch, nil
 		}
 		r.seeBirth(unseen, p)
 	}

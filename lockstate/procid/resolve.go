@@ -196,19 +196,9 @@ func (r *Resolver) ancestors(s *sighting, how patience, f *flight, failed *failu
 		if ppid == 0 { // pid 1, or the parent is outside of the pid namespace
 			return nil, nil
 		}
-		parent, err := r.checkPid(ppid, r.cached(uint32(ppid)))
-		if err == nil && parent == nil {
-			switch {
-			case failed != nil && failed.pid == ppid:
-				err = failed.err
-			case how == impatient:
-				return nil, &busyError{pid: ppid}
-			default:
-				parent, err = r.ByPid(ppid)
-			}
-			if errors.Is(err, ErrBusy) {
-				return nil, fmt.Errorf("an ancestor of pid %d: %w", s.id.Pid, err)
-			}
+		parent, err := r.ancestor(ppid, false, how, failed)
+		if errors.Is(err, ErrBusy) {
+			return nil, fmt.Errorf("an ancestor of pid %d: %w", s.id.Pid, err)
 		}
 		now, errNow := r.parent(s, how, f)
 		if errNow == ErrBusy {
@@ -231,6 +221,22 @@ func (r *Resolver) ancestors(s *sighting, how patience, f *flight, failed *failu
 		ppid = now
 	}
 	return nil, nil
+}
+
+// ancestor returns the process with a pid that another one descends from, or a maker of
+// it. The error is a busyError where it has to be waited for, and how says not to, and
+// what it failed with before where that was tried.
+func (r *Resolver) ancestor(pid int, maker bool, how patience, failed *failure) (*Process, error) {
+	p, err := r.checkPid(pid, r.cached(uint32(pid)))
+	switch {
+	case err != nil || p != nil:
+		return p, err
+	case failed != nil && failed.pid == pid:
+		return nil, failed.err
+	case how == impatient:
+		return nil, &busyError{pid: pid, maker: maker}
+	}
+	return r.ByPid(pid)
 }
 
 const (
