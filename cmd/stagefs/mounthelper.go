@@ -25,20 +25,19 @@ func isMountHelper(program string) bool {
 
 const helperUsage = "usage: mount -t fuse.stagefs [-o OPTIONS] DIR MOUNTPOINT, both the same to mount over it"
 
-// helperArgs turns what mount(8) calls a helper with, which is
+// A helperCall is what mount(8) calls a helper with, which is
 //
 //	DIR MOUNTPOINT [-sfnv] [-N namespace] [-o options] [-t type]
-//
-// into the command line of `stagefs mount`. Nothing is to be done if args is nil.
-func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
-	args = []string{"mount", "--daemon"}
-	var places []string
-	fake, sloppy := false, false
-	var options []string
+type helperCall struct {
+	places, options []string
+	fake, sloppy    bool
+}
+
+func parseHelperCall(given []string) (call helperCall, err error) {
 	for i := 0; i < len(given); i++ {
 		arg := given[i]
 		if len(arg) < 2 || arg[0] != '-' {
-			places = append(places, arg)
+			call.places = append(call.places, arg)
 			continue
 		}
 		for letters := arg[1:]; letters != ""; {
@@ -46,42 +45,53 @@ func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
 			letters = letters[1:]
 			switch letter {
 			case 's':
-				sloppy = true
+				call.sloppy = true
 			case 'f':
-				fake = true
+				call.fake = true
 			case 'n', 'v', 'w': // no mtab; no more to be said; what it does
 			case 'o', 't', 'N':
 				value := letters
 				if letters = ""; value == "" {
 					if i++; i == len(given) {
-						return nil, usagef("option -%c lacks its value", letter)
+						return call, usagef("option -%c lacks its value", letter)
 					}
 					value = given[i]
 				}
 				switch letter {
 				case 'o':
-					options = append(options, strings.Split(value, ",")...)
+					call.options = append(call.options, strings.Split(value, ",")...)
 				case 'N':
-					return nil, usagef("option -N: run mount in that namespace instead, with nsenter(1)")
+					return call, usagef("option -N: run mount in that namespace instead, with nsenter(1)")
 				}
 			case '-':
-				return nil, usagef("unknown option %s; %s", quote(arg), helperUsage)
+				return call, usagef("unknown option %s; %s", quote(arg), helperUsage)
 			default:
-				return nil, usagef("unknown option -%c; %s", letter, helperUsage)
+				return call, usagef("unknown option -%c; %s", letter, helperUsage)
 			}
 		}
 	}
-	if len(places) != 2 {
-		return nil, usagef("%s", helperUsage)
+	switch places := call.places; {
+	case len(places) != 2:
+		return call, usagef("%s", helperUsage)
+	case !strings.Contains(places[0], "/") && !pathExists(places[0]): // no name of a file system goes there
+		return call, usagef("%s is no directory, which comes first; %s", quote(places[0]), helperUsage)
 	}
-	if !strings.Contains(places[0], "/") && !pathExists(places[0]) { // no name of a file system goes there
-		return nil, usagef("%s is no directory, which comes first; %s", quote(places[0]), helperUsage)
+	return call, nil
+}
+
+// helperArgs turns what mount(8) calls a helper with into the command line of
+// `stagefs mount`. Nothing is to be done if args is nil.
+func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
+	call, err := parseHelperCall(given)
+	if err != nil {
+		return nil, err
 	}
+	args = []string{"mount", "--daemon"}
 	var ofMount []string
 	// mount(8) adds to a remount what fstab(5) has, or else what the mount table has.
-	remount := slices.Contains(options, "remount")
-	fromTable := slices.ContainsFunc(options, ofKernel)
-	for _, option := range options {
+	remount := slices.Contains(call.options, "remount")
+	fromTable := slices.ContainsFunc(call.options, ofKernel)
+	for _, option := range call.options {
 		if fs.IsFlagOption(option) || option == "remount" {
 			ofMount = append(ofMount, option)
 			continue
@@ -89,7 +99,7 @@ func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
 		arg, err := helperOption(flags, option)
 		switch {
 		case err != nil && remount && ofKernel(option):
-		case err != nil && sloppy:
+		case err != nil && call.sloppy:
 		case err != nil:
 			return nil, err
 		case arg != "" && remount && !fromTable: // from fstab, as it was mounted with
@@ -97,15 +107,15 @@ func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
 			args = append(args, arg)
 		}
 	}
-	if fake {
+	if call.fake {
 		return nil, nil
 	}
 	if len(ofMount) > 0 && !slices.Equal(ofMount, []string{"rw"}) { // which it always says
 		args = append(args, "--options="+strings.Join(ofMount, ","))
 	}
-	args = append(args, "--", places[0])
-	if filepath.Clean(places[0]) != filepath.Clean(places[1]) {
-		args = append(args, places[1])
+	args = append(args, "--", call.places[0])
+	if filepath.Clean(call.places[0]) != filepath.Clean(call.places[1]) {
+		args = append(args, call.places[1])
 	}
 	return args, nil
 }
