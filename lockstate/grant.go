@@ -217,11 +217,18 @@ func (g *Grant) Commit() (Lock, bool) {
 	for k := range r.keys {
 		t.rekeyLocked(r, k)
 	}
+	flush = t.replaceOthersLocked(r) || flush
+	return r.lock(), true
+}
+
+// replaceOthersLocked ends the locks that r, which is acquired now, takes the place of,
+// or their lock files. It reports whether there are any.
+func (t *Table) replaceOthersLocked(r *row) (some bool) {
 	for _, old := range slices.Clone(r.dir.rows) {
 		// The lock file that its owner made by opening it only waited for
 		// the lock on the descriptor, a shared one too (A6).
 		if i := old.fileAt(r.file); r.kind == Shared && i >= 0 && old.protocol == "open" && r.replaces(old) {
-			flush = true
+			some = true
 			if old.files = slices.Delete(old.files, i, i+1); !old.kept() {
 				t.endLocked(old, Ending{Reason: Replaced})
 				continue
@@ -234,11 +241,11 @@ func (g *Grant) Commit() (Lock, bool) {
 			continue
 		}
 		if r.kind == Explicit && old.kind != Explicit || r.kind == Shared && r.isNew && old.kind == Implicit {
-			flush = true
+			some = true
 			t.supersedeLocked(r, old)
 		}
 	}
-	return r.lock(), true
+	return some
 }
 
 // replaceImplicitLocked carries out A13 for an explicit lock that a process has
