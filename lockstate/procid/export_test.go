@@ -11,6 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Self returns the ID of the calling process.
+func Self() ID {
+	id := ID{Pid: os.Getpid()}
+	if st, err := readStat(id.Pid); err == nil {
+		id.Start = st.start
+	}
+	return id
+}
+
 // Deafen has the connector lose events, as it would on a machine where a great
 // many processes end while the daemon does not run, until listen is called.
 func (r *Resolver) Deafen() (listen func()) {

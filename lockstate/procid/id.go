@@ -4,7 +4,6 @@ package procid
 
 import (
 	"errors"
-	"os"
 	"strconv"
 )
 
@@ -23,16 +22,6 @@ type ID struct {
 // String returns "pid@start".
 func (id ID) String() string {
 	return strconv.Itoa(id.Pid) + "@" + strconv.FormatUint(id.Start, 10)
-}
-
-// Self returns the ID of the calling process. Start is 0 where /proc is not
-// mounted; [NewResolver] reports that.
-func Self() ID {
-	id := ID{Pid: os.Getpid()}
-	if st, err := readStat(id.Pid); err == nil {
-		id.Start = st.start
-	}
-	return id
 }
 
 // An Ancestor is one step up from a process.
