@@ -125,8 +125,8 @@ func (f *ctlFile) close() {
 }
 
 func (f *ctlFile) command(ctx context.Context, line string, undo func(*reply) string) (*reply, error) {
-	fd, late := f.fd, false
-	err := f.interruptible(ctx, func() error {
+	fd := f.fd
+	late, err := f.interruptible(ctx, func() error {
 		_, err := unix.Pwrite(fd, []byte(line+"\n"), 0)
 		return err
 	}, func(err error) {
@@ -136,7 +136,7 @@ func (f *ctlFile) command(ctx context.Context, line string, undo func(*reply) st
 			}
 		}
 		unix.Close(fd)
-	}, &late)
+	})
 	if late {
 		return &reply{}, err
 	}
@@ -160,20 +160,21 @@ func silent(line string) bool {
 }
 
 func (f *ctlFile) follow(ctx context.Context, line string) error {
-	fd, late := f.fd, false
-	return f.interruptible(ctx, func() error {
+	fd := f.fd
+	_, err := f.interruptible(ctx, func() error {
 		_, err := unix.Pwrite(fd, []byte(line+"\n"), 0)
 		return err
-	}, func(error) { unix.Close(fd) }, &late)
+	}, func(error) { unix.Close(fd) })
+	return err
 }
 
 func (f *ctlFile) await(ctx context.Context) (*reply, error) {
 	var r *reply
-	fd, late := f.fd, false
-	err := f.interruptible(ctx, func() (err error) {
+	fd := f.fd
+	late, err := f.interruptible(ctx, func() (err error) {
 		r, err = readReply(fd)
 		return err
-	}, func(error) { unix.Close(fd) }, &late)
+	}, func(error) { unix.Close(fd) })
 	if late || err != nil {
 		return nil, err
 	}
@@ -269,18 +270,18 @@ func orLeave[T any](ctx context.Context, call func() (T, error), drop func(T)) (
 // interruptible runs a system call that may block, until ctx is done: then the
 // thread that is in it gets a signal, which makes the kernel take the request
 // back. The signal is the one that Go's own scheduler uses and everyone has to
-// expect. If even that does not help, the call is abandoned: late is set, the
+// expect. If even that does not help, the call is abandoned: late is true, the
 // file is not to be used any more, and after is called when it ends at last.
-func (f *ctlFile) interruptible(ctx context.Context, call func() error, after func(error), late *bool) error {
+func (f *ctlFile) interruptible(ctx context.Context, call func() error, after func(error)) (late bool, err error) {
 	if ctx.Done() == nil {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		before := blockSignals()
 		defer unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil)
-		return ignoringEINTR(call)
+		return false, ignoringEINTR(call)
 	}
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return false, context.Cause(ctx)
 	}
 	tid := make(chan int, 1)
 	ended := make(chan error)
@@ -303,7 +304,7 @@ func (f *ctlFile) interruptible(ctx context.Context, call func() error, after fu
 	thread := <-tid
 	select {
 	case err := <-ended:
-		return err
+		return false, err
 	case <-ctx.Done():
 	}
 	for end := time.Now().Add(patience); time.Now().Before(end); {
@@ -311,15 +312,15 @@ func (f *ctlFile) interruptible(ctx context.Context, call func() error, after fu
 		select {
 		case err := <-ended:
 			if err == nil || !errors.Is(err, unix.EINTR) {
-				return err
+				return false, err
 			}
-			return context.Cause(ctx)
+			return false, context.Cause(ctx)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-	*late, f.fd = true, -1
+	f.fd = -1
 	close(given)
-	return context.Cause(ctx)
+	return true, context.Cause(ctx)
 }
 
 const (

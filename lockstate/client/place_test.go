@@ -56,18 +56,18 @@ func TestInterruptible(t *testing.T) {
 	before := runtime.NumGoroutine()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	f, late := &ctlFile{fd: p[0]}, false
-	err := f.interruptible(ctx, func() error {
+	f := &ctlFile{fd: p[0]}
+	late, err := f.interruptible(ctx, func() error {
 		_, err := unix.Poll([]unix.PollFd{{Fd: int32(p[0]), Events: unix.POLLIN}}, -1)
 		return err
-	}, func(error) {}, &late)
+	}, func(error) {})
 	if !errors.Is(err, context.DeadlineExceeded) || late {
 		t.Errorf("interruptible = %v, late: %v", err, late)
 	}
 
 	ctx, cancel = context.WithCancel(t.Context())
 	cleared, end := make(chan error), make(chan struct{})
-	err = f.interruptible(ctx, func() error { cancel(); <-end; return nil }, func(err error) { cleared <- err }, &late)
+	late, err = f.interruptible(ctx, func() error { cancel(); <-end; return nil }, func(err error) { cleared <- err })
 	if !errors.Is(err, context.Canceled) || !late || f.fd != -1 {
 		t.Fatalf("interruptible = %v, late: %v", err, late)
 	}
