@@ -91,7 +91,7 @@ func Mount(o Options) (_ *Server, err error) {
 	}
 	undo = append(undo, func() { s.store.CloseUnserved() })
 
-	if err := s.lookUnder(&o, seen); err != nil {
+	if err := s.lookUnder(&o); err != nil {
 		return nil, err
 	}
 
@@ -287,11 +287,11 @@ func (s *Server) reserve(upTo uint64) error {
 
 // lookUnder warns of ways under the mount (M5). A dead mount has kept new ones
 // away since another daemon did so, and everybody waits for this one.
-func (s *Server) lookUnder(o *Options, root int) error {
+func (s *Server) lookUnder(o *Options) error {
 	if s.dead != nil && !s.dead.cleared && !o.Strict {
 		return nil
 	}
-	ways, err := waysUnder(root, o.Dir, s.dead)
+	ways, err := waysUnder(o.Dir, s.dead)
 	if err != nil {
 		s.warn("cannot look for ways under the mount: %v", err)
 	}

@@ -4,18 +4,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // waysUnder returns what reaches the backing past the mount that is about to
 // be made over it (M5): working directories, roots and descriptors of
-// processes, and other mounts of the same directory. What is open on a dead
-// mount over it reaches nothing.
-func waysUnder(root int, dir string, dead *deadMount) ([]string, error) {
+// processes, and other mounts. What is open on a dead mount over it reaches nothing.
+func waysUnder(dir string, dead *deadMount) ([]string, error) {
 	path, err := AbsoluteOf(dir)
 	if err != nil {
 		return nil, err
@@ -49,7 +47,7 @@ func waysUnder(root int, dir string, dead *deadMount) ([]string, error) {
 		}
 		ways = append(ways, found...)
 	}
-	mounts, err := mountsUnder(root, path)
+	mounts, err := mountsUnder(path)
 	return append(ways, mounts...), err
 }
 
@@ -113,33 +111,52 @@ func comm(pid int) string {
 	return plain(strings.TrimSuffix(string(b), "\n"))
 }
 
-// mountsUnder looks for bind mounts of the backing, or of a directory in it.
-func mountsUnder(root int, path string) ([]string, error) {
-	var st unix.Statx_t
-	if err := statAt(root, "", &st); err != nil {
-		return nil, err
-	}
-	dev := devName(&st)
-	mounts, err := ReadMounts()
+// mountsUnder looks for other ways by which mounts lead to the backing, to what is
+// mounted inside of it, or to a directory in these.
+func mountsUnder(path string) (ways []string, err error) {
+	all, err := ReadMounts()
 	if err != nil {
 		return nil, err
 	}
-	// Where in its file system is the backing? At the path below the root of
-	// the mount that it is reached by.
-	var by MountEntry
+	mounts := slices.DeleteFunc(slices.Clone(all), func(m MountEntry) bool { // what is on a dead mount goes with it
+		for at := &m; at != nil; at = mountByID(all, at.Parent) {
+			if at.Path == path && at.IsStagefs() {
+				return true
+			}
+			if at.Parent == at.ID {
+				break
+			}
+		}
+		return false
+	})
+	type tree struct {
+		path, inside string // where it is, and where in its file system
+		on           MountEntry
+	}
+	on, inside := mountBeneath(mounts, path)
+	trees := []tree{{path, inside, on}}
 	for _, m := range mounts {
-		if m.Dev == dev && within(path, m.Path) && len(m.Path) >= len(by.Path) {
-			by = m
+		if m.Path != path && within(m.Path, path) {
+			trees = append(trees, tree{m.Path, m.Root, m})
 		}
 	}
-	if by.Path == "" {
-		return nil, nil
-	}
-	inside := filepath.Join(by.Root, strings.TrimPrefix(path, by.Path))
-	var ways []string
-	for _, m := range mounts {
-		if m.Dev == dev && m != by && within(m.Root, inside) {
-			ways = append(ways, fmt.Sprintf("it is mounted at %s too", plain(m.Path)))
+	for _, t := range trees {
+		for _, m := range mounts {
+			which, at := t.path, m.Path
+			switch {
+			case m.ID == t.on.ID || m.Dev != t.on.Dev:
+				continue
+			case within(m.Root, t.inside):
+				which = filepath.Join(which, strings.TrimPrefix(m.Root, t.inside))
+			case within(t.inside, m.Root):
+				at = filepath.Join(at, strings.TrimPrefix(t.inside, m.Root))
+			default:
+				continue
+			}
+			told := within(at, path) && (m.ID == on.ID || at < t.path) // the other way round
+			if !told && MountOf(mounts, at).ID == m.ID {
+				ways = append(ways, fmt.Sprintf("%s is at %s too, by another mount", plain(which), plain(at)))
+			}
 		}
 	}
 	return ways, nil

@@ -226,28 +226,13 @@ func TestM5(t *testing.T) {
 		"cwd below":  func(t *testing.T, a *Agent, dir string) { openDir(t, dir+"/sub"); a.must("chdir", dir+"/sub") },
 		"descriptor": func(t *testing.T, a *Agent, dir string) { a.must("open", "h", dir+"/file", "wronly,creat") },
 		"directory":  func(t *testing.T, a *Agent, dir string) { a.must("open", "h", dir, "rdonly,directory") },
-		"bind mount": func(t *testing.T, a *Agent, dir string) {
-			mnt := filepath.Join(tempDir(t), "bind")
-			mustDo(t, os.Mkdir(mnt, 0o755))
-			mustDo(t, unix.Mount(dir, mnt, "", unix.MS_BIND, ""))
-			t.Cleanup(func() { unix.Unmount(mnt, unix.MNT_DETACH) })
-		},
 	}
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
 			dir := staticDir(t)
 			a := agent(t)
 			way(t, a, dir)
-			who := itoa(a.Pid)
-			if name == "bind mount" {
-				who = "bind"
-			}
-			wantRefusal(t, "75", []string{who}, "mount", "--strict", "--state-dir", filepath.Join(tempDir(t), "state"), dir)
-			m := mountDir(t, dir, dir)
-			eventually(t, "the daemon says that it serves", func() bool { return strings.Contains(m.Log(), "stagefs: serving") })
-			if log := m.Log(); !strings.Contains(log, "warning") || !strings.Contains(log, who) {
-				t.Errorf("said %q, want a warning that names %s", log, who)
-			}
+			wantNamed(t, dir, itoa(a.Pid))
 		})
 	}
 	t.Run("elsewhere", func(t *testing.T) {
@@ -263,6 +248,75 @@ func TestM5(t *testing.T) {
 			t.Errorf("said %q without a reason", m.Log())
 		}
 	})
+}
+
+// TestM5Mounts: so are mounts, of the directory, of what it is in, and of what is mounted
+// in it.
+func TestM5Mounts(t *testing.T) {
+	need(t, "root", "fuse")
+	bind := func(t *testing.T, from, to string) string {
+		openDir(t, to)
+		mustDo(t, unix.Mount(from, to, "", unix.MS_BIND, ""))
+		t.Cleanup(func() { unix.Unmount(to, unix.MNT_DETACH) })
+		return to
+	}
+	inside := func(t *testing.T, dir string) string {
+		at := filepath.Join(dir, "sub")
+		openDir(t, at)
+		mustDo(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=1m"))
+		t.Cleanup(func() { unix.Unmount(at, unix.MNT_DETACH) })
+		return at
+	}
+	ways := map[string]func(t *testing.T, dir, at string) (named string){
+		"itself": func(t *testing.T, dir, at string) string { return bind(t, dir, at) },
+		"around": func(t *testing.T, dir, at string) string { return bind(t, filepath.Dir(dir), at) + "/static" },
+		"a part": func(t *testing.T, dir, at string) string { openDir(t, dir+"/sub"); return bind(t, dir+"/sub", at) },
+		"a part, inside": func(t *testing.T, dir, at string) string {
+			openDir(t, dir+"/sub")
+			return bind(t, dir+"/sub", dir+"/other")
+		},
+		"what is in it":     func(t *testing.T, dir, at string) string { return bind(t, inside(t, dir), at) },
+		"that, inside":      func(t *testing.T, dir, at string) string { return bind(t, inside(t, dir), dir+"/twice") },
+		"what is elsewhere": func(t *testing.T, dir, at string) string { openDir(t, at); bind(t, at, dir+"/sub"); return at },
+	}
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			dir := staticDir(t)
+			wantNamed(t, dir, way(t, dir, filepath.Join(tempDir(t), "way")))
+		})
+	}
+	t.Run("on btrfs", func(t *testing.T) {
+		need(t, "mkfs.btrfs", "losetup")
+		disk, err := imageBy(t, 128, "loop", "mkfs.btrfs")
+		if err != nil {
+			t.Skip(err)
+		}
+		dir := filepath.Join(disk.Dir, "static")
+		openDir(t, dir)
+		wantNamed(t, dir, bind(t, dir, filepath.Join(tempDir(t), "way")))
+	})
+	t.Run("none", func(t *testing.T) {
+		dir := staticDir(t)
+		inside(t, dir)
+		bind(t, dir, dir) // covers what it is of
+		m := mountDir(t, dir, dir, "--strict")
+		// What is mounted in the mount goes with it when the daemon has died.
+		bind(t, inside(t, dir), filepath.Join(tempDir(t), "way"))
+		m.kill()
+		m.start([]string{"--strict"})
+		m.awaitReady()
+	})
+}
+
+// wantNamed expects a warning that names something, and to be refused with --strict.
+func wantNamed(t *testing.T, dir, what string) {
+	t.Helper()
+	wantRefusal(t, "75", []string{what}, "mount", "--strict", "--state-dir", filepath.Join(tempDir(t), "state"), dir)
+	m := mountDir(t, dir, dir)
+	eventually(t, "the daemon says that it serves", func() bool { return strings.Contains(m.Log(), "stagefs: serving") })
+	if log := m.Log(); !strings.Contains(log, "warning") || !strings.Contains(log, what) {
+		t.Errorf("said %q, want a warning that names %s", log, what)
+	}
 }
 
 func mountedAt(path string) bool { return mountsBelow(filepath.Dir(path))[path] != "" }
