@@ -204,10 +204,11 @@ func (fs *FS) forgetNames() {
 }
 
 // hasMountsInside reports whether something is mounted on a directory of the mount, or that
-// can't be seen. Other mount namespaces are not.
+// can't be seen.
 func (fs *FS) hasMountsInside() bool {
 	mounts, err := ReadMounts()
-	return err != nil || len(mountedOn(mounts, func(m *MountEntry) bool { return m.device() == fs.mountDev })) > 0
+	return err != nil || len(mountedOn(mounts, func(m *MountEntry) bool { return m.device() == fs.mountDev })) > 0 ||
+		mountedOnElsewhere(fs.mountDev)
 }
 
 // notifyDir tells the kernel that a name in n came or went without it: it drops

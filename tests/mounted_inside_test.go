@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -148,48 +149,80 @@ func TestS1MountInside(t *testing.T) {
 
 // TestM2MountedOn: what somebody has mounted on a directory of the mount stays there
 // when content is destroyed, put aside and restored elsewhere, when a lock file goes
-// with its owner, and when the daemon is replaced.
+// with its owner, and when the daemon is replaced: also in another mount namespace.
 func TestM2MountedOn(t *testing.T) {
 	need(t, "root", "fuse")
 	for _, policy := range []string{"destroy", "quarantine"} {
-		t.Run(policy, func(t *testing.T) {
-			m := mount(t, "--on-crash", policy)
-			inside := m.At("T", "sub")
-			mustDo(t, os.MkdirAll(m.Back("T", "sub"), 0o755))
-			mustDo(t, unix.Mount("none", inside, "tmpfs", 0, "size=1m"))
-			t.Cleanup(func() { unix.Unmount(inside, unix.MNT_DETACH) })
-			mustDo(t, os.WriteFile(filepath.Join(inside, "file"), nil, 0o644))
-			stays := func(after string) {
-				t.Helper()
-				tree(t, m.Path) // looks up each name
-				if _, err := os.Stat(filepath.Join(inside, "file")); err != nil {
-					t.Fatalf("after %s: %v", after, err)
-				}
-			}
-			openDir(t, m.Back("E"))
-			for _, dir := range []string{"D", "E"} { // which was made, and was there
-				a := agent(t)
-				if dir == "D" {
-					a.must("mkdir", m.At(dir))
-				}
-				a.must("open", "lock", m.At(dir, "devserver"), "wronly,creat,excl")
-				a.must("put", m.At(dir, "own"), "staged", "wronly,creat,excl")
-				tree(t, m.At(dir))
-				a.Kill()
-				m.awaitFree(dir)
-				stays("content of " + dir + " was cleared away")
-				if _, err := os.Stat(m.At(dir, "own")); !os.IsNotExist(err) {
-					t.Errorf("%s/own, which was cleared away: %v", dir, err)
-				}
-			}
-			if policy == "quarantine" {
-				m.wantStatus(0, "", "quarantine", "--restore", m.quarantine()[0].ID, m.Path)
-				stays("content was restored")
-			}
-			m.replace()
-			stays("the daemon was replaced")
-		})
+		t.Run(policy, func(t *testing.T) { testMountedOn(t, policy, 0) })
 	}
+	t.Run("elsewhere", func(t *testing.T) {
+		ns, err := os.Open("/proc/self/ns/mnt")
+		mustDo(t, err)
+		defer ns.Close()
+		const next = 0x8010b70b // NS_MNT_GET_NEXT
+		switch fd, err := unix.IoctlRetInt(int(ns.Fd()), next); err {
+		case nil:
+			unix.Close(fd)
+		case unix.ENOENT:
+		default:
+			t.Skipf("other mount namespaces are not to be seen here: %v", err)
+		}
+		testMountedOn(t, "quarantine", syscall.CLONE_NEWNS)
+	})
+}
+
+// testMountedOn is TestM2MountedOn with what is mounted by a process with so many
+// namespaces of its own.
+func testMountedOn(t *testing.T, policy string, unshare uintptr) {
+	m := mount(t, "--on-crash", policy)
+	inside := m.At("T", "sub")
+	mustDo(t, os.MkdirAll(m.Back("T", "sub"), 0o755))
+	in := awaitAgent(t, func(sock string) {
+		cmd := agentCmd(sock)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unshare}
+		startCmd(t, cmd)
+	})
+	t.Cleanup(func() { unix.Unmount(inside, unix.MNT_DETACH) })
+	if got := in.Get("sh", "mount -t tmpfs -o size=1m none '"+inside+"'"); got != "0 " {
+		t.Fatalf("mount: %s", got)
+	}
+	in.must("creat", filepath.Join(inside, "file"), "wronly,creat,excl")
+	stays := func(after string) {
+		t.Helper()
+		tree(t, m.Path) // looks up each name
+		if got := in.Try("stat", filepath.Join(inside, "file")); got != "ok" {
+			t.Fatalf("after %s: %s", after, got)
+		}
+	}
+	openDir(t, m.Back("E"))
+	openDir(t, m.Back("F"))
+	for _, dir := range []string{"D", "E"} { // which was made, and was there
+		a := agent(t)
+		if dir == "D" {
+			a.must("mkdir", m.At(dir))
+		}
+		a.must("open", "lock", m.At(dir, "devserver"), "wronly,creat,excl")
+		a.must("put", m.At(dir, "own"), "staged", "wronly,creat,excl")
+		tree(t, m.At(dir))
+		a.Kill()
+		m.awaitFree(dir)
+		stays("content of " + dir + " was cleared away")
+		if _, err := os.Stat(m.At(dir, "own")); !os.IsNotExist(err) {
+			t.Errorf("%s/own, which was cleared away: %v", dir, err)
+		}
+	}
+	a := agent(t)
+	a.must("creat", m.At("F/temp"), "wronly,creat,excl")
+	a.must("rename", m.At("F/temp"), m.At("F/devserver"))
+	a.Kill()
+	m.awaitFree("F")
+	stays("a lock file that was renamed went with its owner")
+	if policy == "quarantine" {
+		m.wantStatus(0, "", "quarantine", "--restore", m.quarantine()[0].ID, m.Path)
+		stays("content was restored")
+	}
+	m.replace()
+	stays("the daemon was replaced")
 }
 
 // TestR7LinkedGone: of what was cleared away the name is gone at once, also if the file
