@@ -5,21 +5,32 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
 // unmount takes this mount from its path, which is another one than at first if
-// a directory above it was renamed. What is mounted in its place by now stays.
+// a directory above it was renamed. What is mounted in its place by now stays; what is
+// mounted over it keeps it busy, and goes with it if it is detached.
 func (s *Server) unmount(lazy bool) error {
-	mounts, err := ReadMounts()
-	if err != nil {
-		return err
+	for {
+		mounts, err := ReadMounts()
+		if err != nil {
+			return err
+		}
+		m := mountByID(mounts, s.fs.mountID)
+		if m == nil || !m.IsStagefs() {
+			return fmt.Errorf("%s: %w", s.mountpoint, ErrNoMount)
+		}
+		covered := slices.ContainsFunc(mounts, func(c MountEntry) bool { return c.Parent == m.ID && c.Path == m.Path })
+		if covered && !lazy {
+			return fmt.Errorf("something is mounted over %s: %w", m.Path, unix.EBUSY)
+		}
+		if err := detach(m.Path, lazy); err != nil || !covered {
+			return err
+		}
 	}
-	if m := mountByID(mounts, s.fs.mountID); m != nil && m.IsStagefs() {
-		return detach(m.Path, lazy)
-	}
-	return fmt.Errorf("%s: %w", s.mountpoint, ErrNoMount)
 }
 
 // Unmount unmounts a stagefs mount, a dead one too. lazy detaches one that is

@@ -104,14 +104,53 @@ func TestM4Busy(t *testing.T) {
 	}
 }
 
+// TestM4Covered: what somebody has mounted over the mount keeps it busy, and goes with it
+// only after the grace time.
+func TestM4Covered(t *testing.T) {
+	cover := func(m *Mount) {
+		mustDo(t, unix.Mount("none", m.Path, "tmpfs", 0, "size=1m"))
+		mustDo(t, os.WriteFile(m.At("file"), nil, 0o644))
+	}
+	t.Run("waits", func(t *testing.T) {
+		m := mountOver(t, "--grace", "1h")
+		a := agent(t)
+		a.must("chdir", m.Path)
+		cover(m)
+		mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
+		m.awaitFrozenAt(a, "D")
+		a.must("chdir", "/")
+		if _, err := os.Stat(m.At("file")); err != nil {
+			t.Errorf("what is mounted over the mount: %v", err)
+		}
+		if err := unix.Unmount(m.Path, 0); err != nil {
+			t.Errorf("umount of that: %v", err)
+		}
+		eventually(t, "it ends", m.dead)
+	})
+	t.Run("detached", func(t *testing.T) {
+		m := mountOver(t, "--grace", "10ms")
+		cover(m)
+		mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
+		eventually(t, "it ends", m.dead)
+		if mountedAt(m.Path) {
+			t.Error("something is mounted there still")
+		}
+	})
+}
+
 // awaitFrozen waits until a daemon that was told to end gives nobody a lock any more,
 // which is a moment after it has said that it ends.
 func (m *Mount) awaitFrozen(a *Agent, dir string) {
 	m.t.Helper()
+	m.awaitFrozenAt(a, m.At(dir))
+}
+
+func (m *Mount) awaitFrozenAt(a *Agent, path string) {
+	m.t.Helper()
 	eventually(m.t, "no directory can be made", func() bool {
-		status := a.Try("mkdir", m.At(dir))
+		status := a.Try("mkdir", path)
 		if status == "ok" {
-			a.must("rmdir", m.At(dir)) // and with it the lock
+			a.must("rmdir", path) // and with it the lock
 		} else if status != "EBUSY" {
 			m.t.Fatalf("mkdir = %s, want EBUSY", status)
 		}
