@@ -58,7 +58,12 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	for {
 		err := s.unmount(false)
 		if err == nil || errors.Is(err, ErrNoMount) {
-			return s.Wait()
+			select {
+			case <-s.done:
+				return s.err
+			case <-time.After(endTime): // it is seen at another place, too, or from inside
+				return fmt.Errorf("%s: %w", s.mountpoint, ErrDetached)
+			}
 		}
 		if !errors.Is(err, unix.EBUSY) {
 			return err

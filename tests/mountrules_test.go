@@ -138,6 +138,25 @@ func TestM4Covered(t *testing.T) {
 	})
 }
 
+// TestM4Bound: that it is in use is also said of a mount that is unmounted, but shown at
+// another place.
+func TestM4Bound(t *testing.T) {
+	m := mountOver(t)
+	a := agent(t)
+	bound := filepath.Join(tempDir(t), "bound")
+	openDir(t, bound)
+	mustDo(t, unix.Mount(m.Path, bound, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { unix.Unmount(bound, unix.MNT_DETACH) })
+	mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
+	m.awaitFrozenAt(a, filepath.Join(bound, "D"))
+	eventually(t, "the daemon says so", func() bool { return strings.Contains(m.Log(), "still in use") })
+	if mountedAt(m.Path) {
+		t.Error("it is still mounted over the directory")
+	}
+	mustDo(t, unix.Unmount(bound, 0))
+	eventually(t, "it ends", m.dead)
+}
+
 // awaitFrozen waits until a daemon that was told to end gives nobody a lock any more,
 // which is a moment after it has said that it ends.
 func (m *Mount) awaitFrozen(a *Agent, dir string) {
