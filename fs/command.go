@@ -284,10 +284,16 @@ func (c *command) breakDir() fuse.Status {
 	}
 	for _, o := range orphans {
 		found = true
-		fs.log.Warn("orphaned lock file removed", "dir", dir, "file", o, "by", c.by(), "uid", c.header.Uid, "why", c.why)
-		err := fs.discard(o, func() (string, bool) { return dir, fs.isOrphan(dir, o) })
-		if err != nil {
+		taken := false
+		err := fs.discard(o, func() (string, bool) {
+			taken = len(fs.locksOn(dir)) > 0 // meanwhile, perhaps by that very file: it is not ours (W3)
+			return dir, !taken
+		})
+		switch {
+		case err != nil:
 			return statusOf(err)
+		case !taken:
+			fs.log.Warn("orphaned lock file removed", "dir", dir, "file", o, "by", c.by(), "uid", c.header.Uid, "why", c.why)
 		}
 	}
 	if !found {

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
 )
@@ -296,5 +299,41 @@ func TestS3Locked(t *testing.T) {
 				t.Error("a break of the orphan leaves it")
 			}
 		})
+	}
+}
+
+// TestS3Taken: a break removes no lock file by which somebody has acquired the directory
+// meanwhile (W3).
+func TestS3Taken(t *testing.T) {
+	dir := staticDir(t)
+	openDir(t, dir+"/D")
+	openFile(t, dir+"/D/devserver", "")
+	m := newMount(t, dir, dir+".mnt")
+	var breaking atomic.Bool
+	reached, goOn := make(chan struct{}), make(chan struct{})
+	// The last call before nobody else changes names.
+	m.inject(&fault{call: unix.SYS_FSETXATTR, until: func(asked) <-chan struct{} {
+		if !breaking.CompareAndSwap(true, false) {
+			return nil
+		}
+		close(reached)
+		return goOn
+	}})
+	m.serve()
+	eventually(t, "it is listed", func() bool { return len(m.Listing().Orphans) == 1 })
+	a, b := agent(t), agent(t)
+	b.must("open", "l", m.At("D/devserver"), "rdwr")
+	breaking.Store(true)
+	broken := make(chan string)
+	go func() { broken <- a.Try("put", m.control("ctl"), "break D test", "wronly") }()
+	<-reached
+	b.must("flock", "l")
+	close(goOn)
+	if got := <-broken; got != "ok" {
+		t.Errorf("break: %s", got)
+	}
+	m.wantOwner("D", b.Pid)
+	if !exists(m.Back("D/devserver")) {
+		t.Error("the break removed the lock file of the one who has the directory now")
 	}
 }
