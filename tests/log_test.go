@@ -49,7 +49,7 @@ func TestLog(t *testing.T) {
 	m.log = file
 	openDir(t, m.At("board", "v1"))
 	first := m.daemon()
-	m.wantLog("serving", "dir="+m.Dir, "pid="+itoa(first), "version=", "transport=", "--depth 2")
+	m.wantLog("serving", "dir="+m.Dir, "pid="+itoa(first), "version=", "transport=", "--depth=2")
 	a := agent(t)
 	a.must("put", m.At("board", "v1", "devserver"), "", "creat,excl")
 	breaker := startCmd(t, exec.Command(stagefsBin(), "break", "--why", "it hangs", m.At("board", "v1")))

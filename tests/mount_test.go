@@ -21,6 +21,8 @@ type Mount struct {
 	Path  string // where it is mounted
 	State string // state directory
 	user  uint32 // whose daemon it is
+	// inside: the command is typed in Dir, with relative paths.
+	inside bool
 	// cmdBin is run as stagefs; "": stagefs itself.
 	cmdBin string
 	cmd    *exec.Cmd
@@ -100,9 +102,15 @@ func (m *Mount) start(opts []string) {
 	log, err := os.OpenFile(m.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	mustDo(m.t, err)
 	defer log.Close()
-	args := append([]string{"mount", "--state-dir", m.State}, opts...)
+	wd, dir, state := "/", m.Dir, m.State
+	if m.inside {
+		wd, dir = m.Dir, "."
+		state, err = filepath.Rel(wd, m.State)
+		mustDo(m.t, err)
+	}
+	args := append([]string{"mount", "--state-dir", state}, opts...)
 	args = append(args, strings.Fields(os.Getenv("STAGEFS_MOUNT_OPTS"))...)
-	args = append(args, m.Dir)
+	args = append(args, dir)
 	if m.Path != m.Dir {
 		args = append(args, m.Path)
 	}
@@ -111,7 +119,7 @@ func (m *Mount) start(opts []string) {
 		bin = stagefsBin()
 	}
 	m.cmd = exec.Command(bin, args...)
-	m.cmd.Dir, m.cmd.Stdout, m.cmd.Stderr = "/", log, log
+	m.cmd.Dir, m.cmd.Stdout, m.cmd.Stderr = wd, log, log
 	// A signal to the test's process group, such as ^C, is not the daemon's.
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if m.user != 0 {

@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -374,6 +375,42 @@ func wantNamed(t *testing.T, dir, what string) {
 	eventually(t, "the daemon says that it serves", func() bool { return strings.Contains(m.Log(), "stagefs: serving") })
 	if log := m.Log(); !strings.Contains(log, "warning") || !strings.Contains(log, what) {
 		t.Errorf("said %q, want a warning that names %s", log, what)
+	}
+}
+
+// TestM5Supervisor: a supervisor that was started in the directory itself is no way
+// under the mount, and starts the next daemon there all the same.
+func TestM5Supervisor(t *testing.T) {
+	need(t, "root", "fuse", "fusermount3")
+	serve := map[string]func(*Mount){
+		"root": func(m *Mount) { m.serve("--supervise", "--strict") },
+		"user": func(m *Mount) { m.serveUser("--supervise") },
+	}
+	for name, serve := range serve {
+		t.Run(name, func(t *testing.T) {
+			dir := staticDir(t)
+			m := newMount(t, dir, dir)
+			m.inside = true
+			serve(m)
+			a, b := stranger(t), stranger(t)
+			a.must("mkdir", m.At("D"))
+			a.must("put", m.At("D/file"), "content", "creat")
+			for range 2 {
+				if got := b.Try("put", fmt.Sprintf("/proc/%d/cwd/D/file", m.cmd.Process.Pid), "evil", "trunc"); got == "ok" {
+					t.Error("the held file was written by way of the supervisor's working directory")
+				}
+				old := m.supervisedPid()
+				mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+				eventually(t, "the next daemon serves", func() bool {
+					answer, version := b.call([]string{"read", m.control("version")})
+					return answer == "ok" && !strings.Contains(version, fmt.Sprintf("pid %d\n", old))
+				})
+			}
+			b.want("EBUSY", "put", m.At("D/file"), "evil", "trunc")
+			if got := a.Get("read", m.At("D/file")); got != "content" {
+				t.Errorf("content %q", got)
+			}
+		})
 	}
 }
 

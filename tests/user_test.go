@@ -17,8 +17,15 @@ func mountUser(t *testing.T, opts ...string) *Mount {
 	t.Helper()
 	need(t, "root", "fuse", "fusermount3")
 	dir := staticDir(t)
-	mustDo(t, os.Chown(dir, nobody, nobody))
 	m := newMount(t, dir, dir)
+	m.serveUser(opts...)
+	return m
+}
+
+func (m *Mount) serveUser(opts ...string) {
+	t := m.t
+	t.Helper()
+	mustDo(t, os.Chown(m.Dir, nobody, nobody))
 	mustDo(t, os.Chown(filepath.Dir(m.State), nobody, nobody))
 	m.user = nobody
 	m.start(opts)
@@ -29,7 +36,6 @@ func mountUser(t *testing.T, opts ...string) *Mount {
 		}
 		return strings.Contains(m.Log(), "stagefs: serving")
 	})
-	return m
 }
 
 // TestM1User: an ordinary user mounts for its own processes, and is told what

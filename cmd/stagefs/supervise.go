@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -129,6 +130,9 @@ func (c *command) supervise(o fs.Options, starter *os.File) error {
 	keepServing()
 	runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), 2)) // it has next to nothing to do, and needs fewer threads so
 	spareThreads(8)
+	if err := c.leaveStart(); err != nil {
+		return err
+	}
 
 	stopped, failures := false, 0
 	first := true                 // none has served or crashed
@@ -217,6 +221,32 @@ func (c *command) supervise(o fs.Options, starter *os.File) error {
 			return c.stoppedEnd(o, err, true)
 		}
 	}
+}
+
+// leaveStart leaves the directory that the command line was typed in: the daemon covers
+// it, perhaps, and nobody is to get beneath by /proc/PID/cwd (M5). The paths that
+// daemons are started with are absolute ones from then on.
+func (c *command) leaveStart() error {
+	args, err := normalize(c.app(), c.args)
+	if err != nil {
+		return err
+	}
+	rest := slices.Index(args, "--")
+	for i, arg := range args {
+		option, path := "", arg
+		if i < rest {
+			name, value, _ := strings.Cut(arg, "=")
+			option, path = name+"=", value
+		}
+		if i > rest || option == "--state-dir=" || option == "--log=" {
+			if path, err = fs.Abs(path); err != nil {
+				return fmt.Errorf("where is %s: %w", quote(path), err)
+			}
+			args[i] = option + path
+		}
+	}
+	c.args = args
+	return os.Chdir("/")
 }
 
 // pauseAfter is how long to wait after that many failures in a row. The first one is
