@@ -58,14 +58,19 @@ func (fs *FS) adoptDir(dir string) (dirs []string) {
 	return dirs
 }
 
-// openForWriting reports whether anybody has a file below dir open for writing.
+// openForWriting reports whether anybody has a file below dir open for writing, or may
+// have: only of its own files a process without CAP_LEASE finds out.
 func openForWriting(dir int, name string) bool {
 	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOATIME, 0)
+	if err == unix.EPERM { // another user's, without CAP_FOWNER
+		fd, err = openAt(dir, name, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	}
 	if err != nil {
 		return false
 	}
 	defer unix.Close(fd)
-	return readLease(fd) == unix.EAGAIN
+	err = readLease(fd)
+	return err == unix.EAGAIN || err == unix.EACCES
 }
 
 func (fs *FS) adoptFile(path string) (err error) {
