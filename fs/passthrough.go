@@ -29,7 +29,7 @@ func withProbe(dir int, do func(fd int) error) error {
 	if inMemory(dir) {
 		return fmt.Errorf("%w: a program could go on writing to files in memory (tmpfs) after it has unmapped them", ErrNoPassthrough)
 	}
-	if !mayLease() {
+	if !mayItself(unix.CAP_LEASE) { // see capabilities(7): containers are mostly without
 		return fmt.Errorf("%w: without CAP_LEASE nobody tells whether other users' files are open for writing", ErrNoPassthrough)
 	}
 	w, err := unix.Openat(dir, ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -51,14 +51,6 @@ func withProbe(dir int, do func(fd int) error) error {
 		return fmt.Errorf("%w: leases do not work: %w", ErrNoPassthrough, err)
 	}
 	return do(fd)
-}
-
-// mayLease reports whether this process may take leases on other users' files, see
-// capabilities(7). Containers are mostly without that right.
-func mayLease() bool {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	return unix.Capget(&header, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_LEASE) != 0
 }
 
 // inMemory reports whether files are the memory that mappings of them are made of. Who

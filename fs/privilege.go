@@ -202,3 +202,10 @@ func (c *capsOff) take(node uint64, tid uint32) bool {
 	}
 	return false
 }
+
+// mayItself reports whether this process has a capability.
+func mayItself(capability uint) bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	return unix.Capget(&header, &data[0]) == nil && data[capability/32].Effective&(1<<(capability%32)) != 0
+}

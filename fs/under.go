@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // waysUnder returns what reaches the backing past the mount that is about to
@@ -47,9 +50,17 @@ func waysUnder(dir string, dead *deadMount) ([]string, error) {
 		}
 		ways = append(ways, found...)
 	}
+	all := len(ways)
+	ways = slices.DeleteFunc(ways, func(w string) bool { return w == unseen })
+	if n := all - len(ways); n > 0 && os.Geteuid() == 0 && !mayItself(unix.CAP_SYS_PTRACE) && dead == nil { // as above
+		ways = append(ways, fmt.Sprintf("%d processes can't be looked at without CAP_SYS_PTRACE", n))
+	}
 	mounts, err := mountsUnder(path)
 	return append(ways, mounts...), err
 }
+
+// unseen stands for the ways of a process that this one may not look at.
+const unseen = ""
 
 const (
 	// lessPatience is how long the look at each further process may take at first.
@@ -83,8 +94,8 @@ func (l lateLook) until(end time.Time) (ways []string, ok bool) {
 	}
 }
 
-// waysOf looks at one process. What cannot be read belongs to somebody whose
-// processes the mount does not serve anyway, or is gone.
+// waysOf looks at one process. What an ordinary user cannot read belongs to somebody
+// whose processes the mount does not serve anyway.
 func waysOf(pid int, path string, dead *deadMount) []string {
 	var ways []string
 	look := func(what, link string) {
@@ -94,6 +105,9 @@ func waysOf(pid int, path string, dead *deadMount) []string {
 		}
 	}
 	proc := "/proc/" + strconv.Itoa(pid)
+	if _, err := os.Readlink(proc + "/cwd"); errors.Is(err, os.ErrPermission) {
+		return []string{unseen}
+	}
 	look("its working directory at", proc+"/cwd")
 	look("its root at", proc+"/root")
 	fds, err := os.ReadDir(proc + "/fd")

@@ -9,6 +9,14 @@ import (
 	"testing"
 )
 
+// lacking returns a program that is stagefs without a capability.
+func lacking(t *testing.T, capability string) string {
+	t.Helper()
+	path := filepath.Join(tempDir(t), "stagefs")
+	mustDo(t, os.WriteFile(path, fmt.Appendf(nil, "#!/bin/sh\nexec setpriv --bounding-set=-%s %s \"$@\"\n", capability, stagefsBin()), 0o755))
+	return path
+}
+
 // TestW3Capabilities: a daemon that lacks a capability, as in most containers, knows of
 // other users' files whether they are open for writing, also after a crash.
 func TestW3Capabilities(t *testing.T) {
@@ -18,8 +26,7 @@ func TestW3Capabilities(t *testing.T) {
 			dir := staticDir(t)
 			openDir(t, dir+"/D")
 			m := newMount(t, dir, dir+".mnt")
-			m.cmdBin = filepath.Join(tempDir(t), "stagefs")
-			mustDo(t, os.WriteFile(m.cmdBin, fmt.Appendf(nil, "#!/bin/sh\nexec setpriv --bounding-set=-%s %s \"$@\"\n", capability, stagefsBin()), 0o755))
+			m.cmdBin = lacking(t, capability)
 			m.serve()
 			locker, b := agent(t), stranger(t)
 			lock := []string{"creat", m.At("D/devserver"), "wronly,creat,excl"}

@@ -294,6 +294,19 @@ func TestM5(t *testing.T) {
 			wantNamed(t, dir, itoa(a.Pid))
 		})
 	}
+	t.Run("unseen", func(t *testing.T) {
+		need(t, "setpriv")
+		dir := staticDir(t)
+		stranger(t).must("chdir", dir)
+		m := newMount(t, dir, dir)
+		m.cmdBin = lacking(t, "sys_ptrace")
+		r := run(t, m.cmdBin, "mount", "--strict", "--state-dir", m.State, dir)
+		if r.Status != 75 || !strings.Contains(r.Err, "CAP_SYS_PTRACE") {
+			t.Errorf("mount --strict that may not look at processes: %v, want status 75 and what it lacks", r)
+		}
+		m.serve()
+		eventually(t, "a warning", func() bool { return strings.Contains(m.Log(), "without CAP_SYS_PTRACE") })
+	})
 	t.Run("elsewhere", func(t *testing.T) {
 		dir := staticDir(t)
 		m := mountDir(t, dir, dir+".mnt", "--strict")
