@@ -59,7 +59,7 @@ func (l *lineLimit) pass(now time.Time) (skipped int, ok bool) {
 // add notes one refusal.
 func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held *lockstate.HeldError) {
 	x := lockstate.Denial{
-		Time: time.Now(), Op: r.op, Path: r.path(), UID: r.header.Uid, Reason: err.Error(),
+		Time: time.Now(), Times: 1, Op: r.op, Path: r.path(), UID: r.header.Uid, Reason: err.Error(),
 		Errno: unix.ErrnoName(syscall.Errno(status)),
 	}
 	if p := r.process(); p != nil {
@@ -93,6 +93,7 @@ func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held 
 	switch {
 	case again >= 0:
 		last := d.ring[again].Time
+		x.Times += d.ring[again].Times
 		d.ring[again] = x
 		if x.Time.Sub(last) < sameRefusal {
 			return

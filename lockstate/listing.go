@@ -64,7 +64,8 @@ type Orphan struct {
 
 // A Denial is one refusal (W6).
 type Denial struct {
-	Time      time.Time `json:"time"`
+	Time      time.Time `json:"time"`  // the last time
+	Times     int       `json:"times"` // how often it came
 	Op        string    `json:"op"`
 	Path      string    `json:"path"`
 	PathBytes []byte    `json:"path_bytes,omitempty"` // when it is not valid UTF-8

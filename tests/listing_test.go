@@ -118,7 +118,7 @@ func (m *Mount) Denials() []denial {
 type denial struct {
 	Time                               time.Time
 	Op, Path, Cmd, Errno, Lock, Reason string
-	Pid                                int
+	Times, Pid                         int
 	LockPid                            int `json:"lock_pid"`
 	UID                                uint32
 }

@@ -155,7 +155,7 @@ func TestW6Crowd(t *testing.T) {
 }
 
 // TestW6Again: who tries again and again drives no other refusal out, neither from what is
-// kept nor from the log; all are counted.
+// kept nor from the log; all are counted, also with the one that is kept.
 func TestW6Again(t *testing.T) {
 	m := mount(t)
 	a, once, poller := agent(t), agent(t), agent(t)
@@ -170,6 +170,9 @@ func TestW6Again(t *testing.T) {
 	var kept []string
 	for _, d := range m.Denials() {
 		kept = append(kept, d.Path)
+		if times := map[string]int{"D/once": 1, "D/sub": many, "D/twice": 1}[d.Path]; d.Times != times {
+			t.Errorf("%s has come %d times, want %d", d.Path, d.Times, times)
+		}
 	}
 	if !slices.Equal(kept, want) {
 		t.Errorf("kept are %d refusals, the last ones of %q; want those of %q", len(kept), kept[max(0, len(kept)-3):], want)

@@ -191,8 +191,12 @@ func (c *command) printDenials(title string, denials []lockstate.Denial) {
 		if why == "" {
 			why = fmt.Sprintf("lock on %s of process %d", quote(d.Lock), d.LockPid)
 		}
-		fmt.Fprintf(c.out, "  %s %s %s by process %d (%s), uid %d: %s, %s\n",
-			clock(d.Time), quote(d.Op), quote(d.Path), d.Pid, brief(d.Cmd), d.UID, quote(d.Errno), harmless(why))
+		again := ""
+		if d.Times > 1 {
+			again = fmt.Sprintf(" (%d times)", d.Times)
+		}
+		fmt.Fprintf(c.out, "  %s %s %s by process %d (%s), uid %d: %s, %s%s\n",
+			clock(d.Time), quote(d.Op), quote(d.Path), d.Pid, brief(d.Cmd), d.UID, quote(d.Errno), harmless(why), again)
 	}
 }
 
