@@ -148,6 +148,9 @@ func (x *restoring) lock(s readRecord) (l lockstate.Lock, ok bool, err error) {
 	if rec.Kind == lockstate.Explicit && len(files) == 0 && len(rec.Files) > 0 && !rec.Keys && !rec.Command && !rec.Sealed {
 		return l, false, nil // R1
 	}
+	if who.proc != nil {
+		rec.Sealed = false // a holder was giving it back, and was not told that it is over
+	}
 	if rec.World != x.world {
 		// Nobody survives a boot. Whoever is in a group, session or cgroup of
 		// that name now, it is another one; and of what was recorded last, a

@@ -241,6 +241,7 @@ func (t *Table) Represent(token uint64, p *procid.Process) (ended *Lock, ok bool
 	t.disownLocked(r)
 	r.remember(r.owner.ID()) // its descendants stay holders
 	r.owner = p
+	r.crashed = false // a holder was giving it back when the last daemon died
 	t.ownLocked(r)
 	return nil, true
 }
