@@ -139,7 +139,11 @@ func (fs *FS) admitMaking(m *making) (finish func(made bool) bool, err error) {
 func (fs *FS) admitEntry(m *making) (finish func(made bool) bool, err error) {
 	r := m.r
 	if !fs.isLockName(r.parent, r.name) {
-		op, err := r.admit(lockstate.Change{Dirs: m.covered(fs), Quiet: m.quiet})
+		c := lockstate.Change{Dirs: m.covered(fs), Quiet: m.quiet}
+		if m.also != nil {
+			c.Into = r.parent.dir // by link(2)
+		}
+		op, err := r.admit(c)
 		if err != nil {
 			return nil, err
 		}

@@ -41,6 +41,31 @@ func (fs *FS) lockDirUsed(fd int, dir, name string, token uint64) error {
 	return nil
 }
 
+// noteContent tells the table of locks whose owner has exited with more in a lock directory
+// than such a one holds: that is content, which he has changed (R5).
+func (fs *FS) noteContent(id procid.ID) {
+	for _, l := range fs.table.Owned(id) {
+		if l.Changed || len(l.Files) == 0 {
+			continue
+		}
+		_ = fs.locked(false, func() error {
+			fd, err := fs.openPath(fs.table.Path(l.Dir))
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			for _, name := range l.Files {
+				var st unix.Statx_t
+				left := lockDirEntries
+				if statAt(fd, name, &st) == nil && isDirectory(&st) && !smallTree(fd, name, lockDirDepth, &left) {
+					fs.table.Change(l.Token)
+				}
+			}
+			return nil
+		})
+	}
+}
+
 // emptyDir reports whether a directory is known to have no entries.
 func emptyDir(parent int, name string) bool {
 	fd, err := openAt(parent, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)

@@ -148,15 +148,15 @@ func (t *Table) touchLocked(c *Change) {
 		return
 	}
 	for _, d := range c.Dirs {
-		t.touchAboveLocked(d, nil)
+		t.touchAboveLocked(d, func(r *row) bool { return c.Into != nil || !r.dir.keptBy(d) })
 	}
 }
 
-// touchAboveLocked marks the locks that cover d, or those of them that only tells.
+// touchAboveLocked marks those of the locks that cover d that only tells.
 func (t *Table) touchAboveLocked(d *Dir, only func(*row) bool) {
 	for ; d != nil; d = d.parent {
 		for _, r := range d.rows {
-			if !r.changed && (only == nil || only(r)) {
+			if !r.changed && only(r) {
 				r.touch()
 				t.noteLocked(r)
 				t.staged.Add(1) // before it is changed: the next daemon must not hand it over (R5)

@@ -237,7 +237,7 @@ func (h *Handle) touch() {
 	h.t.mu.Lock()
 	for _, d := range h.dirs {
 		h.t.touchAboveLocked(d, func(r *row) bool {
-			holds := r.holds(h.proc)
+			holds := r.holds(h.proc) && !r.dir.keptBy(d)
 			touched = touched || holds
 			return holds
 		})
@@ -251,8 +251,10 @@ func (h *Handle) touch() {
 // touchOpenLocked marks r as one that something is changed under if a holder of it
 // has a write handle beneath already: what is written through that, nobody tells (R5).
 func (t *Table) touchOpenLocked(r *row) {
-	foreign := func(h *Handle) bool { return h.closing.Load() || !r.holds(h.proc) }
-	if !r.changed && !r.dir.walkHandles(foreign) {
+	quiet := func(h *Handle) bool {
+		return h.closing.Load() || !r.holds(h.proc) || !slices.ContainsFunc(h.dirs, func(d *Dir) bool { return !r.dir.keptBy(d) })
+	}
+	if !r.changed && !r.dir.walkHandles(quiet) {
 		r.touch()
 	}
 }

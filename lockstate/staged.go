@@ -9,6 +9,29 @@ import (
 // A lock file may be a directory (A3), and goes with its owner (R4). But others may
 // work in it: a child that has locked it (C2), or stages there.
 
+// keptBy reports whether d is, or is in, a directory that is the lock file of a lock on
+// top. What is made there tells whose the lock is, as what is written to a lock file
+// does, and is no content (R5), unless it is much: see [Table.Change]. What enters from
+// elsewhere is.
+func (top *Dir) keptBy(d *Dir) bool {
+	for ; d != nil && d != top; d = d.parent {
+		if d.parent == top {
+			return slices.ContainsFunc(top.rows, func(r *row) bool { return r.fileAt(d.name) >= 0 })
+		}
+	}
+	return false
+}
+
+// Change marks a lock as one that something was changed under, and those behind it and
+// above.
+func (t *Table) Change(token uint64) {
+	t.mu.Lock()
+	defer t.unlockFlush()
+	if r := t.tokens[token]; r != nil {
+		t.touchAboveLocked(r.dir, func(*row) bool { return true })
+	}
+}
+
 // maxStagers bounds the memory of a row.
 const maxStagers = 1 << 14
 

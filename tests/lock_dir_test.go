@@ -200,3 +200,59 @@ func TestR4LockDirContent(t *testing.T) {
 		})
 	}
 }
+
+// TestR5LockDir: a program that makes a lock directory, and notes in it whose that is,
+// hands the lock over when it exits, as one does that writes into its lock file. Who
+// brings something there from elsewhere, or changes something else, does not.
+func TestR5LockDir(t *testing.T) {
+	for how, c := range map[string]struct {
+		script string
+		passes bool
+	}{
+		"pid":           {"mkdir L && echo $$ >L/pid", true},
+		"more notes":    {"mkdir L && mkdir L/on && hostname >L/on/host && date >>L/on/host && chmod 600 L/on/host && touch L/since && rm L/since", true},
+		"content":       {"mkdir L && echo $$ >L/pid && echo 1 >artifact", false},
+		"content first": {"mkdir L && echo 1 >artifact && echo $$ >L/pid", false},
+		"renamed":       {"mkdir L && mv old L/pid", false},
+		"linked":        {"mkdir L && ln old L/pid", false},
+		"elsewhere":     {"mkdir L && echo 1 >sub/L/pid", false},
+	} {
+		t.Run(how, func(t *testing.T) {
+			m := mount(t, "--lock-name", "L")
+			openDir(t, m.Back("D/sub/L"))
+			openFile(t, m.Back("D/old"), "old")
+			shell, other := agent(t), agent(t)
+			if out := shell.Get("sh", "cd "+m.At("D")+" && "+c.script); out != "0 " {
+				t.Fatal(out)
+			}
+			if !c.passes {
+				m.awaitFree("D")
+				return
+			}
+			eventually(t, "the lock passes", func() bool { return m.ownsAny(shell.Pid) })
+			other.want("EEXIST", "mkdir", m.At("D/L"))
+			other.want("EBUSY", "put", m.At("D/old"), "other", "")
+			shell.must("put", m.At("D/old"), "its own", "")
+			if out := shell.Get("sh", "rm -r "+m.At("D/L")); out != "0 " {
+				t.Error(out)
+			}
+			m.wantFree("D")
+		})
+	}
+}
+
+// TestR5LockDirKilled: so it does if the daemon is killed in between.
+func TestR5LockDirKilled(t *testing.T) {
+	m := mountOver(t)
+	openDir(t, m.At("D"))
+	m.Ctl("release D")
+	shell := agent(t)
+	child := shell.Child()
+	child.must("mkdir", m.At("D/devserver"))
+	child.must("put", m.At("D/devserver/pid"), "1", "creat")
+	m.restart(nil)
+	m.wantOwner("D", child.Pid)
+	child.Exit(0)
+	eventually(t, "the lock passes", func() bool { return m.ownsAny(shell.Pid) })
+	wantContent(t, m.At("D/devserver/pid"), "1")
+}
