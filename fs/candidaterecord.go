@@ -54,30 +54,55 @@ func (cs *candidates) record(parent *node, name string, owner procid.ID) uint64 
 // recordMade is record for a candidate that is there: one of before this daemon,
 // maybe.
 func (cs *candidates) recordMade(c *candidate) uint64 {
-	since := time.Now()
+	return cs.recordSince(c.since(), c.parent, c.name, c.owner.ID())
+}
+
+// since is a time at which c was not there yet, or long ago: see candRecord.
+func (c *candidate) since() time.Time {
 	if c.key.birth != 0 {
-		since = time.Unix(0, c.key.birth)
+		return time.Unix(0, c.key.birth)
 	}
-	return cs.recordSince(since, c.parent, c.name, c.owner.ID())
+	return time.Now()
 }
 
 func (cs *candidates) recordSince(since time.Time, parent *node, name string, owner procid.ID) uint64 {
 	if cs.store == nil {
 		return 0
 	}
-	data, err := json.Marshal(candRecord{
-		Dir: lockstate.Bytes(parent.tab.table.Path(parent.dir)), In: parent.key().inode(), Name: lockstate.Bytes(name),
-		World: cs.world, Owner: owner, Since: since,
-	})
-	if err != nil { // nothing in it can fail
-		return 0
-	}
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	id := cs.next
 	cs.next++
-	cs.store.Put(id, data)
+	cs.putLocked(id, since, parent, name, owner)
 	return id
+}
+
+func (cs *candidates) putLocked(id uint64, since time.Time, parent *node, name string, owner procid.ID) {
+	data, err := json.Marshal(candRecord{
+		Dir: lockstate.Bytes(parent.tab.table.Path(parent.dir)), In: parent.key().inode(), Name: lockstate.Bytes(name),
+		World: cs.world, Owner: owner, Since: since,
+	})
+	if err == nil { // nothing in it can fail
+		cs.store.Put(id, data)
+	}
+}
+
+// moved writes down where the candidates are, as a directory was renamed.
+func (cs *candidates) moved() {
+	cs.mu.Lock()
+	news := false
+	for at, here := range cs.all {
+		for _, c := range here {
+			if c.record != 0 {
+				cs.putLocked(c.record, c.since(), at.parent, at.name, c.owner.ID())
+				news = true
+			}
+		}
+	}
+	cs.mu.Unlock()
+	if news {
+		cs.keep()
+	}
 }
 
 // keep makes what was recorded outlive the daemon.

@@ -85,7 +85,7 @@
 //	openDir.mu             a listing of a directory: all that it takes
 //	waitList.searching     waitList.mu, advisory.Table, lockstate.Table
 //	waitList.mu            nodeTable.mu
-//	candidates.mu          nodeTable.mu, the store's
+//	candidates.mu          nodeTable.mu, lockstate.Table, the store's
 //	lockLooks.mu           nodeTable.mu
 //	expiry.mu              lockstate.Table
 //	lostKeys.mu            lockstate.Table

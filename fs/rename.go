@@ -342,6 +342,9 @@ func (fs *FS) renamed(m *renaming) {
 			m.src.node.relink(m.from, m.to)
 		}
 	}
+	if m.srcDir != nil || m.dstDir != nil {
+		fs.cands.moved()
+	}
 	// The kernel may have kept the attributes, which a lock file's observers are
 	// not to see (A11).
 	if fs.isLockName(m.from.parent, m.from.name) {

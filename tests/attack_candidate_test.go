@@ -432,7 +432,12 @@ func TestR4AttackCandidateElsewhere(t *testing.T) {
 		"renamed": {
 			goes:   func(m *Mount, parent *Agent) { parent.must("rename", m.At("D"), m.At("E")) },
 			called: "D",
-			ends:   func(m *Mount, maker *Agent) { m.restart(maker.Kill) },
+			ends: func(m *Mount, maker *Agent) {
+				m.restart(maker.Kill)
+				if left := readNames(m.t, m.Back("E")); len(left) > 0 {
+					m.t.Errorf("its candidate is left: %q", left)
+				}
+			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
