@@ -3,6 +3,7 @@ package fs
 import (
 	"encoding/binary"
 	"strings"
+	"sync"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -62,6 +63,9 @@ func (fs *FS) lookupSelf(h *fuse.InHeader, out *fuse.EntryOut) fuse.Status {
 
 // entryOf fails with EAGAIN if the file was not where it was found.
 func (fs *FS) entryOf(h *fuse.InHeader, out *fuse.EntryOut) error {
+	if fs.copiedUp.follows(h.Pid) {
+		return unix.ESTALE
+	}
 	n := fs.nodes.toldOf(h.NodeId, func(n *node) *node { return n })
 	if n == nil {
 		ino, ok := inoOf(h.NodeId)
@@ -198,4 +202,43 @@ func opensByIno(root int) bool {
 	}
 	defer unix.Close(fd)
 	return statAt(fd, "", &found) == nil && found.Ino == st.Ino
+}
+
+// copiedUp is which threads have just read where a file was copied up from: for an overlay
+// that has its layers in the mount, and looks for that next, by its handle. What the
+// kernel finds so has no name, which FUSE takes for a name that is gone: at the second
+// look overlayfs answers ESTALE for the copy, and goes on to. A handle that leads nowhere
+// it can do without.
+type copiedUp struct {
+	mu sync.Mutex
+	// Most need not look, as the kernel has the file: such threads leave with the older ones.
+	tids, older map[uint32]bool
+}
+
+// read takes note that an attribute of n was read. Of a file that has its last name in an
+// overlay's index the overlay asks whether it is still wanted, and would remove it.
+func (c *copiedUp) read(tid uint32, n *node, attr string) {
+	if attr != "trusted.overlay.origin" && attr != "user.overlay.origin" || n.isDir() || tid == 0 {
+		return
+	}
+	const indexed = "00fb" // what names in an index begin with
+	if n.everyName(func(_ *node, name string) bool { return strings.HasPrefix(name, indexed) }) {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.tids == nil || len(c.tids) == 1024 {
+		c.tids, c.older = make(map[uint32]bool), c.tids
+	}
+	c.tids[tid] = true
+}
+
+// follows reports whether a thread has, once.
+func (c *copiedUp) follows(tid uint32) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	has := c.tids[tid] || c.older[tid]
+	delete(c.tids, tid)
+	delete(c.older, tid)
+	return has
 }

@@ -77,6 +77,7 @@ type FS struct {
 	hot       hotDirs
 	capsOff   capsOff
 	labels    labels
+	copiedUp  copiedUp
 	listers   listers
 	ahead     readahead
 	lockLooks lockLooks

@@ -50,6 +50,7 @@ func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, de
 	switch err {
 	case nil:
 		fs.labels.seen(attr)
+		fs.copiedUp.read(h.Pid, n, attr)
 	case unix.ENODATA:
 		err = fs.labels.missing(attr)
 	case unix.EOPNOTSUPP:

@@ -114,6 +114,50 @@ func TestM2OverlayLinks(t *testing.T) {
 	}
 }
 
+// TestM2OverlayForgotten: an overlay that has its layers in the mount shows the files that
+// it has copied up also when the kernel has forgotten both, as for want of memory. It drops
+// what all of the machine has in its cache.
+func TestM2OverlayForgotten(t *testing.T) {
+	need(t, "root", "fuse")
+	for _, opts := range []string{"index=off", "index=on", "index=on,nfs_export=on"} {
+		t.Run(opts, func(t *testing.T) {
+			m := mount(t)
+			merged := tempDir(t)
+			openDir(t, merged)
+			for _, name := range []string{"D", "D/lower", "D/upper", "D/work"} {
+				openDir(t, m.At(name))
+			}
+			r := sh(t, m.At("D"), `
+				cd lower && echo first >f && ln f g && ln f h && cp f i && cd .. &&
+				mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work,`+opts+` `+merged)
+			if r.Status != 0 {
+				t.Skipf("no such overlay can be mounted here: %v", r)
+			}
+			t.Cleanup(func() { unix.Unmount(merged, unix.MNT_DETACH) })
+			forget := func() { mustDo(t, os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0o200)) }
+			mustDo(t, os.WriteFile(filepath.Join(merged, "f"), []byte("second"), 0o644))
+			mustDo(t, os.WriteFile(filepath.Join(merged, "i"), []byte("second"), 0o644))
+			mustDo(t, os.Remove(filepath.Join(merged, "f")))
+			forget()
+			want := map[string]string{"g": "first\n", "h": "first\n", "i": "second"}
+			if strings.HasPrefix(opts, "index=on") {
+				want["g"], want["h"] = "second", "second" // the index has the names for one file still
+			}
+			for range 3 {
+				for name, content := range want {
+					for range 2 { // the first look finds it, the second has to agree
+						got, err := os.ReadFile(filepath.Join(merged, name))
+						if err != nil || string(got) != content {
+							t.Errorf("%s: %q, %v, want %q", name, got, err, content)
+						}
+					}
+				}
+				forget()
+			}
+		})
+	}
+}
+
 // TestS1Overlay: locks outlive the daemon where directories have other inode numbers
 // afterwards. It drops what all of the machine has in its cache.
 func TestS1Overlay(t *testing.T) {
