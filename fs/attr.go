@@ -73,7 +73,7 @@ func (fs *FS) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 		return n.candidate().attr(out)
 	}
 	if n.vanished() && !fs.handles.any(func(h *handle) bool { return h.node == n }) {
-		return fuse.Status(unix.ESTALE)
+		return fs.stale.goneAttr(&in.InHeader)
 	}
 	var h *handle
 	if in.Flags()&fuse.FUSE_GETATTR_FH != 0 {
@@ -83,6 +83,9 @@ func (fs *FS) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 	if err := fs.stat(n, h, &st); err != nil {
 		if fs.nodes.get(in.NodeId) != n {
 			return fs.GetAttr(cancel, in, out) // it was private a moment ago
+		}
+		if h == nil && !n.isDir() && err == unix.ESTALE {
+			return fs.stale.goneAttr(&in.InHeader)
 		}
 		return statusOf(err)
 	}

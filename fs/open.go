@@ -80,12 +80,8 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 		}
 		n = fs.nodes.get(in.NodeId)
 	}
-	if n.vanished() {
-		fs.stale.found(true, true, &in.InHeader) // it is not told so again, should that have been the last of it
-		return fuse.Status(unix.ESTALE)
-	}
-	if fs.openedStale(n, in) {
-		return fuse.Status(unix.ESTALE)
+	if n.vanished() || fs.openedStale(n, in) {
+		return fs.stale.gone(true, &in.InHeader)
 	}
 	if in.Flags&unix.O_ACCMODE != unix.O_RDONLY {
 		fs.awaitRoom()
@@ -94,7 +90,7 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	o := opening{r: r, in: in, n: n, out: out}
 	status := fs.attempt(r, false, o.try)
 	if status == fuse.Status(unix.ESTALE) {
-		fs.stale.found(true, true, &in.InHeader) // by whatever: it is not told so again
+		status = fs.stale.gone(true, &in.InHeader) // by whatever
 	}
 	return status
 }

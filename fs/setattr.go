@@ -30,7 +30,7 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		h = fs.handles.get(fh, in.NodeId)
 	}
 	if h == nil && fs.changedStale(n, &in.InHeader, in.Valid&fuse.FATTR_SIZE != 0) {
-		return fuse.Status(unix.ESTALE)
+		return fs.stale.gone(n.isFile(), &in.InHeader)
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: setAttrName(in), node: n}
 	prepares := preparesLock(in) && r.waitsWith(n)
@@ -41,9 +41,8 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		return fs.SetAttr(cancel, in, out) // it was private a moment ago
 	}
 	switch {
-	case status == fuse.Status(unix.ESTALE):
-		fs.stale.found(true, n.isFile(), &in.InHeader) // by whatever: it is not told so again
-		return status
+	case status == fuse.Status(unix.ESTALE) && h == nil:
+		return fs.stale.gone(n.isFile(), &in.InHeader) // by whatever
 	case status == fuse.OK:
 		fs.touched(r, n)
 	case status == fuse.EBUSY && s.refusal != nil && prepares:

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 )
 
 // When unlink(2) is answered, the kernel goes by the name still until the thread that
@@ -23,6 +24,8 @@ const (
 	// againTime is within which a thread that was told so comes back, also if the daemon
 	// or the backing is stopped meanwhile.
 	againTime = time.Minute
+	// askedTime is within which it mostly does: later it may be in another system call.
+	askedTime = 100 * time.Millisecond
 )
 
 // staleFinds are the threads that are to look again.
@@ -30,7 +33,8 @@ type staleFinds struct {
 	some  atomic.Bool // there are any
 	mu    sync.Mutex
 	byTid map[uint32]*staleFind
-	swept time.Time // when those were forgotten that did not come
+	asked map[uint32]time.Time // when a thread was told so that asked for attributes
+	swept time.Time            // when those were forgotten that did not come
 }
 
 type staleFind struct {
@@ -77,6 +81,57 @@ func (t *staleFinds) found(stale, file bool, h *fuse.InHeader) bool {
 	}
 	t.some.Store(len(t.byTid) > 0)
 	return stale
+}
+
+// gone is the answer to who can't be served by a name that leads nowhere: ESTALE, at which
+// the kernel looks again, and ENOENT to who has done so and found the next that is gone,
+// since the system call would fail with ESTALE then.
+func (t *staleFinds) gone(file bool, h *fuse.InHeader) fuse.Status {
+	if h.Pid == 0 || t.found(true, file, h) && !t.lately(h.Pid) {
+		return fuse.Status(unix.ESTALE)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.forgetLocked(h.Pid)
+	return fuse.ENOENT
+}
+
+// goneAttr is gone for who asks for attributes, as the kernel does on the way to what it
+// is to open, or to change. Nobody is served for having been told so.
+func (t *staleFinds) goneAttr(h *fuse.InHeader) fuse.Status {
+	if h.Pid == 0 {
+		return fuse.Status(unix.ESTALE)
+	}
+	again := t.lately(h.Pid)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if f := t.byTid[h.Pid]; f != nil && f.again == 0 && f.node == h.NodeId && time.Since(f.at) < againTime {
+		again = true
+	}
+	if again {
+		t.forgetLocked(h.Pid)
+		return fuse.ENOENT
+	}
+	if t.asked == nil || len(t.asked) >= maxStale {
+		t.asked = make(map[uint32]time.Time)
+	}
+	t.asked[h.Pid] = time.Now()
+	return fuse.Status(unix.ESTALE)
+}
+
+// lately reports whether a thread was told so when it asked for attributes.
+func (t *staleFinds) lately(tid uint32) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	at, ok := t.asked[tid]
+	return ok && time.Since(at) < askedTime
+}
+
+// forgetLocked takes note that a thread has heard of its end.
+func (t *staleFinds) forgetLocked(tid uint32) {
+	delete(t.asked, tid)
+	delete(t.byTid, tid)
+	t.some.Store(len(t.byTid) > 0)
 }
 
 // looked takes note of what a thread has looked up: 0 says that there is no such name.

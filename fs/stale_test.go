@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 )
 
 // TestStaleFinds: a thread is told once in a system call to look again, however often the
@@ -43,6 +44,44 @@ func TestStaleFinds(t *testing.T) {
 		}
 		if got := finds.found(step.stale, !step.names, h); got != step.want {
 			t.Errorf("step %d: found(%t) of request %d by %d = %t, want %t", i, step.stale, step.unique, step.tid, got, step.want)
+		}
+	}
+}
+
+// TestStaleGone: a thread hears ESTALE once in a system call, be it told so when it asks for
+// attributes, and ENOENT at the next file that is gone. Then it is in another one.
+func TestStaleGone(t *testing.T) {
+	var finds staleFinds
+	for i, step := range []struct {
+		tid  uint32
+		attr bool // it asks for attributes
+		node uint64
+		want unix.Errno
+	}{
+		{tid: 1, node: 1, want: unix.ESTALE},
+		{tid: 1, node: 2, want: unix.ENOENT},
+		{tid: 1, node: 3, want: unix.ESTALE},
+		{tid: 2, attr: true, node: 1, want: unix.ESTALE},
+		{tid: 2, node: 2, want: unix.ENOENT},
+		{tid: 2, attr: true, node: 3, want: unix.ESTALE},
+		{tid: 2, attr: true, node: 4, want: unix.ENOENT},
+		{tid: 3, node: 1, want: unix.ESTALE},
+		{tid: 3, attr: true, node: 2, want: unix.ENOENT},
+		{tid: 3, node: 3, want: unix.ESTALE},
+		{tid: 0, node: 1, want: unix.ESTALE},
+		{tid: 0, attr: true, node: 2, want: unix.ESTALE},
+	} {
+		h := &fuse.InHeader{Unique: uint64(i + 1), NodeId: step.node}
+		h.Pid = step.tid
+		finds.looked(step.tid, step.node)
+		got := fuse.Status(0)
+		if step.attr {
+			got = finds.goneAttr(h)
+		} else {
+			got = finds.gone(true, h)
+		}
+		if got != fuse.Status(step.want) {
+			t.Errorf("step %d: %v, want %v", i, got, step.want)
 		}
 	}
 }

@@ -259,3 +259,50 @@ func names(path string, d time.Duration) (string, error) {
 	}
 	return strings.Join(slices.Sorted(maps.Keys(heard)), ", "), nil
 }
+
+// TestAttackDying attacks M2: who opens a lock file by its name, or asks for it, while its
+// owners die one after the other, finds it or does not, as in a bare directory: of the
+// kernel's second look, at a file that is gone as well, nobody hears.
+func TestAttackDying(t *testing.T) {
+	const crowd, duration = 4, 4 * time.Second
+	byTransport(t, func(t *testing.T, opts ...string) {
+		m := mount(t, opts...)
+		openDir(t, m.Back("D"))
+		var answers []func() string
+		for range crowd {
+			answers = append(answers, agent(t).StartGet("looks", m.At("D", "devserver"), duration.String()))
+		}
+		deaths := 0
+		for end := time.Now().Add(duration); time.Now().Before(end); deaths++ {
+			a := agent(t)
+			temp := m.At("D", "t."+itoa(a.Pid))
+			for a.Try("creat", temp, "wronly,creat,excl") != "ok" {
+			}
+			a.Try("rename", temp, m.At("D", "devserver"))
+			a.Kill()
+		}
+		for _, answer := range answers {
+			for _, one := range strings.Split(answer(), ", ") {
+				if i := strings.LastIndexByte(one, ' '); !oneOf(one[i+1:], "ok|ENOENT") {
+					t.Errorf("%s, after %d deaths; want ok or ENOENT", one, deaths)
+				}
+			}
+		}
+	})
+}
+
+// looks is one of those processes, as names is.
+func looks(path string, d time.Duration) (string, error) {
+	heard := map[string]bool{}
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		for call, flags := range map[string]int{"open": unix.O_RDWR, "open to read": unix.O_RDONLY} {
+			fd, err := unix.Open(path, flags, 0)
+			if heard[call+" "+errnoName(err)] = true; err == nil {
+				unix.Close(fd)
+			}
+		}
+		var st unix.Stat_t
+		heard["stat "+errnoName(unix.Stat(path, &st))] = true
+	}
+	return strings.Join(slices.Sorted(maps.Keys(heard)), ", "), nil
+}

@@ -296,10 +296,13 @@ func (h *hands) do(w []string) (out string, err error) {
 		return errnoName(<-done), nil
 	case "line": // line flock|flockone|fcntl|mkdir|mkdirs PATH N: so many threads want it; tells how they fared
 		return line(w[1], w[2], int(number(w[3], 0)))
-	case "names": // names PATH DURATION: makes, opens and removes it all the time; tells what it heard
+	case "looks", "names": // looks PATH DURATION: opens it all the time; names makes and removes it, too; tell what they heard
 		d, err := time.ParseDuration(w[2])
 		if err != nil {
 			return "", err
+		}
+		if w[0] == "looks" {
+			return looks(w[1], d)
 		}
 		return names(w[1], d)
 	case "killafter": // killafter PID SYSCALL
