@@ -59,12 +59,14 @@ func TestUmountPassing(t *testing.T) {
 			inside := exec.Command("sleep", "300")
 			inside.Dir = m.Path
 			p := startCmd(t, inside)
-			m.inject(&fault{call: unix.SYS_OPENAT, times: 1, is: func(a asked) bool {
-				if a.path(1) == "/proc/"+itoa(p.Pid())+"/comm" {
-					p.Kill()
-				}
-				return false
-			}})
+			m.inject(
+				&fault{call: unix.SYS_UMOUNT2, errno: unix.EBUSY, times: 2}, // the kernel may let go later
+				&fault{call: unix.SYS_OPENAT, times: 1, is: func(a asked) bool {
+					if a.path(1) == "/proc/"+itoa(p.Pid())+"/comm" {
+						p.Kill()
+					}
+					return false
+				}})
 		},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stagefs/stagefs/fs"
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
@@ -24,6 +26,9 @@ type mountUser struct {
 }
 
 func (u mountUser) wasSeen() bool { return u.seen }
+
+// hasEnded reports whether the process has: the kernel may let go a moment later.
+func (u mountUser) hasEnded() bool { return u.pid != 0 && unix.Kill(u.pid, 0) == unix.ESRCH }
 
 func (u mountUser) String() string {
 	if u.pid == 0 {

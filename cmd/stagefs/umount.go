@@ -71,6 +71,7 @@ func (c *command) umountAction(ctx *cli.Context) error {
 		time.Sleep(5 * time.Millisecond)
 		users = mountUsers(mount)
 		err = c.unmount(path, lazy) // who was seen may have left: the look takes long
+		users = slices.DeleteFunc(users, mountUser.hasEnded)
 	}
 	switch {
 	case errors.Is(err, unix.EBUSY), errors.Is(err, fs.ErrMountpointBusy):
