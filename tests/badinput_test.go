@@ -284,8 +284,18 @@ func TestNoMount(t *testing.T) {
 	}
 	m := mount(t)
 	for _, args := range [][]string{
-		{"umount"}, {"mount", "--replace"}, {"mount", "-o", "remount,ro"}, {"locks"}, {"why"}, {"events"}, {"release"}, {"check"}, {"wait"}, {"acquire"},
-		{"break", "--why", "x"}, {"quarantine"},
+		{"umount"},
+		{"mount", "--replace"},
+		{"mount", "-o", "remount,ro"},
+		{"locks"},
+		{"why"},
+		{"events"},
+		{"release"},
+		{"check"},
+		{"wait"},
+		{"acquire"},
+		{"break", "--why", "x"},
+		{"quarantine"},
 	} {
 		wantRefusal(t, "69", []string{m.Dir + " is ", "no stagefs mount: it is served at " + m.Path}, append(args, m.Dir)...)
 	}

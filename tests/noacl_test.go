@@ -33,8 +33,12 @@ func TestM2NoACL(t *testing.T) {
 	m := mountDir(t, dir, filepath.Join(tempDir(t), "mnt"))
 	for who, a := range map[string]*Agent{"root": agent(t), "a user": stranger(t)} {
 		for _, step := range [][]string{
-			{"readdir", "sub"}, {"stat", "sub/file"}, {"read", "sub/file"}, {"open", "f", "sub/file", "rdwr"},
-			{"getxattr", "sub/file", "user.key"}, {"creat", "sub/new", "wronly,creat"},
+			{"readdir", "sub"},
+			{"stat", "sub/file"},
+			{"read", "sub/file"},
+			{"open", "f", "sub/file", "rdwr"},
+			{"getxattr", "sub/file", "user.key"},
+			{"creat", "sub/new", "wronly,creat"},
 		} {
 			at := func(dir string) string {
 				args := append([]string(nil), step...)

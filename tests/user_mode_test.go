@@ -20,9 +20,19 @@ func TestM2UserMode(t *testing.T) {
 	openDir(t, plain)
 	type step struct{ op, args string }
 	made := []step{
-		{"write", "f data"}, {"pwrite", "f x 4 100"}, {"ftruncate", "f 2"}, {"fallocate", "f 0 0 8"},
-		{"pread", "f 8 0"}, {"seek", "f hole 0"}, {"fsync", "f"}, {"fstat", "f"},
-		{"fchmod", "f 0"}, {"write", "f more"}, {"ftruncate", "f 5"}, {"pread", "f 8 0"}, {"fsync", "f"},
+		{"write", "f data"},
+		{"pwrite", "f x 4 100"},
+		{"ftruncate", "f 2"},
+		{"fallocate", "f 0 0 8"},
+		{"pread", "f 8 0"},
+		{"seek", "f hole 0"},
+		{"fsync", "f"},
+		{"fstat", "f"},
+		{"fchmod", "f 0"},
+		{"write", "f more"},
+		{"ftruncate", "f 5"},
+		{"pread", "f 8 0"},
+		{"fsync", "f"},
 	}
 	play := func(dir string) string {
 		var log strings.Builder
