@@ -327,11 +327,9 @@ func TestM2BusyExecutable(t *testing.T) {
 		t.Errorf("it was executed while it was mapped writable")
 	}
 	a.must("munmap", "map")
-	run := exec.Command(path, "60")
-	startCmd(t, run)
+	p := startCmd(t, exec.Command(path, "60"))
 	a.want("ETXTBSY", "open", "h", path, "wronly")
-	mustDo(t, unix.Kill(run.Process.Pid, unix.SIGKILL))
-	run.Wait()
+	p.Kill()
 
 	// Nor does a writer that has closed it keep anybody from that, while another has
 	// it open by which nothing can be written.
