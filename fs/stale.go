@@ -33,8 +33,13 @@ type staleFinds struct {
 	some  atomic.Bool // there are any
 	mu    sync.Mutex
 	byTid map[uint32]*staleFind
-	asked map[uint32]time.Time // when a thread was told so that asked for attributes
-	swept time.Time            // when those were forgotten that did not come
+	asked map[uint32]staleAsk // threads that were told so when they asked for attributes
+	swept time.Time           // when those were forgotten that did not come
+}
+
+type staleAsk struct {
+	at   time.Time
+	node uint64 // what it has looked up since, or 0
 }
 
 type staleFind struct {
@@ -68,6 +73,7 @@ func (t *staleFinds) found(stale, file bool, h *fuse.InHeader) bool {
 	if now.Sub(t.swept) > againTime {
 		t.swept = now
 		maps.DeleteFunc(t.byTid, func(_ uint32, f *staleFind) bool { return now.Sub(f.at) > againTime })
+		maps.DeleteFunc(t.asked, func(_ uint32, a staleAsk) bool { return now.Sub(a.at) > askedTime })
 	}
 	if stale && len(t.byTid) >= maxStale {
 		maps.DeleteFunc(t.byTid, func(_ uint32, f *staleFind) bool { return f.again != 0 })
@@ -79,7 +85,7 @@ func (t *staleFinds) found(stale, file bool, h *fuse.InHeader) bool {
 		}
 		t.byTid[h.Pid] = &staleFind{at: now, told: h.Unique, node: h.NodeId}
 	}
-	t.some.Store(len(t.byTid) > 0)
+	t.some.Store(len(t.byTid)+len(t.asked) > 0)
 	return stale
 }
 
@@ -87,11 +93,12 @@ func (t *staleFinds) found(stale, file bool, h *fuse.InHeader) bool {
 // the kernel looks again, and ENOENT to who has done so and found the next that is gone,
 // since the system call would fail with ESTALE then.
 func (t *staleFinds) gone(file bool, h *fuse.InHeader) fuse.Status {
-	if h.Pid == 0 || t.found(true, file, h) && !t.lately(h.Pid) {
-		return fuse.Status(unix.ESTALE)
-	}
+	first := h.Pid == 0 || t.found(true, file, h)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if first && !t.askedLocked(h) {
+		return fuse.Status(unix.ESTALE)
+	}
 	t.forgetLocked(h.Pid)
 	return fuse.ENOENT
 }
@@ -102,9 +109,9 @@ func (t *staleFinds) goneAttr(h *fuse.InHeader) fuse.Status {
 	if h.Pid == 0 {
 		return fuse.Status(unix.ESTALE)
 	}
-	again := t.lately(h.Pid)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	again := t.askedLocked(h)
 	if f := t.byTid[h.Pid]; f != nil && f.again == 0 && f.node == h.NodeId && time.Since(f.at) < againTime {
 		again = true
 	}
@@ -113,25 +120,25 @@ func (t *staleFinds) goneAttr(h *fuse.InHeader) fuse.Status {
 		return fuse.ENOENT
 	}
 	if t.asked == nil || len(t.asked) >= maxStale {
-		t.asked = make(map[uint32]time.Time)
+		t.asked = make(map[uint32]staleAsk)
 	}
-	t.asked[h.Pid] = time.Now()
+	t.asked[h.Pid] = staleAsk{at: time.Now()}
+	t.some.Store(true)
 	return fuse.Status(unix.ESTALE)
 }
 
-// lately reports whether a thread was told so when it asked for attributes.
-func (t *staleFinds) lately(tid uint32) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	at, ok := t.asked[tid]
-	return ok && time.Since(at) < askedTime
+// askedLocked reports whether a thread was told so when it asked for attributes, and has
+// come back to what it has looked up since.
+func (t *staleFinds) askedLocked(h *fuse.InHeader) bool {
+	a := t.asked[h.Pid]
+	return a.node != 0 && a.node == h.NodeId && time.Since(a.at) < askedTime
 }
 
 // forgetLocked takes note that a thread has heard of its end.
 func (t *staleFinds) forgetLocked(tid uint32) {
 	delete(t.asked, tid)
 	delete(t.byTid, tid)
-	t.some.Store(len(t.byTid) > 0)
+	t.some.Store(len(t.byTid)+len(t.asked) > 0)
 }
 
 // looked takes note of what a thread has looked up: 0 says that there is no such name.
@@ -143,6 +150,14 @@ func (t *staleFinds) looked(tid uint32, node uint64) {
 	defer t.mu.Unlock()
 	if f := t.byTid[tid]; f != nil {
 		f.node = node
+	}
+	switch a, ok := t.asked[tid]; {
+	case !ok:
+	case node == 0 || time.Since(a.at) >= askedTime:
+		delete(t.asked, tid)
+	default:
+		a.node = node
+		t.asked[tid] = a
 	}
 }
 

@@ -57,6 +57,7 @@ func TestStaleGone(t *testing.T) {
 		attr bool // it asks for attributes
 		node uint64
 		want unix.Errno
+		not  bool // it finds no name before, and then comes to a file without a look
 	}{
 		{tid: 1, node: 1, want: unix.ESTALE},
 		{tid: 1, node: 2, want: unix.ENOENT},
@@ -68,12 +69,18 @@ func TestStaleGone(t *testing.T) {
 		{tid: 3, node: 1, want: unix.ESTALE},
 		{tid: 3, attr: true, node: 2, want: unix.ENOENT},
 		{tid: 3, node: 3, want: unix.ESTALE},
+		{tid: 4, attr: true, node: 1, want: unix.ESTALE},
+		{tid: 4, node: 2, want: unix.ESTALE, not: true},
 		{tid: 0, node: 1, want: unix.ESTALE},
 		{tid: 0, attr: true, node: 2, want: unix.ESTALE},
 	} {
 		h := &fuse.InHeader{Unique: uint64(i + 1), NodeId: step.node}
 		h.Pid = step.tid
-		finds.looked(step.tid, step.node)
+		if step.not {
+			finds.looked(step.tid, 0)
+		} else {
+			finds.looked(step.tid, step.node)
+		}
 		got := fuse.Status(0)
 		if step.attr {
 			got = finds.goneAttr(h)
