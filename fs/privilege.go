@@ -205,7 +205,6 @@ func (c *capsOff) take(node uint64, tid uint32) bool {
 
 // mayItself reports whether this process has a capability.
 func mayItself(capability uint) bool {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	return unix.Capget(&header, &data[0]) == nil && data[capability/32].Effective&(1<<(capability%32)) != 0
+	c, err := readCapabilities()
+	return err == nil && c.data[capability/32].Effective&(1<<(capability%32)) != 0
 }
