@@ -3,6 +3,7 @@ package lockstate
 import (
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Check verifies the invariants of the package comment and returns all that
@@ -144,15 +145,18 @@ func (c *checker) dir(d *Dir) (rows, handles int) {
 		c.tokens[r.token] = true
 		rows++
 	}
-	for h := range d.handles {
+	for i, h := range d.handles {
 		c.handles[h]++
 		handles++
+		if at := slices.Index(h.dirs, d); at < 0 || h.at[at] != i {
+			c.failf("I5: a handle in %q does not know that", d.path())
+		}
 	}
 	for name, e := range d.children {
 		if e.parent != d || e.name != name {
 			c.failf("I1: %q does not lead back to its parent", name)
 		}
-		if _, busy := d.busy[e]; busy != (e.rowsBelow+e.handlesBelow > 0) {
+		if busy := e.busyAt > 0; busy != (e.rowsBelow+e.handlesBelow > 0) || busy && d.busy[e.busyAt-1] != e {
 			c.failf("I1: %q is marked busy: %t", name, busy)
 		}
 		r, h := c.dir(e)

@@ -112,8 +112,11 @@ func (t *Table) resolve(p *procid.Process, a *asking) bool {
 
 // mark says of a refusal whether it may be for want of knowledge alone.
 func (a *asking) mark(err error) error {
+	if !a.unsure {
+		return err
+	}
 	var held *HeldError
-	if a.unsure && errors.As(err, &held) {
+	if errors.As(err, &held) {
 		held.Unsure = true
 	}
 	return err

@@ -18,13 +18,14 @@ type Dir struct {
 	gone     bool
 
 	rows    []*row // the last one is in force (A13)
-	handles map[*Handle]struct{}
+	handles []*Handle
 
 	// What is at or below this directory, and the children that have any:
 	// a walk visits no others, however many there are.
 	rowsBelow    int
 	handlesBelow int
-	busy         map[*Dir]struct{}
+	busy         []*Dir
+	busyAt       int // in the parent's busy, from 1; 0: it is not there
 }
 
 // removedPath is that of a directory that is no more. Nothing is there by that path:
@@ -39,11 +40,14 @@ func (d *Dir) path() string {
 		}
 		return "."
 	}
-	var names []string
+	var few [8]string
+	names, size := few[:0], 0
 	for e := d; e.parent != nil; e = e.parent {
 		names = append(names, e.name)
+		size += len(e.name) + 1
 	}
 	var b strings.Builder
+	b.Grow(size)
 	for i := len(names) - 1; i >= 0; i-- {
 		b.WriteString(names[i])
 		if i > 0 {
@@ -98,16 +102,28 @@ func (d *Dir) count(rows, handles int) {
 // markBusy keeps the parent's set of busy children right.
 func (d *Dir) markBusy() {
 	p := d.parent
+	busy := d.rowsBelow+d.handlesBelow > 0
 	switch {
-	case p == nil:
-	case d.rowsBelow+d.handlesBelow == 0:
-		delete(p.busy, d)
+	case p == nil || busy == (d.busyAt > 0):
+	case busy:
+		p.busy = append(p.busy, d)
+		d.busyAt = len(p.busy)
 	default:
-		if p.busy == nil {
-			p.busy = make(map[*Dir]struct{})
-		}
-		p.busy[d] = struct{}{}
+		d.markIdle()
 	}
+}
+
+// markIdle takes d out of its parent's set of busy children. The array stays: the next
+// one comes soon.
+func (d *Dir) markIdle() {
+	if d.busyAt == 0 {
+		return
+	}
+	last := len(d.parent.busy) - 1
+	moved := d.parent.busy[last]
+	d.parent.busy[d.busyAt-1], moved.busyAt = moved, d.busyAt
+	d.parent.busy[last], d.busyAt = nil, 0
+	d.parent.busy = d.parent.busy[:last]
 }
 
 // walkRows calls f with each row at or below d until f returns false.
@@ -120,7 +136,7 @@ func (d *Dir) walkRows(f func(*row) bool) bool {
 			return false
 		}
 	}
-	for c := range d.busy {
+	for _, c := range d.busy {
 		if !c.walkRows(f) {
 			return false
 		}
@@ -134,12 +150,12 @@ func (d *Dir) walkHandles(f func(*Handle) bool) bool {
 	if d.handlesBelow == 0 {
 		return true
 	}
-	for h := range d.handles {
+	for _, h := range d.handles {
 		if !f(h) {
 			return false
 		}
 	}
-	for c := range d.busy {
+	for _, c := range d.busy {
 		if !c.walkHandles(f) {
 			return false
 		}
@@ -292,7 +308,7 @@ func (t *Table) detachLocked(d *Dir) {
 	if d.parent == nil {
 		return
 	}
-	delete(d.parent.busy, d)
+	d.markIdle()
 	d.parent.count(-d.rowsBelow, -d.handlesBelow)
 	delete(d.parent.children, d.name)
 	d.parent = nil
@@ -332,8 +348,8 @@ func (t *Table) removeLocked(d *Dir) []Lock {
 		ended = append(ended, r.lock())
 		t.endLocked(r, Ending{Reason: Removed})
 	}
-	for h := range d.handles {
-		h.leaveLocked(d)
+	for len(d.handles) > 0 {
+		d.handles[0].leaveLocked(d)
 	}
 	p := d.parent
 	t.detachLocked(d)

@@ -17,11 +17,15 @@ type Handle struct {
 	closing   atomic.Bool // see Closing
 
 	// Protected by Table.mu.
-	dirs   []*Dir   // where the file has a name
+	dirs   []*Dir   // where the file has a name,
+	at     []int    // and in which place of their handles this one is
 	name   string   // its name in dirs[0], for listings
 	under  uint64   // token of the lock it was opened under
 	leases []uint64 // those of all that it can be revoked by
 	closed bool
+
+	fewDirs [1]*Dir // spare dirs and at an allocation
+	fewAt   [1]int
 }
 
 // A HandleState describes a write handle.
@@ -260,32 +264,35 @@ func (t *Table) touchOpenLocked(r *row) {
 }
 
 func (h *Handle) leaveAllLocked() {
-	for _, d := range slices.Clone(h.dirs) {
+	for len(h.dirs) > 0 {
+		d := h.dirs[len(h.dirs)-1]
 		h.leaveLocked(d)
 		h.t.pruneLocked(d)
 	}
 }
 
 func (h *Handle) enterLocked(d *Dir) {
-	if _, ok := d.handles[h]; ok || d.gone {
+	if d.gone || slices.Contains(h.dirs, d) {
 		return
 	}
-	if d.handles == nil {
-		d.handles = make(map[*Handle]struct{})
+	if h.dirs == nil {
+		h.dirs, h.at = h.fewDirs[:0], h.fewAt[:0]
 	}
-	d.handles[h] = struct{}{}
+	h.dirs, h.at = append(h.dirs, d), append(h.at, len(d.handles))
+	d.handles = append(d.handles, h)
 	d.count(0, 1)
-	h.dirs = append(h.dirs, d)
 }
 
 func (h *Handle) leaveLocked(d *Dir) {
-	if _, ok := d.handles[h]; !ok {
+	i := slices.Index(h.dirs, d)
+	if i < 0 {
 		return
 	}
-	delete(d.handles, h)
-	if len(d.handles) == 0 {
-		d.handles = nil
-	}
+	last := len(d.handles) - 1
+	moved := d.handles[last]
+	d.handles[h.at[i]], moved.at[slices.Index(moved.dirs, d)] = moved, h.at[i]
+	d.handles[last] = nil
+	d.handles = d.handles[:last]
+	h.dirs, h.at = slices.Delete(h.dirs, i, i+1), slices.Delete(h.at, i, i+1)
 	d.count(0, -1)
-	h.dirs = slices.DeleteFunc(h.dirs, func(e *Dir) bool { return e == d })
 }
