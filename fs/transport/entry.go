@@ -177,7 +177,7 @@ func (e *entry) run() {
 	q.threads.Add(1)
 	defer q.threads.Add(-1)
 	var done ringCQE
-	var has bool
+	var has, serving bool
 	var err error
 	if e.place == nil {
 		if done, has, err = e.register(); err != nil {
@@ -204,7 +204,7 @@ func (e *entry) run() {
 			e.broken(unix.Errno(-done.res))
 			return
 		}
-		if !q.conn.awaitServing() {
+		if serving = serving || c.awaitServing(); !serving {
 			q.idle.Add(-1)
 			return
 		}

@@ -127,8 +127,7 @@ func (c *conn) carryOut(q *quick, cancel <-chan struct{}, in, out [][]byte) int 
 // headerOf returns the header of a request whose parts are in.
 func headerOf(in [][]byte) *fuse.InHeader { return (*fuse.InHeader)(unsafe.Pointer(&in[0][0])) }
 
-// raw asks the file system, and returns its answer, which may be in out: that is
-// where the names of the request are, too.
+// raw is ask, or EIO if that panics.
 func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte, out []byte) (status fuse.Status, data []byte) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -136,6 +135,12 @@ func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte, out []byte) (s
 			status = fuse.EIO
 		}
 	}()
+	return c.ask(q, cancel, in, out)
+}
+
+// ask has the file system answer, which may be in out: that is where the names of the
+// request are, too. It has many returns, and so defers nothing: that costs more then.
+func (c *conn) ask(q *quick, cancel <-chan struct{}, in [][]byte, out []byte) (status fuse.Status, data []byte) {
 	names, ok := q.load(in)
 	if !ok {
 		return fuse.EIO, nil
