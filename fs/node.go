@@ -47,7 +47,7 @@ type nodeMore struct {
 	big     bool     // and much room with it
 	round   uint64   // nodeTable.round when it was given that; 0: the kernel does not know that its name is gone
 	pins    int      // uses by the daemon itself
-	writers map[*lockstate.Handle]struct{}
+	writers []*lockstate.Handle
 
 	leaving  atomic.Int32  // how many names in this directory are about to go, see FS.unlink
 	removals atomic.Uint64 // how many names in this directory have gone; changed with nodeTable.mu held

@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"slices"
+
 	"github.com/stagefs/stagefs/lockstate"
 )
 
@@ -22,7 +24,7 @@ func (n *node) tellHandlesLocked() bool {
 		return false
 	}
 	dirs, name := n.coveringLocked()
-	for h := range m.writers {
+	for _, h := range m.writers {
 		h.Moved(name, dirs...)
 	}
 	return true
@@ -62,31 +64,34 @@ func (n *node) writers() []*lockstate.Handle {
 	n.tab.mu.RLock()
 	defer n.tab.mu.RUnlock()
 	m := n.more.Load()
-	if m == nil || len(m.writers) == 0 {
+	if m == nil {
 		return nil
 	}
-	hs := make([]*lockstate.Handle, 0, len(m.writers))
-	for h := range m.writers {
-		hs = append(hs, h)
-	}
-	return hs
+	return slices.Clone(m.writers)
 }
 
 func (n *node) addWriter(h *lockstate.Handle) {
 	n.tab.mu.Lock()
 	defer n.tab.mu.Unlock()
 	m := n.needLocked()
-	if m.writers == nil {
-		m.writers = make(map[*lockstate.Handle]struct{})
-	}
-	m.writers[h] = struct{}{}
+	m.writers = append(m.writers, h)
 }
 
 func (n *node) removeWriter(h *lockstate.Handle) {
 	n.tab.mu.Lock()
 	defer n.tab.mu.Unlock()
 	if m := n.more.Load(); m != nil {
-		delete(m.writers, h)
+		m.writers = without(m.writers, h)
 		n.tidyLocked()
 	}
+}
+
+// without returns the list less h, in any order.
+func without(hs []*lockstate.Handle, h *lockstate.Handle) []*lockstate.Handle {
+	i, last := slices.Index(hs, h), len(hs)-1
+	if i < 0 {
+		return hs
+	}
+	hs[i], hs[last] = hs[last], nil
+	return hs[:last]
 }
