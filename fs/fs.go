@@ -2,7 +2,6 @@ package fs
 
 import (
 	"log/slog"
-	"path"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,6 +39,9 @@ type FS struct {
 	root     *node
 	handles  handleTable
 	pass     passthrough
+
+	names struct{ lock, shared, candidate nameSet } // of opts, sorted out
+
 	spare    budget
 	linger   lingers
 	advisory *advisory.Table
@@ -103,6 +105,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 		opts:          o, log: o.Log, table: table, procs: procs,
 		privileged: unix.Geteuid() == 0, uid: uint32(unix.Geteuid()),
 	}
+	fs.setNames(o.LockNames, o.SharedNames, o.Candidates)
 	var err error
 	if fs.caps, err = readCapabilities(); err != nil {
 		return nil, err
@@ -224,38 +227,11 @@ func (fs *FS) notifyDir(n *node) {
 // isLockName reports whether an entry called name in parent is a lock file.
 // The root has none: it is never locked (C4).
 func (fs *FS) isLockName(parent *node, name string) bool {
-	return parent != fs.root && !fs.opts.NoLocking && matchesAny(fs.opts.LockNames, name)
+	return parent != fs.root && !fs.opts.NoLocking && fs.names.lock.has(name)
 }
 
 // isSharedName reports whether no lock covers a file of this name, although one
 // covers its directory (W5).
 func (fs *FS) isSharedName(parent *node, name string) bool {
-	return len(fs.opts.SharedNames) > 0 && matchesAny(fs.opts.SharedNames, name) && !fs.isLockName(parent, name)
-}
-
-// matchesAny reports whether a name is one of those given, or matches a pattern among them.
-func matchesAny(patterns []string, name string) bool {
-	for _, p := range patterns {
-		if p == name {
-			return true
-		}
-		if !isPattern(p) {
-			continue
-		}
-		if ok, _ := path.Match(p, name); ok {
-			return true
-		}
-	}
-	return false
-}
-
-// isPattern is strings.ContainsAny, which takes longer to prepare than to look.
-func isPattern(p string) bool {
-	for i := range len(p) {
-		switch p[i] {
-		case '*', '?', '[', '\\':
-			return true
-		}
-	}
-	return false
+	return fs.names.shared.has(name) && !fs.isLockName(parent, name)
 }

@@ -14,7 +14,8 @@ import (
 func TestLinkSet(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		root := &node{}
-		fs := &FS{opts: Options{LockNames: []string{"devserver*"}, SharedNames: []string{"stamp*"}}, root: root}
+		fs := &FS{root: root}
+		fs.setNames([]string{"devserver*"}, []string{"stamp*"}, nil)
 		tab := newNodeTable(lockstate.New(lockstate.Options{}))
 		tab.shared, tab.isLockName, tab.drop = fs.isSharedName, fs.isLockName, func(_ *node, doomed []int) []int { return doomed }
 		parents := []*node{root}

@@ -139,8 +139,9 @@ func (o *Options) Validate() error {
 			}
 		}
 	}
+	lockNames := newNameSet(o.lockNames())
 	for _, n := range o.SharedNames {
-		if !isPattern(n) && matchesAny(o.lockNames(), n) {
+		if !isPattern(n) && lockNames.has(n) {
 			return &OptionError{"shared name", n, "is a lock file's name"}
 		}
 	}

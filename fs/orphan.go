@@ -58,7 +58,7 @@ func (o *orphanList) walk(fs *FS, dir string) {
 	var subdirs []string
 	eachEntry(fd, func(e dirEntry) bool {
 		switch {
-		case dir != "." && matchesAny(fs.opts.LockNames, e.name):
+		case dir != "." && fs.names.lock.has(e.name):
 			if fs.isOrphan(dir, e.name) {
 				o.add(orphanAt{dir, e.name})
 			}

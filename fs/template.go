@@ -63,10 +63,13 @@ func isThisHost(name string) bool {
 
 // isAddedName is for the patterns of the mount.
 func (fs *FS) isAddedName(name string) bool {
-	return len(fs.opts.Candidates) > 0 && matchesAny(fs.opts.Candidates, name)
+	return fs.names.candidate.has(name)
 }
 
 func hasTemplate(name string) bool {
+	if strings.IndexByte(name, '.') < 0 {
+		return false // all have one
+	}
 	return isPythonName(name) || isLiblockfileName(name) || isProcmailName(name)
 }
 

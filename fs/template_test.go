@@ -8,7 +8,8 @@ import (
 
 // A9: the names that the real programs make, and names that builds have.
 func TestMayBeCandidate(t *testing.T) {
-	fs := &FS{opts: Options{Candidates: []string{"*.cand"}}}
+	fs := &FS{}
+	fs.setNames(nil, nil, []string{"*.cand"})
 	for name, want := range map[string]bool{
 		"vm-7f3a2b40.1234-5678901234567": true,
 		"vm-7f3a2b40.12345678901234567":  true,
