@@ -59,6 +59,33 @@ func (c *cName) set(name string) bool {
 	return len(name) < len(c) && copy(c[:], name) == len(name) && strings.IndexByte(name, 0) < 0
 }
 
+func unlinkAt(dir int, name string, flags int) error {
+	var c cName
+	if !c.set(name) {
+		return unix.Unlinkat(dir, name, flags)
+	}
+	_, _, errno := unix.Syscall(unix.SYS_UNLINKAT, uintptr(dir), uintptr(unsafe.Pointer(&c)), uintptr(flags))
+	return errnoErr(errno)
+}
+
+func mkdirAt(dir int, name string, mode uint32) error {
+	var c cName
+	if !c.set(name) {
+		return unix.Mkdirat(dir, name, mode)
+	}
+	_, _, errno := unix.Syscall(unix.SYS_MKDIRAT, uintptr(dir), uintptr(unsafe.Pointer(&c)), uintptr(mode))
+	return errnoErr(errno)
+}
+
+func renameAt(from int, old string, to int, now string, flags uint) error {
+	var o, n cName
+	if !o.set(old) || !n.set(now) {
+		return unix.Renameat2(from, old, to, now, flags)
+	}
+	_, _, errno := unix.Syscall6(unix.SYS_RENAMEAT2, uintptr(from), uintptr(unsafe.Pointer(&o)), uintptr(to), uintptr(unsafe.Pointer(&n)), uintptr(flags), 0)
+	return errnoErr(errno)
+}
+
 func errnoErr(errno unix.Errno) error {
 	if errno != 0 {
 		return errno

@@ -29,6 +29,8 @@ type making struct {
 
 	linked []*lockstate.Dir // where a file that gets another name has names
 
+	few [1]*lockstate.Dir // spares covered an allocation
+
 	// Results.
 	st   unix.Statx_t
 	node *node
@@ -162,7 +164,8 @@ func (m *making) covered(fs *FS) []*lockstate.Dir {
 	if r := m.r; r.op == "create" && fs.isSharedName(r.parent, r.name) && !fs.table.Sealed(r.parent.dir) {
 		return nil // W5
 	}
-	return []*lockstate.Dir{m.r.parent.dir}
+	m.few[0] = m.r.parent.dir
+	return m.few[:]
 }
 
 // admitLock acquires the directory of a lock file that is about to be made; file

@@ -121,6 +121,11 @@ func (fs *FS) lookup(h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Sta
 		fs.ns.RLock()
 	}
 	defer fs.ns.RUnlock()
+	return fs.lookupIn(parent, h, name, uncached, out)
+}
+
+// lookupIn asks the backing. The caller holds FS.ns.
+func (fs *FS) lookupIn(parent *node, h *fuse.InHeader, name string, uncached bool, out *fuse.EntryOut) fuse.Status {
 	d, err := fs.back.dir(parent)
 	if err != nil {
 		return statusOf(err)

@@ -121,6 +121,15 @@ func (n *node) relink(old, now link) {
 func (n *node) renamed(old, now link) bool {
 	n.tab.mu.Lock()
 	defer n.tab.unlock()
+	if old.parent != nil && now.parent != nil && old != now && n.knownLocked() == 1 && n.firstLocked() == old {
+		n.setFirstLocked(now)
+		now.parent.more.Load().kids++
+		m := old.parent.more.Load()
+		m.removals.Add(1)
+		m.kids--
+		n.tab.releaseLocked(old.parent)
+		return n.tellHandlesLocked()
+	}
 	if now.parent != nil {
 		n.linkLocked(now.parent, now.name)
 	}
