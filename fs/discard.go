@@ -82,7 +82,7 @@ func (fs *FS) discardEntry(token uint64, name string, only *identity, place func
 		err = fs.lockDirUsed(fd, dir, name, token)
 	}
 	if err == nil {
-		err = fs.removeLockEntry(fd, name)
+		err = fs.removeLockEntry(fd, name, isDir)
 	}
 	if err == nil && isDir {
 		d := fs.table.At(split(join(dir, name))...)
@@ -126,10 +126,9 @@ var errNotLockDir = errors.New("holds more than a lock directory does; left alon
 
 // removeLockEntry removes a lock file, or a lock directory with what is in it. The
 // caller holds FS.ns alone.
-func (fs *FS) removeLockEntry(dir int, name string) error {
-	err := fs.back.unlink(dir, name, 0)
-	if err != unix.EISDIR && err != unix.EPERM {
-		return err
+func (fs *FS) removeLockEntry(dir int, name string, isDir bool) error {
+	if !isDir {
+		return fs.back.unlink(dir, name, 0)
 	}
 	left := lockDirEntries
 	if !smallTree(dir, name, lockDirDepth, &left) {

@@ -4,6 +4,7 @@ package tests
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -11,6 +12,30 @@ import (
 
 	"golang.org/x/sys/unix"
 )
+
+// TestFaultImmutable: so it is with a lock file that may not be removed (chattr +i).
+func TestFaultImmutable(t *testing.T) {
+	need(t, "chattr", "root", "fuse")
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	owner := agent(t)
+	owner.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	chattr := func(flag string) {
+		t.Helper()
+		if r := startCmd(t, exec.Command("chattr", flag, m.Back("D/devserver"))).Wait(); r.Status != 0 {
+			t.Skipf("chattr %s: %v", flag, r)
+		}
+	}
+	chattr("+i")
+	t.Cleanup(func() { exec.Command("chattr", "-i", m.Back("D/devserver")).Run() })
+	owner.Kill()
+	m.awaitFree("D")
+	if _, err := os.Lstat(m.At("D/devserver")); err != nil {
+		t.Errorf("the lock file: %v", err)
+	}
+	chattr("-i")
+	eventually(t, "the lock file is gone", func() bool { _, err := os.Lstat(m.Back("D/devserver")); return os.IsNotExist(err) })
+}
 
 // TestFaultReadOnly: while the backing is read-only, whoever changes something
 // hears EROFS, also to take a lock; what is held stays held, and a lock that
