@@ -91,7 +91,8 @@ type clearing struct {
 	wait   bool   // somebody waits for it
 	all    bool   // the holder says: the whole directory
 
-	gone []*node // directories that were moved aside
+	gone   []*node // directories that were moved aside
+	awaits atWork  // what was waited for
 
 	dir   int    // the hidden directory of this clearing
 	where string // trashDir or quarantineDir, which it is in
@@ -292,6 +293,9 @@ func (c *clearing) move(dir, name string, to int, as string, found *lockstate.Fi
 	}
 	if found != nil && fs.fileID(&v.st) != *found {
 		return parent, unix.ENOENT
+	}
+	if err := c.awaits.check(fs, v.node); err != nil {
+		return parent, err
 	}
 	defer fs.reheatAside(join(dir, name), v)()
 	if err := fs.back.move(fd, name, to, as); err != nil {

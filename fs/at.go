@@ -214,8 +214,7 @@ func (b *backing) writable() error {
 // awaitThaw returns when the backing takes changes, or refuses them: while it is
 // frozen (ioctl FIFREEZE), the kernel keeps all waiting.
 func (b *backing) awaitThaw() {
-	// No filesystem has an attribute without a namespace.
-	unix.Fsetxattr(b.root, "stagefs", nil, 0)
+	awaitInode(b.root)
 }
 
 // procName is what a descriptor is called below backing.proc.

@@ -42,7 +42,17 @@ func (fs *FS) discard(name string, place func() (dir string, ok bool)) error {
 // discardOf is discard of the lock file of a lock, 0 for none; and of a certain file
 // alone, if only is not nil. It returns which one could not be removed.
 func (fs *FS) discardOf(token uint64, name string, only *identity, place func() (dir string, ok bool)) (identity, error) {
-	parent, assumed, id, err := fs.discardEntry(token, name, only, place)
+	var awaits atWork
+	var busy *atWorkError
+	parent, assumed, id, err := fs.discardEntry(token, name, only, place, &awaits)
+	for errors.As(err, &busy) {
+		if only != nil {
+			busy.await()
+		} else if !busy.awaitBriefly() {
+			break
+		}
+		parent, assumed, id, err = fs.discardEntry(token, name, only, place, &awaits)
+	}
 	if parent != nil {
 		fs.notifyDir(parent)
 	}
@@ -54,7 +64,7 @@ func (fs *FS) discardOf(token uint64, name string, only *identity, place func() 
 
 // discardEntry is discardOf without telling the kernel. assumed: it has to be told of the
 // name, too.
-func (fs *FS) discardEntry(token uint64, name string, only *identity, place func() (dir string, ok bool)) (parent *node, assumed bool, id identity, err error) {
+func (fs *FS) discardEntry(token uint64, name string, only *identity, place func() (dir string, ok bool), awaits *atWork) (parent *node, assumed bool, id identity, err error) {
 	fs.lockNames()
 	defer fs.ns.Unlock()
 	dir, ok := place()
@@ -78,6 +88,9 @@ func (fs *FS) discardEntry(token uint64, name string, only *identity, place func
 		err = only.mayRemove(fs, dir, &v.st)
 	}
 	isDir := isDirectory(&v.st)
+	if err == nil {
+		err = awaits.check(fs, v.node)
+	}
 	if err == nil && isDir {
 		err = fs.lockDirUsed(fd, dir, name, token)
 	}

@@ -50,6 +50,7 @@ type request struct {
 	alone  *scopeError     // why proc owns by itself what the mount's scope was to own
 	sure   bool            // what a refusal depends on was waited for
 	lock   *lockstate.Lock // what was acquired
+	awaits atWork          // what was waited for
 
 	// What a try keeps until it is over.
 	aliases   bool  // FS.aliasMu, shared

@@ -53,10 +53,14 @@ func after(done bool) outcome {
 
 // clear is for what is no lock.
 func (o *obstacles) clear(r *request, err error) outcome {
+	var busy *atWorkError
 	switch fs := r.fs; {
 	case errors.Is(err, errUnseen):
 		return after(r.see())
 	case err == errOutdated:
+		return tryAgain
+	case errors.As(err, &busy):
+		busy.await()
 		return tryAgain
 	case errors.Is(err, errMayMap) && fs.passesNoLonger(r.node) && more(&o.passing, passTime):
 		return after(r.rest(closePause))

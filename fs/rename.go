@@ -73,6 +73,9 @@ func (fs *FS) rename(m *renaming) error {
 	if m.src, err = m.room[0].take(fs, fromDir.fd, m.from.name, false); err != nil {
 		return err
 	}
+	if err = m.r.awaits.check(fs, m.src.node); err != nil {
+		return err
+	}
 	m.dst, err = m.room[1].take(fs, toDir.fd, m.to.name, !m.exchanges())
 	if err != nil && (m.exchanges() || err != unix.ENOENT) {
 		return err // rename(2): what is exchanged has to be there, and may be gone since the kernel looked
@@ -83,6 +86,11 @@ func (fs *FS) rename(m *renaming) error {
 			m.dst.spared()
 		}
 	}()
+	if m.dst != nil {
+		if err = m.r.awaits.check(fs, m.dst.node); err != nil {
+			return err
+		}
+	}
 	defer fs.tableDirs(m)()
 
 	finish, err := fs.admitRename(m)

@@ -40,9 +40,14 @@ func (c *clearing) sweep() error {
 		return err
 	}
 	defer c.close()
+	var busy *atWorkError
 	// Others are let in between the batches: nobody holds the directory.
 	for batch := range slices.Chunk(moves, 64) {
-		if err := c.moveBatch(now.Path, batch); err != nil {
+		err := c.moveBatch(now.Path, batch)
+		for errors.As(err, &busy) && busy.awaitBriefly() {
+			err = c.moveBatch(now.Path, batch)
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -1,0 +1,67 @@
+package fs
+
+import (
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Who reads or writes a file past the daemon may have the kernel keep its inode locked:
+// with O_DIRECT, and on XFS always, until the memory that is read into is there, which
+// may be that of another file system, and take long. A rename, a link and a removal wait
+// for that; so that nobody waits behind them, it is done before.
+
+// atWork are the files that were waited for.
+type atWork []*node
+
+// An atWorkError ends a try that is to be made again when a file has been waited for.
+type atWorkError struct{ fd int }
+
+func (e *atWorkError) Error() string { return "somebody is reading the file, or writing to it" }
+
+// check returns an atWorkError if n, which may be nil, is one that passes and was not
+// waited for.
+func (a *atWork) check(fs *FS, n *node) error {
+	if n == nil || slices.Contains(*a, n) || fs.nodes.files.get(n) == nil {
+		return nil
+	}
+	f := n.lockFile()
+	defer n.unlockFile(f)
+	if f.passing == 0 || f.fd < 0 {
+		return nil
+	}
+	fd, err := dup(f.fd)
+	if err != nil {
+		return nil
+	}
+	*a = append(*a, n)
+	return &atWorkError{fd}
+}
+
+// await returns when the inode is nobody's for a moment.
+func (e *atWorkError) await() {
+	awaitInode(e.fd)
+	unix.Close(e.fd)
+}
+
+// awaitBriefly is await for who keeps others waiting. It reports whether it was in time.
+func (e *atWorkError) awaitBriefly() bool {
+	done := make(chan struct{})
+	go func() {
+		e.await()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return true
+	case <-time.After(graceTime):
+		return false
+	}
+}
+
+// awaitInode has the kernel lock an inode that is open, and let go of it.
+func awaitInode(fd int) {
+	// No filesystem has an attribute without a namespace.
+	unix.Fsetxattr(fd, "stagefs", nil, 0)
+}
