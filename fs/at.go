@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -197,6 +198,8 @@ type backing struct {
 	proc int // /proc/self/fd
 	dirs dirCache
 
+	awaiting sync.RWMutex // by who waits in awaitInode, and knows no other end
+
 	opensByIno bool // see there
 
 	oldXattrs atomic.Bool // there is no getxattrat(2), which came with Linux 6.13
@@ -214,7 +217,15 @@ func (b *backing) writable() error {
 // awaitThaw returns when the backing takes changes, or refuses them: while it is
 // frozen (ioctl FIFREEZE), the kernel keeps all waiting.
 func (b *backing) awaitThaw() {
-	awaitInode(b.root)
+	b.awaitInode(b.root)
+}
+
+// awaitInode has the kernel lock an inode that is open, and let go of it.
+func (b *backing) awaitInode(fd int) {
+	b.awaiting.RLock()
+	defer b.awaiting.RUnlock()
+	// No filesystem has an attribute without a namespace.
+	unix.Fsetxattr(fd, "stagefs", nil, 0)
 }
 
 // procName is what a descriptor is called below backing.proc.

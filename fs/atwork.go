@@ -16,7 +16,10 @@ import (
 type atWork []*node
 
 // An atWorkError ends a try that is to be made again when a file has been waited for.
-type atWorkError struct{ fd int }
+type atWorkError struct {
+	back *backing
+	fd   int
+}
 
 func (e *atWorkError) Error() string { return "somebody is reading the file, or writing to it" }
 
@@ -36,12 +39,12 @@ func (a *atWork) check(fs *FS, n *node) error {
 		return nil
 	}
 	*a = append(*a, n)
-	return &atWorkError{fd}
+	return &atWorkError{&fs.back, fd}
 }
 
 // await returns when the inode is nobody's for a moment.
 func (e *atWorkError) await() {
-	awaitInode(e.fd)
+	e.back.awaitInode(e.fd)
 	unix.Close(e.fd)
 }
 
@@ -58,10 +61,4 @@ func (e *atWorkError) awaitBriefly() bool {
 	case <-time.After(graceTime):
 		return false
 	}
-}
-
-// awaitInode has the kernel lock an inode that is open, and let go of it.
-func awaitInode(fd int) {
-	// No filesystem has an attribute without a namespace.
-	unix.Fsetxattr(fd, "stagefs", nil, 0)
 }

@@ -3,21 +3,41 @@ package fs
 import (
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs/transport"
 )
 
+// execTime bounds how long nobody is answered because of what the daemon does itself.
+const execTime = 2 * time.Second
+
+// tryLock tries for a time.
+func tryLock(try func() bool, d time.Duration) bool {
+	for began := time.Now(); !try(); time.Sleep(time.Millisecond) {
+		if time.Since(began) > d {
+			return false
+		}
+	}
+	return true
+}
+
 // exec writes down what there is and runs the program. It returns only if that
 // fails, and everything is as before.
 func (s *Server) exec(q *replacement, t *transport.State) error {
 	fs := s.fs
 	// No exit, no lease's end and no rename from here on.
-	fs.reapMu.Lock()
-	defer fs.reapMu.Unlock()
-	fs.ns.Lock()
-	defer fs.ns.Unlock()
+	// The backing may keep who has one of these waiting, and execve(2) waits for all threads.
+	for _, mu := range []interface {
+		TryLock() bool
+		Unlock()
+	}{&fs.reapMu, &fs.ns, &fs.back.awaiting} {
+		if !tryLock(mu.TryLock, execTime) {
+			return fmt.Errorf("%w for more than %v", transport.ErrBusy, execTime)
+		}
+		defer mu.Unlock()
+	}
 	if fs.table.Frozen() {
 		return fmt.Errorf("%w: it is about to end: %w", ErrReplacing, unix.ESHUTDOWN)
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -295,4 +296,28 @@ func (i *image) freeze() (thaw func()) {
 		}
 	}
 	return thaw
+}
+
+// TestFaultFrozenReplace: a daemon that waits for its backing to remove a dead owner's lock
+// file is not replaced, and serves on.
+func TestFaultFrozenReplace(t *testing.T) {
+	disk := newImage(t, 16)
+	t.Setenv("STAGEFS_MOUNT_OPTS", "")
+	m := disk.mount("--transport=threads")
+	openDir(t, m.Back("D"))
+	openDir(t, m.Back("E"))
+	openFile(t, m.Back("E/f"), "x")
+	owner := agent(t)
+	owner.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	thaw := disk.freeze()
+	defer thaw()
+	owner.Kill()
+	defer time.AfterFunc(patience, func() { t.Error("the daemon does not serve"); thaw() }).Stop()
+	wantRefusal(t, "75", []string{"cannot be replaced", "backing", "try again", "serves on"}, "mount", "--replace", m.Path)
+	if b, err := os.ReadFile(m.At("E/f")); err != nil || string(b) != "x" {
+		t.Errorf("who only looks: %q, %v", b, err)
+	}
+	thaw()
+	m.awaitFree("D")
+	m.replace()
 }
