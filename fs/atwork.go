@@ -21,6 +21,7 @@ type atWorkError struct {
 	fd   int
 }
 
+func (e *atWorkError) Unwrap() error { return unix.EBUSY }
 func (e *atWorkError) Error() string { return "somebody is reading the file, or writing to it" }
 
 // check returns an atWorkError if n, which may be nil, is one that passes and was not

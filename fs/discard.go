@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -39,6 +40,13 @@ func (fs *FS) discard(name string, place func() (dir string, ok bool)) error {
 	return err
 }
 
+// discardTime is how long the end of a lock waits for the removal of its file: no other
+// one ends meanwhile (R4).
+const discardTime = 500 * time.Millisecond
+
+// errNotEnded: who changes a name would have to wait for somebody else's call.
+var errNotEnded = fmt.Errorf("the file system below has not answered a call: %w", unix.EBUSY)
+
 // discardOf is discard of the lock file of a lock, 0 for none; and of a certain file
 // alone, if only is not nil. It returns which one could not be removed.
 func (fs *FS) discardOf(token uint64, name string, only *identity, place func() (dir string, ok bool)) (identity, error) {
@@ -65,7 +73,14 @@ func (fs *FS) discardOf(token uint64, name string, only *identity, place func() 
 // discardEntry is discardOf without telling the kernel. assumed: it has to be told of the
 // name, too.
 func (fs *FS) discardEntry(token uint64, name string, only *identity, place func() (dir string, ok bool), awaits *atWork) (parent *node, assumed bool, id identity, err error) {
-	fs.lockNames()
+	if only != nil {
+		fs.lockNames()
+	} else {
+		fs.back.awaitThaw()
+		if !fs.ns.LockWithin(discardTime) {
+			return nil, false, id, errNotEnded
+		}
+	}
 	defer fs.ns.Unlock()
 	dir, ok := place()
 	if !ok {

@@ -53,11 +53,29 @@ const (
 
 func (m *spinMutex) TryLock() bool { return m.state.CompareAndSwap(0, alone) }
 
-func (m *spinMutex) Lock() {
+func (m *spinMutex) Lock() { m.lock(nil) }
+
+// LockWithin is Lock that gives up after a time.
+func (m *spinMutex) LockWithin(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	return m.lock(t.C)
+}
+
+func (m *spinMutex) lock(over <-chan time.Time) bool {
 	if m.TryLock() || m.spin(m.TryLock) {
-		return
+		return true
 	}
-	m.writers.Lock()
+	if over == nil {
+		m.writers.Lock()
+	}
+	for over != nil && !m.writers.TryLock() {
+		select {
+		case <-over:
+			return false
+		case <-time.After(time.Millisecond):
+		}
+	}
 	defer m.writers.Unlock()
 	if m.drained == nil {
 		m.drained = make(chan struct{}, 1)
@@ -70,6 +88,12 @@ func (m *spinMutex) Lock() {
 		select {
 		case <-m.drained:
 			continue
+		case <-over:
+			m.state.And(^int64(pending))
+			if out {
+				m.admit(closed)
+			}
+			return false
 		case <-turn.C:
 		}
 		if out = !out; out {
@@ -81,6 +105,7 @@ func (m *spinMutex) Lock() {
 			turn.Reset(stepBack * grace)
 		}
 	}
+	return true
 }
 
 // tryTake is TryLock for the writer that is waited for.

@@ -182,3 +182,31 @@ func TestSpinMutexLongWriter(t *testing.T) {
 	m.Unlock()
 	all.Wait()
 }
+
+// A writer that gives up leaves the lock to the others, readers and writers.
+func TestSpinGivesUp(t *testing.T) {
+	var m spinMutex
+	m.RLock()
+	var waits sync.WaitGroup
+	for range 4 {
+		waits.Go(func() {
+			for range 5 {
+				if m.LockWithin(3 * time.Millisecond) {
+					t.Error("a writer has it beside a reader")
+				}
+			}
+		})
+	}
+	waits.Wait()
+	m.RLock() // nobody keeps readers out
+	m.RUnlock()
+	got := make(chan bool)
+	go func() { got <- m.LockWithin(time.Minute) }()
+	m.RUnlock()
+	if !<-got {
+		t.Fatal("a writer has given up although there is no reader")
+	}
+	m.Unlock()
+	m.Lock()
+	m.Unlock()
+}

@@ -201,6 +201,30 @@ func TestFaultStuckCall(t *testing.T) {
 	})
 }
 
+// TestR4FaultStuckCall: nor does it keep the lock of an owner that dies, whose file goes when
+// it can.
+func TestR4FaultStuckCall(t *testing.T) {
+	need(t, "root", "fuse")
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	openFile(t, m.Back("f"), "x")
+	_, err := os.Stat(m.At("f"))
+	mustDo(t, err)
+	owner, rival := agent(t), agent(t)
+	owner.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	answer := unansweredOpen(t, m.Back("f"))
+	defer answer()
+	defer time.AfterFunc(patience, func() { t.Error("the lock has not ended"); answer() }).Stop()
+	waiting := m.waiting()
+	slow := startCmd(t, exec.Command("cat", m.At("f")))
+	eventually(t, "the open is stuck", func() bool { return waiting() >= 1 })
+	owner.Kill()
+	m.awaitFree("D")
+	rival.must("put", m.At("D/g"), "x", "creat")
+	wantStuck(t, []*Proc{slow}, answer)
+	eventually(t, "the lock file is gone", func() bool { _, err := os.Lstat(m.Back("D/devserver")); return os.IsNotExist(err) })
+}
+
 // TestFaultStuckReplace: a daemon that waits for its backing is not replaced; all
 // else goes on then, those who wait for a lock in their place, and a later
 // replacement succeeds.
