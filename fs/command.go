@@ -414,7 +414,7 @@ func (fs *FS) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
 func (fs *FS) dropKeepers(l lockstate.Lock) error {
 	fs.endKeys(l)
 	fs.reapWithin(l, fs.reapLock)
-	err := fs.cleanUp(l)
+	err := fs.cleanUp(l, false)
 	switch {
 	case errors.Is(err, errLockDirUsed):
 		fs.log.Warn("something is left of a lock", "dir", l.Path, "token", l.Token, "err", err)

@@ -11,11 +11,11 @@ import (
 	"github.com/stagefs/stagefs/lockstate"
 )
 
-// cleanUp removes the lock files of a lock that is about to end.
-func (fs *FS) cleanUp(l lockstate.Lock) error {
+// cleanUp removes the lock files of a lock that is about to end; briefly: see discardOf.
+func (fs *FS) cleanUp(l lockstate.Lock, briefly bool) error {
 	var first error
 	for _, name := range l.Files {
-		id, err := fs.discardOf(l.Token, name, nil, func() (string, bool) {
+		id, err := fs.discardOf(l.Token, name, nil, briefly, func() (string, bool) {
 			now, ok := fs.table.Lock(l.Token)
 			return now.Path, ok && slices.Contains(now.Files, name)
 		})
@@ -36,30 +36,31 @@ func (fs *FS) cleanUp(l lockstate.Lock) error {
 // tells the kernel. place says where it is and whether it is still the one;
 // until the entry is gone, nobody else changes a name.
 func (fs *FS) discard(name string, place func() (dir string, ok bool)) error {
-	_, err := fs.discardOf(0, name, nil, place)
+	_, err := fs.discardOf(0, name, nil, true, place)
 	return err
 }
 
-// discardTime is how long the end of a lock waits for the removal of its file: no other
-// one ends meanwhile (R4).
+// discardTime is how long the end of a dead owner's lock waits for the removal of its
+// file: no other one ends meanwhile (R4).
 const discardTime = 500 * time.Millisecond
 
 // errNotEnded: who changes a name would have to wait for somebody else's call.
 var errNotEnded = fmt.Errorf("the file system below has not answered a call: %w", unix.EBUSY)
 
 // discardOf is discard of the lock file of a lock, 0 for none; and of a certain file
-// alone, if only is not nil. It returns which one could not be removed.
-func (fs *FS) discardOf(token uint64, name string, only *identity, place func() (dir string, ok bool)) (identity, error) {
+// alone, if only is not nil. It returns which one could not be removed; briefly says not
+// to wait for long for somebody else's call.
+func (fs *FS) discardOf(token uint64, name string, only *identity, briefly bool, place func() (dir string, ok bool)) (identity, error) {
 	var awaits atWork
 	var busy *atWorkError
-	parent, assumed, id, err := fs.discardEntry(token, name, only, place, &awaits)
+	parent, assumed, id, err := fs.discardEntry(token, name, only, briefly, place, &awaits)
 	for errors.As(err, &busy) {
-		if only != nil {
+		if !briefly {
 			busy.await()
 		} else if !busy.awaitBriefly() {
 			break
 		}
-		parent, assumed, id, err = fs.discardEntry(token, name, only, place, &awaits)
+		parent, assumed, id, err = fs.discardEntry(token, name, only, briefly, place, &awaits)
 	}
 	if parent != nil {
 		fs.notifyDir(parent)
@@ -72,14 +73,12 @@ func (fs *FS) discardOf(token uint64, name string, only *identity, place func() 
 
 // discardEntry is discardOf without telling the kernel. assumed: it has to be told of the
 // name, too.
-func (fs *FS) discardEntry(token uint64, name string, only *identity, place func() (dir string, ok bool), awaits *atWork) (parent *node, assumed bool, id identity, err error) {
-	if only != nil {
-		fs.lockNames()
-	} else {
-		fs.back.awaitThaw()
-		if !fs.ns.LockWithin(discardTime) {
-			return nil, false, id, errNotEnded
-		}
+func (fs *FS) discardEntry(token uint64, name string, only *identity, briefly bool, place func() (dir string, ok bool), awaits *atWork) (parent *node, assumed bool, id identity, err error) {
+	fs.back.awaitThaw()
+	if !briefly {
+		fs.ns.Lock()
+	} else if !fs.ns.LockWithin(discardTime) {
+		return nil, false, id, errNotEnded
 	}
 	defer fs.ns.Unlock()
 	dir, ok := place()

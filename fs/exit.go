@@ -184,7 +184,7 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		}
 		fs.endKeys(l)
 		fs.reapWithin(l, fs.carryOutOf)
-		if err := fs.cleanUp(l); err != nil {
+		if err := fs.cleanUp(l, true); err != nil {
 			log.tell(slog.LevelWarn, "cannot clean up after a dead process", "dir", l.Path, "err", err)
 		}
 		if clears && fs.clear(l, policy, lockstate.Ending{Reason: lockstate.Exited, Why: crashText(how)}, clearing{log: log}) {

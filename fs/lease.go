@@ -112,7 +112,7 @@ func (fs *FS) reapLease(l lockstate.Lock, log *burst) {
 	}
 	fs.endKeys(l)
 	fs.reapWithin(l, fs.carryOutOf)
-	if err := fs.cleanUp(l); err != nil {
+	if err := fs.cleanUp(l, true); err != nil {
 		log.tell(slog.LevelWarn, "cannot clean up after a lease", "dir", l.Path, "err", err)
 	}
 	how := lockstate.Ending{Reason: lockstate.Expired}

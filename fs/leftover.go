@@ -104,7 +104,7 @@ func (o *leftovers) try(fs *FS) bool {
 		var id identity
 		err := errOther
 		if !fs.table.IsGone(l.dir) {
-			id, err = fs.discardOf(0, l.name, &l.id, func() (string, bool) { return fs.table.Path(l.dir), true })
+			id, err = fs.discardOf(0, l.name, &l.id, false, func() (string, bool) { return fs.table.Path(l.dir), true })
 		}
 		switch {
 		case err == nil && id == (identity{}), err == unix.ENOENT: // gone already
