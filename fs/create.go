@@ -143,7 +143,7 @@ func (fs *FS) admitEntry(m *making) (finish func(made bool) bool, err error) {
 	if !fs.isLockName(r.parent, r.name) {
 		c := lockstate.Change{Dirs: m.covered(fs), Quiet: m.quiet}
 		if m.also != nil {
-			c.Into = r.parent.dir // by link(2)
+			c.Into, c.From = r.parent.dir, m.linked // by link(2)
 		}
 		op, err := r.admit(c)
 		if err != nil {

@@ -240,7 +240,7 @@ func (fs *FS) ontoLockNames(m *renaming) (onto []link) {
 func (fs *FS) admitMoves(m *renaming) (ops []*lockstate.Op, err error) {
 	dirs := []*lockstate.Dir{m.from.parent.dir, m.to.parent.dir}
 	quiet, loud := fs.isQuiet(m)
-	there := lockstate.Change{Dirs: dirs, Quiet: quiet, Loud: loud, Into: m.to.parent.dir, Named: m.srcDir}
+	there := lockstate.Change{Dirs: dirs, Quiet: quiet, Loud: loud, Into: m.to.parent.dir, From: dirs[:1], Named: m.srcDir}
 	if err := fs.entering(&there, m.src, m.srcDir, m.from); err != nil {
 		return nil, err
 	}
@@ -250,7 +250,7 @@ func (fs *FS) admitMoves(m *renaming) (ops []*lockstate.Op, err error) {
 	}
 	back := lockstate.Change{Dirs: dirs, Quiet: quiet, Loud: loud}
 	if m.exchanges() {
-		back.Into = m.from.parent.dir
+		back.Into, back.From = m.from.parent.dir, dirs[1:]
 	}
 	if err = fs.entering(&back, m.dst, m.dstDir, m.to); err == nil {
 		var other *lockstate.Op

@@ -24,7 +24,10 @@ type Change struct {
 	// Into is the directory that something enters by rename or link. If it
 	// is locked, nobody but its holders may have a write handle on what
 	// enters (W3): on Files, or beneath EnteringTree.
+	// From are the directories that it is in, or was: a note of whose a lock is stays
+	// one within a lock directory (R5).
 	Into         *Dir
+	From         []*Dir
 	Files        []*Handle
 	EnteringTree *Dir
 
@@ -148,7 +151,9 @@ func (t *Table) touchLocked(c *Change) {
 		return
 	}
 	for _, d := range c.Dirs {
-		t.touchAboveLocked(d, func(r *row) bool { return c.Into != nil || !r.dir.keptBy(d) })
+		t.touchAboveLocked(d, func(r *row) bool {
+			return !r.dir.keptBy(d) || slices.ContainsFunc(c.From, func(from *Dir) bool { return !r.dir.keptBy(from) })
+		})
 	}
 }
 

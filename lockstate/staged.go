@@ -12,7 +12,7 @@ import (
 // keptBy reports whether d is, or is in, a directory that is the lock file of a lock on
 // top. What is made there tells whose the lock is, as what is written to a lock file
 // does, and is no content (R5), unless it is much: see [Table.Change]. What enters from
-// elsewhere is.
+// elsewhere is, see [Change.From].
 func (top *Dir) keptBy(d *Dir) bool {
 	for ; d != nil && d != top; d = d.parent {
 		if d.parent == top {

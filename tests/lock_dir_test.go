@@ -211,10 +211,13 @@ func TestR5LockDir(t *testing.T) {
 	}{
 		"pid":           {"mkdir L && echo $$ >L/pid", true},
 		"more notes":    {"mkdir L && mkdir L/on && hostname >L/on/host && date >>L/on/host && chmod 600 L/on/host && touch L/since && rm L/since", true},
+		"atomic":        {"mkdir L && echo $$ >L/pid.tmp && mv L/pid.tmp L/pid", true},
+		"from beneath":  {"mkdir L L/on && echo $$ >L/on/pid && ln L/on/pid L/pid && rm -r L/on", true},
 		"content":       {"mkdir L && echo $$ >L/pid && echo 1 >artifact", false},
 		"content first": {"mkdir L && echo 1 >artifact && echo $$ >L/pid", false},
 		"renamed":       {"mkdir L && mv old L/pid", false},
 		"linked":        {"mkdir L && ln old L/pid", false},
+		"moved out":     {"mkdir L && echo $$ >L/pid && mv L/pid pid", false},
 		"elsewhere":     {"mkdir L && echo 1 >sub/L/pid", false},
 	} {
 		t.Run(how, func(t *testing.T) {
