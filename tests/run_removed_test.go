@@ -9,21 +9,26 @@ import (
 )
 
 // TestRunRemoved: where nothing can be made, because the static directory was
-// removed, run says so, and does not try for ever.
+// removed, run says so, and does not try for ever. Nor does wait say that all is well.
 func TestRunRemoved(t *testing.T) {
 	m := mount(t)
 	want := func(status int, says string, args ...string) {
 		t.Helper()
-		r := run(t, "timeout", append([]string{"20", stagefsBin(), "run"}, args...)...)
+		r := run(t, "timeout", append([]string{"20", stagefsBin()}, args...)...)
 		if r.Status != status || !strings.Contains(r.Err, says) || strings.Count(r.Err, "\n") != 1 {
-			t.Errorf("stagefs run %q: status %d, %.300q; want status %d, and %q said", args, r.Status, r.Err, status, says)
+			t.Errorf("stagefs %q: status %d, %.300q; want status %d, and %q said", args, r.Status, r.Err, status, says)
 		}
 	}
+	openDir(t, m.Back("seen"))
+	want(0, "run could make", "wait", m.At("a/b"))
+	m.wantStatus(0, "", "wait", m.At("seen"))
 	mustDo(t, os.RemoveAll(m.Dir))
+	want(66, "was removed", "wait", m.At("a/b"))
+	want(66, "was removed", "wait", m.At("seen"))
 	for _, args := range [][]string{
 		{"-n", m.At("c")}, {"-n", m.At("a/b")}, {"-w", "1", m.At("a/b/c")}, {"--create-once", m.At("a")}, {m.At("a")},
 	} {
-		want(66, "was removed", append(args, "true")...)
+		want(66, "was removed", append(append([]string{"run"}, args...), "true")...)
 	}
 }
 

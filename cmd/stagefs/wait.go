@@ -7,7 +7,9 @@ import (
 	"errors"
 
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 
+	"github.com/stagefs/stagefs/fs"
 	"github.com/stagefs/stagefs/lockstate/client"
 )
 
@@ -51,10 +53,21 @@ func (c *command) waitCommand() *cli.Command {
 			default:
 				return lockError(dir, exitHeld, err)
 			}
+			if mount := fs.LeadsTo(d.Path()); mount != nil && removed(mount.Path) {
+				return exitf(exitNoInput, "%s was removed", quote(mount.Path))
+			}
 			if !pathExists(d.Path()) { // misspelt, perhaps
 				c.say("%s is missing; stagefs run could make and take it", quote(dir))
 			}
 			return nil
 		},
 	}
+}
+
+// removed tells whether the directory that is mounted at path was removed below: nothing
+// can be made there any more. The kernel asks its daemon, whatever it has in mind.
+func removed(path string) bool {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_FORCE_SYNC, unix.STATX_NLINK, &st)
+	return err == nil && st.Nlink == 0
 }
