@@ -41,3 +41,35 @@ func TestMountHelper(t *testing.T) {
 	b.want("EBUSY", "creat", filepath.Join(dir, "board/v1/file"), "wronly,creat")
 	b.want("EEXIST", "creat", filepath.Join(dir, "board/v1/LOCK"), "wronly,creat,excl")
 }
+
+// TestMountHelperRemount: beside a line of fstab(5), whose options mount(8) adds in front,
+// a remount changes the mount's flags. What it can't change is said.
+func TestMountHelperRemount(t *testing.T) {
+	need(t, "root", "fuse")
+	helper := filepath.Join(tempDir(t), "mount.fuse.stagefs")
+	mustDo(t, os.Symlink(stagefsBin(), helper))
+	for _, by := range []string{"", ",supervise"} {
+		dir := staticDir(t)
+		line := "depth=2" + by + ",state-dir=" + filepath.Join(tempDir(t), "state")
+		if r := run(t, helper, dir, dir, "-o", "rw,"+line); r.Status != 0 {
+			t.Fatal(r)
+		}
+		t.Cleanup(func() { run(t, "umount", dir) })
+		for _, c := range []struct {
+			first, last string
+			status      int
+			says        string
+		}{
+			{"ro", "", 0, ""},
+			{"rw", "", 0, ""},
+			{"rw", ",depth=2", 0, ""},
+			{"rw", ",depth=3", 64, "--depth: a mount keeps it"},
+			{"rw", ",strict", 64, "--strict: a mount keeps it"},
+		} {
+			r := run(t, helper, dir, dir, "-o", c.first+",remount,"+line+c.last)
+			if r.Status != c.status || !strings.Contains(r.Err, c.says) {
+				t.Errorf("remount,%s: %v, want status %d, and %q said", c.first+c.last, r, c.status, c.says)
+			}
+		}
+	}
+}

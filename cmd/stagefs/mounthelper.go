@@ -6,11 +6,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // envQuiet tells a daemon that mount(8) started it: it says only what is wrong.
@@ -80,8 +82,9 @@ func parseHelperCall(given []string) (call helperCall, err error) {
 }
 
 // helperArgs turns what mount(8) calls a helper with into the command line of
-// `stagefs mount`. Nothing is to be done if args is nil.
-func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
+// `stagefs mount`. Nothing is to be done if args is nil. servedWith returns the command
+// line of a mountpoint's daemon, nil if it is not known.
+func helperArgs(flags []cli.Flag, given []string, servedWith func(mountpoint string) []string) (args []string, err error) {
 	call, err := parseHelperCall(given)
 	if err != nil {
 		return nil, err
@@ -91,6 +94,10 @@ func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
 	// mount(8) adds to a remount what fstab(5) has, or else what the mount table has.
 	remount := slices.Contains(call.options, "remount")
 	fromTable := slices.ContainsFunc(call.options, ofKernel)
+	var has []string
+	if remount {
+		has = servedWith(call.places[1])
+	}
 	for _, option := range call.options {
 		if fs.IsFlagOption(option) || option == "remount" {
 			ofMount = append(ofMount, option)
@@ -102,7 +109,7 @@ func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
 		case err != nil && call.sloppy:
 		case err != nil:
 			return nil, err
-		case arg != "" && remount && !fromTable: // from fstab, as it was mounted with
+		case arg != "" && remount && (slices.Contains(has, arg) || has == nil && !fromTable): // from fstab, as it was mounted with
 		case arg != "":
 			args = append(args, arg)
 		}
@@ -118,6 +125,21 @@ func helperArgs(flags []cli.Flag, given []string) (args []string, err error) {
 		args = append(args, call.places[1])
 	}
 	return args, nil
+}
+
+// servedWith returns the command line of the daemon whose mount is at a path, nil if it
+// can't be seen.
+func servedWith(mountpoint string) []string {
+	mount := fs.LeadsTo(mountpoint)
+	if mount == nil {
+		return nil
+	}
+	pid := daemonOf(mount)
+	if pid == 0 {
+		return nil
+	}
+	args, _ := procid.Within(insideTime, func() []string { return commandLine("/proc/" + strconv.Itoa(pid)) })
+	return args
 }
 
 // helperOption turns an option for mount(8) into one of `stagefs mount`, "" for none.

@@ -30,7 +30,12 @@ func TestHelperArgs(t *testing.T) {
 		{"/srv /mnt -o rw,nosuid,depth=2,noatime", "mount --daemon --depth=2 --options=rw,nosuid,noatime -- /srv /mnt", ""},
 		{"/srv /mnt -o ro,relatime,remount,user_id=0,default_permissions,max_read=1048576", "mount --daemon --options=ro,relatime,remount -- /srv /mnt", ""},
 		{"/srv /srv -o ro,remount,depth=2,supervise", "mount --daemon --options=ro,remount -- /srv", ""},
-		{"/srv /srv -o rw,remount,user_id=0,depth=3", "mount --daemon --depth=3 --options=rw,remount -- /srv", ""}, // which is refused
+		{"/unseen /unseen -o ro,remount,depth=2,supervise", "mount --daemon --options=ro,remount -- /unseen", ""},
+		// These are refused:
+		{"/srv /srv -o rw,remount,user_id=0,depth=3", "mount --daemon --depth=3 --options=rw,remount -- /srv", ""},
+		{"/srv /srv -o rw,remount,depth=2,supervise,depth=3", "mount --daemon --depth=3 --options=rw,remount -- /srv", ""},
+		{"/srv /srv -o rw,remount,depth=2,supervise,strict", "mount --daemon --strict --options=rw,remount -- /srv", ""},
+		{"/unseen /unseen -o rw,remount,user_id=0,depth=3", "mount --daemon --depth=3 --options=rw,remount -- /unseen", ""},
 		{"/srv /mnt -o user_id=0", "", "unknown mount option user_id=0"},
 		{"/srv /mnt -o sync", "", "set it where"},
 		{"/srv /mnt -o depth", "", "depth=…"},
@@ -40,7 +45,12 @@ func TestHelperArgs(t *testing.T) {
 		{"--helpme", "", "unknown option --helpme; usage: mount -t fuse.stagefs"},
 		{"stagefs /mnt", "", "stagefs is no directory, which comes first"},
 	} {
-		got, err := helperArgs(flags, strings.Fields(c.given))
+		got, err := helperArgs(flags, strings.Fields(c.given), func(path string) []string {
+			if path == "/unseen" {
+				return nil
+			}
+			return []string{"stagefs", "mount", "--depth=2", "--supervise", "--", path}
+		})
 		if text := ""; err != nil || c.err != "" {
 			if err != nil {
 				text = err.Error()

@@ -86,7 +86,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) 
 			return exitOK
 		}
 		var err error
-		if c.args, err = helperArgs(c.mountCommand().Flags, c.args); err != nil {
+		if c.args, err = helperArgs(c.mountCommand().Flags, c.args, servedWith); err != nil {
 			status, text := explain(err)
 			c.complain("%s", text)
 			return status
