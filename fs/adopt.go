@@ -4,6 +4,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // What a file that passes was opened or mapped for goes on after the death of
@@ -28,10 +29,15 @@ func (fs *FS) adopt(places []hotPlace) {
 	}
 }
 
+const cannotLook = "cannot look for files that are still open for writing"
+
 // adoptDir takes over what is open in one directory and returns those in it.
 func (fs *FS) adoptDir(dir string) (dirs []string) {
 	fd, err := fs.openUnread(dir)
 	if err != nil {
+		if !isGone(err) {
+			fs.log.Warn(cannotLook, "dir", dir, "err", err)
+		}
 		return nil
 	}
 	var open []string
@@ -46,7 +52,7 @@ func (fs *FS) adoptDir(dir string) (dirs []string) {
 	})
 	unix.Close(fd)
 	if err != nil {
-		fs.log.Warn("cannot look for files that are still open for writing", "dir", dir, "err", err)
+		fs.log.Warn(cannotLook, "dir", dir, "err", err)
 	}
 	for _, name := range open {
 		about := []any{"path", join(dir, name)}
@@ -59,14 +65,16 @@ func (fs *FS) adoptDir(dir string) (dirs []string) {
 }
 
 // openForWriting reports whether anybody has a file below dir open for writing, or may
-// have: only of its own files a process without CAP_LEASE finds out.
+// have: only of its own files a process without CAP_LEASE finds out, and for want of
+// descriptors or memory nobody does. What fails otherwise nobody has open: a file that
+// somebody has is in memory, with its key if it is encrypted (fscrypt).
 func openForWriting(dir int, name string) bool {
 	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOATIME, 0)
 	if err == unix.EPERM { // another user's, without CAP_FOWNER
 		fd, err = openAt(dir, name, unix.O_RDONLY|unix.O_NONBLOCK, 0)
 	}
 	if err != nil {
-		return false
+		return procid.IsShort(err)
 	}
 	defer unix.Close(fd)
 	err = readLease(fd)
