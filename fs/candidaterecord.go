@@ -3,6 +3,7 @@ package fs
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +23,7 @@ const candBase = 1 << 61
 type candRecord struct {
 	Dir   lockstate.Bytes `json:"candidate_in"` // path of the table,
 	In    lockstate.Inode `json:"in,omitzero"`  // and what the backing calls that; zero in an older version's record
+	To    lockstate.Bytes `json:"to,omitempty"` // its path if it was just being renamed
 	Name  lockstate.Bytes `json:"name"`
 	World string          `json:"world"` // see lockstate.Record
 	Owner procid.ID       `json:"owner"`
@@ -73,13 +75,13 @@ func (cs *candidates) recordSince(since time.Time, parent *node, name string, ow
 	defer cs.mu.Unlock()
 	id := cs.next
 	cs.next++
-	cs.putLocked(id, since, parent, name, owner)
+	cs.putLocked(id, since, parent, "", name, owner)
 	return id
 }
 
-func (cs *candidates) putLocked(id uint64, since time.Time, parent *node, name string, owner procid.ID) {
+func (cs *candidates) putLocked(id uint64, since time.Time, parent *node, to, name string, owner procid.ID) {
 	data, err := json.Marshal(candRecord{
-		Dir: lockstate.Bytes(parent.tab.table.Path(parent.dir)), In: parent.key().inode(), Name: lockstate.Bytes(name),
+		Dir: lockstate.Bytes(parent.tab.table.Path(parent.dir)), In: parent.key().inode(), To: lockstate.Bytes(to), Name: lockstate.Bytes(name),
 		World: cs.world, Owner: owner, Since: since,
 	})
 	if err == nil { // nothing in it can fail
@@ -87,14 +89,30 @@ func (cs *candidates) putLocked(id uint64, since time.Time, parent *node, name s
 	}
 }
 
+// moving writes down where the candidates beneath a directory are once it is renamed, if
+// the daemon dies before it calls moved.
+func (cs *candidates) moving(from, to string) {
+	cs.rerecord(func(dir string) (string, bool) {
+		rest, beneath := strings.CutPrefix(dir+"/", from+"/")
+		return strings.TrimSuffix(to+"/"+rest, "/"), beneath
+	})
+}
+
 // moved writes down where the candidates are, as a directory was renamed.
-func (cs *candidates) moved() {
+func (cs *candidates) moved() { cs.rerecord(func(string) (string, bool) { return "", true }) }
+
+// rerecord writes down anew which candidates are in directories for which to reports true,
+// and where those are going.
+func (cs *candidates) rerecord(to func(dir string) (string, bool)) {
 	cs.mu.Lock()
 	news := false
 	for at, here := range cs.all {
 		for _, c := range here {
-			if c.record != 0 {
-				cs.putLocked(c.record, c.since(), at.parent, at.name, c.owner.ID())
+			if c.record == 0 {
+				continue
+			}
+			if next, ok := to(at.parent.tab.table.Path(at.parent.dir)); ok {
+				cs.putLocked(c.record, c.since(), at.parent, next, at.name, c.owner.ID())
 				news = true
 			}
 		}
@@ -138,19 +156,13 @@ func (fs *FS) restoreCandidates(store lockstate.Store, world string) error {
 }
 
 func (fs *FS) restoreCandidate(rec candRecord) error {
-	dir, name := string(rec.Dir), string(rec.Name)
-	fd, err := fs.openPath(dir)
+	name := string(rec.Name)
+	fd, dir, err := fs.openCandidateDir(rec)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
 	var st unix.Statx_t
-	if err := statAt(fd, "", &st); err != nil {
-		return err
-	}
-	if rec.In != (lockstate.Inode{}) && !rec.In.Is(fs.inodeOf(&st)) {
-		return nil // the directory has another name by now
-	}
 	if err := statAt(fd, name, &st); err != nil {
 		return err
 	}
@@ -168,6 +180,29 @@ func (fs *FS) restoreCandidate(rec candRecord) error {
 	return fs.nodeAt(dir, func(parent *node) {
 		fs.registerCandidate(&candidate{fs: fs, parent: parent, name: name, owner: owner, key: key})
 	})
+}
+
+// openCandidateDir opens the directory of a candidate, whether a rename that was under way
+// was carried out or not. ENOENT: it has another name by now.
+func (fs *FS) openCandidateDir(rec candRecord) (fd int, dir string, err error) {
+	err = unix.ENOENT
+	for _, dir := range []string{string(rec.Dir), string(rec.To)} {
+		if dir == "" {
+			continue
+		}
+		var st unix.Statx_t
+		fd, bad := fs.openPath(dir)
+		if bad == nil {
+			if bad = statAt(fd, "", &st); bad == nil && (rec.In == (lockstate.Inode{}) || rec.In.Is(fs.inodeOf(&st))) {
+				return fd, dir, nil
+			}
+			unix.Close(fd)
+		}
+		if bad != nil && !isGone(bad) {
+			err = bad
+		}
+	}
+	return -1, "", err
 }
 
 // nodeAt calls f with the node of an entry of the backing, which stays only if f pins it.

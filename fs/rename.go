@@ -139,7 +139,7 @@ func (fs *FS) renameUnderWay(m *renaming) {
 	fs.underWay.began(u)
 }
 
-// moving writes down where locks are about to go, so that the next daemon finds
+// moving writes down where locks and candidates are about to go, so that the next daemon finds
 // them if this one dies meanwhile (S1). What stays is written down again.
 func (fs *FS) moving(m *renaming, stays bool) {
 	announce := func(d *lockstate.Dir, v *victim, to link) {
@@ -151,6 +151,7 @@ func (fs *FS) moving(m *renaming, stays bool) {
 			fs.table.Moving(d, fs.fileID(&v.st), nil, "")
 		default:
 			fs.table.Moving(d, fs.fileID(&v.st), to.parent.dir, to.name)
+			fs.cands.moving(fs.table.Path(d), join(fs.table.Path(to.parent.dir), to.name))
 		}
 	}
 	announce(m.srcDir, m.src, m.to)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -457,5 +458,56 @@ func TestR4AttackCandidateElsewhere(t *testing.T) {
 				t.Errorf("the holder's file: %q, %v", b, err)
 			}
 		})
+	}
+}
+
+// TestR4CandidateMidway: nor is one left if the daemon is killed while the directory, or
+// one above, is being renamed, whether that was carried out or not.
+func TestR4CandidateMidway(t *testing.T) {
+	needInject(t)
+	for _, in := range []string{"D", "D/sub"} {
+		for _, carriedOut := range []bool{true, false} {
+			for _, dies := range []string{"meanwhile", "later"} {
+				t.Run(fmt.Sprintf("%s/renamed %v/dies %s", in, carriedOut, dies), func(t *testing.T) {
+					dir := staticDir(t)
+					m := newMount(t, dir, dir+".mnt")
+					reached, killed := make(chan struct{}), make(chan struct{})
+					t.Cleanup(func() { close(killed) })
+					m.inject(&fault{call: unix.SYS_RENAMEAT2, until: func(a asked) <-chan struct{} {
+						if a.path(3) != "E" {
+							return nil
+						}
+						close(reached)
+						return killed
+					}})
+					m.serve()
+					parent, at := agent(t), in
+					maker := parent.Child()
+					parent.must("mkdir", m.At("D"))
+					parent.must("mkdir", m.At("D/sub"))
+					maker.must("creat", m.At(in, candidateName(t, maker)), "wronly,creat,excl")
+					renamed := make(chan string)
+					go func() { renamed <- parent.Try("rename", m.At("D"), m.At("E")) }()
+					<-reached
+					if carriedOut {
+						mustDo(t, os.Rename(m.Back("D"), m.Back("E")))
+						at = strings.Replace(at, "D", "E", 1)
+					}
+					m.healthy()
+					m.restart(func() {
+						<-renamed
+						if dies == "meanwhile" {
+							maker.Kill()
+						}
+					})
+					if dies == "later" {
+						maker.Kill()
+					}
+					eventually(t, "its candidate is gone", func() bool {
+						return !slices.ContainsFunc(readNames(t, m.Back(at)), func(name string) bool { return name != "sub" })
+					})
+				})
+			}
+		}
 	}
 }
