@@ -150,3 +150,35 @@ func TestR6AttackMidway(t *testing.T) {
 		})
 	}
 }
+
+// TestR6MidwayScope: so has a scope not crashed whose release was cut short, if another
+// process stands for it by then (H3).
+func TestR6MidwayScope(t *testing.T) {
+	needInject(t)
+	m := newMount(t, staticDir(t), filepath.Join(tempDir(t), "mnt"))
+	moving, killed := make(chan struct{}), make(chan struct{})
+	defer close(killed)
+	m.inject(&fault{call: unix.SYS_RENAMEAT2, until: func(a asked) <-chan struct{} {
+		if a.path(1) != "D" {
+			return nil
+		}
+		close(moving)
+		return killed
+	}})
+	opts := []string{"--owner", "session", "--on-crash", "destroy"}
+	m.serve(opts...)
+	m.healthy()
+	leader := agent(t).Child("setsid")
+	other := leader.Child()
+	leader.must("mkdir", m.At("D"))
+	released := inBackground(leader.Start("ctl", m.control("ctl"), "release D failed"))
+	<-moving
+	m.restart(func() {
+		<-released
+		leader.Kill()
+	}, opts...)
+	other.must("put", m.At("D/later"), "1", "creat")
+	other.Exit(0)
+	m.awaitFree("D")
+	wantContent(t, m.Back("D/later"), "1")
+}
