@@ -161,9 +161,6 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	}
 	m.linked, _ = src.covering()
 	m.also = func() (lockstate.Change, error) {
-		if err := r.awaits.check(fs, src); err != nil {
-			return lockstate.Change{}, err
-		}
 		// A new name outside would be a way around the lock of the
 		// source; and what enters a lock is nobody else's to write.
 		c, err := r.coveringAlone(src)
@@ -173,6 +170,9 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	}
 	var hot *hotDir
 	m.before = func() error {
+		if err := r.awaits.check(fs, src); err != nil {
+			return err // who may not link it does not wait (W2)
+		}
 		fs.noteLinking(m, src)
 		hot.leave()
 		hot = fs.heatLink(src, r.parent)

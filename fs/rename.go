@@ -73,9 +73,6 @@ func (fs *FS) rename(m *renaming) error {
 	if m.src, err = m.room[0].take(fs, fromDir.fd, m.from.name, false); err != nil {
 		return err
 	}
-	if err = m.r.awaits.check(fs, m.src.node); err != nil {
-		return err
-	}
 	m.dst, err = m.room[1].take(fs, toDir.fd, m.to.name, !m.exchanges())
 	if err != nil && (m.exchanges() || err != unix.ENOENT) {
 		return err // rename(2): what is exchanged has to be there, and may be gone since the kernel looked
@@ -86,15 +83,14 @@ func (fs *FS) rename(m *renaming) error {
 			m.dst.spared()
 		}
 	}()
-	if m.dst != nil {
-		if err = m.r.awaits.check(fs, m.dst.node); err != nil {
-			return err
-		}
-	}
 	defer fs.tableDirs(m)()
 
 	finish, err := fs.admitRename(m)
 	if err != nil {
+		return err
+	}
+	if err = m.awaited(fs); err != nil {
+		finish(false)
 		return err
 	}
 	fs.moving(m, false)
@@ -126,6 +122,16 @@ func (fs *FS) rename(m *renaming) error {
 		return lockstate.ErrEnded
 	}
 	return nil
+}
+
+// awaited returns an atWorkError if one of the files has to be waited for: only who may
+// rename them does (W2).
+func (m *renaming) awaited(fs *FS) error {
+	err := m.r.awaits.check(fs, m.src.node)
+	if err == nil && m.dst != nil {
+		err = m.r.awaits.check(fs, m.dst.node)
+	}
+	return err
 }
 
 // renameUnderWay takes note that m is carried out, and not answered yet. The caller has

@@ -54,6 +54,24 @@ func TestFaultAtWork(t *testing.T) {
 	}
 }
 
+// TestW2FaultAtWork: who may not do that is told so at once.
+func TestW2FaultAtWork(t *testing.T) {
+	need(t, "root", "fuse")
+	m := mount(t)
+	needPassthrough(m)
+	openDir(t, m.Back("D"))
+	openFile(t, m.Back("D/f"), strings.Repeat("x", bigFile))
+	openFile(t, m.Back("D/g"), "x")
+	holder, other := agent(t), stranger(t)
+	holder.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	letGo := readSlowly(t, openDirect(t, m.At("D/f")))
+	defer letGo()
+	defer time.AfterFunc(patience, func() { t.Error("the refusal waits"); letGo() }).Stop()
+	for _, call := range [][]string{{"rename", "D/f", "D/h"}, {"rename", "D/g", "D/f"}, {"link", "D/f", "D/h"}} {
+		other.want("EBUSY", call[0], m.At(call[1]), m.At(call[2]))
+	}
+}
+
 // TestR4FaultAtWork: so it is with the lock file of an owner that dies. Its lock ends, and
 // those of others that die; the file goes when it can.
 func TestR4FaultAtWork(t *testing.T) {
