@@ -21,8 +21,9 @@ type spinMutex struct {
 	state    atomic.Int64 // how many readers are in, and the flags below
 	spinning atomic.Int32 // who tries without sleeping
 
-	writers sync.Mutex    // among writers that sleep: one of them is waited for at a time
-	drained chan struct{} // tells that writer that no reader is in; made before pending is set
+	make    sync.Once     // of these two
+	writers chan struct{} // has a place for the writer that is waited for, in the order in which they came
+	drained chan struct{} // tells that writer that no reader is in
 
 	mu     sync.Mutex
 	queued int64         // readers that sleep; protected by mu
@@ -66,20 +67,13 @@ func (m *spinMutex) lock(over <-chan time.Time) bool {
 	if m.TryLock() || m.spin(m.TryLock) {
 		return true
 	}
-	if over == nil {
-		m.writers.Lock()
+	m.make.Do(func() { m.writers, m.drained = make(chan struct{}, 1), make(chan struct{}, 1) })
+	select {
+	case m.writers <- struct{}{}:
+	case <-over:
+		return false
 	}
-	for over != nil && !m.writers.TryLock() {
-		select {
-		case <-over:
-			return false
-		case <-time.After(time.Millisecond):
-		}
-	}
-	defer m.writers.Unlock()
-	if m.drained == nil {
-		m.drained = make(chan struct{}, 1)
-	}
+	defer func() { <-m.writers }()
 	m.state.Or(pending | closed)
 	began, grace := time.Now(), graceTime
 	turn := time.NewTimer(grace)

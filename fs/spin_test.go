@@ -3,6 +3,7 @@ package fs
 import (
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -209,4 +210,45 @@ func TestSpinGivesUp(t *testing.T) {
 	m.Unlock()
 	m.Lock()
 	m.Unlock()
+}
+
+// Who gives up after a time has a place in the line until then: writers that come again
+// and again don't pass it by.
+func TestSpinMutexInLine(t *testing.T) {
+	var m spinMutex
+	var turns atomic.Int64
+	var others sync.WaitGroup
+	stop := make(chan struct{})
+	for range 4 {
+		others.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				m.Lock()
+				turns.Add(1)
+				time.Sleep(time.Millisecond)
+				m.Unlock()
+			}
+		})
+	}
+	var waited []int64
+	for range 9 {
+		before := turns.Load()
+		for last := before; before < last+8; before = turns.Load() {
+			time.Sleep(time.Millisecond) // they are in line
+		}
+		if !m.LockWithin(time.Minute) {
+			t.Fatal("a writer has given up although each one has its turn soon")
+		}
+		waited = append(waited, turns.Load()-before)
+		m.Unlock()
+	}
+	close(stop)
+	others.Wait()
+	if slices.Sort(waited); waited[len(waited)/2] > 100 {
+		t.Errorf("others had %v turns before it, of four in line", waited)
+	}
 }
