@@ -256,8 +256,7 @@ func (cs *candidates) reap(fs *FS, id procid.ID) {
 	cs.mu.Unlock()
 	for _, c := range gone {
 		if c.node == nil {
-			err := fs.discard(c.name, c.place)
-			if err != nil {
+			if _, err := fs.discardOf(0, c.name, nil, true, c.place); err != nil {
 				fs.leftovers.add(fs, fs.table.Path(c.parent.dir), c.name, c.key)
 				fs.log.Warn("cannot remove a dead process's candidate", "file", c.name, "err", err)
 			}

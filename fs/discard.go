@@ -36,7 +36,7 @@ func (fs *FS) cleanUp(l lockstate.Lock, briefly bool) error {
 // tells the kernel. place says where it is and whether it is still the one;
 // until the entry is gone, nobody else changes a name.
 func (fs *FS) discard(name string, place func() (dir string, ok bool)) error {
-	_, err := fs.discardOf(0, name, nil, true, place)
+	_, err := fs.discardOf(0, name, nil, false, place)
 	return err
 }
 

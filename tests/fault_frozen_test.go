@@ -225,6 +225,34 @@ func TestR4FaultStuckCall(t *testing.T) {
 	eventually(t, "the lock file is gone", func() bool { _, err := os.Lstat(m.Back("D/devserver")); return os.IsNotExist(err) })
 }
 
+// TestS3FaultStuckCall: who breaks what an orphan seems to lock waits for its removal.
+func TestS3FaultStuckCall(t *testing.T) {
+	need(t, "root", "fuse")
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	openDir(t, m.Back("E"))
+	openFile(t, m.Back("f"), "x")
+	m.unmounted(func() { openFile(t, m.Back("D/devserver"), "x") })
+	eventually(t, "the orphan is listed", func() bool { return len(m.Listing().Orphans) > 0 })
+	_, err := os.Stat(m.At("f"))
+	mustDo(t, err)
+	owner := agent(t)
+	owner.must("creat", m.At("E/devserver"), "wronly,creat,excl")
+	answer := unansweredOpen(t, m.Back("f"))
+	defer answer()
+	waiting := m.waiting()
+	calls := []*Proc{startCmd(t, exec.Command("cat", m.At("f")))}
+	eventually(t, "the open is stuck", func() bool { return waiting() >= 1 })
+	calls = append(calls, startCmd(t, exec.Command(stagefsBin(), "break", "--why", "orphan", m.At("D"))))
+	eventually(t, "the break is stuck", func() bool { return waiting() >= 2 || calls[1].over() })
+	owner.Kill()
+	m.awaitFree("E") // which waits for the same thing for a time
+	wantStuck(t, calls, answer)
+	if _, err := os.Lstat(m.Back("D/devserver")); !os.IsNotExist(err) {
+		t.Errorf("the orphan is left: %v", err)
+	}
+}
+
 // TestFaultStuckReplace: a daemon that waits for its backing is not replaced; all
 // else goes on then, those who wait for a lock in their place, and a later
 // replacement succeeds.
