@@ -48,10 +48,15 @@ func TestMountHelperRemount(t *testing.T) {
 	need(t, "root", "fuse")
 	helper := filepath.Join(tempDir(t), "mount.fuse.stagefs")
 	mustDo(t, os.Symlink(stagefsBin(), helper))
-	for _, by := range []string{"", ",supervise"} {
-		dir := staticDir(t)
-		line := "depth=2" + by + ",state-dir=" + filepath.Join(tempDir(t), "state")
-		if r := run(t, helper, dir, dir, "-o", "rw,"+line); r.Status != 0 {
+	for _, by := range []string{"", ",supervise", "hand"} {
+		dir, state := staticDir(t), filepath.Join(tempDir(t), "state")
+		line := "depth=2" + by + ",state-dir=" + state
+		start := []string{helper, dir, dir, "-o", "rw," + line}
+		if by == "hand" {
+			line = "depth=2,state-dir=" + state
+			start = []string{stagefsBin(), "mount", "-d", "--depth", "2", "--state-dir", state, dir}
+		}
+		if r := run(t, start[0], start[1:]...); r.Status != 0 {
 			t.Fatal(r)
 		}
 		t.Cleanup(func() { run(t, "umount", dir) })

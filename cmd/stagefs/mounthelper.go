@@ -109,7 +109,7 @@ func helperArgs(flags []cli.Flag, given []string, servedWith func(mountpoint str
 		case err != nil && call.sloppy:
 		case err != nil:
 			return nil, err
-		case arg != "" && remount && (slices.Contains(has, arg) || has == nil && !fromTable): // from fstab, as it was mounted with
+		case arg != "" && remount && (isGiven(has, arg) || has == nil && !fromTable): // from fstab, as it was mounted with
 		case arg != "":
 			args = append(args, arg)
 		}
@@ -140,6 +140,18 @@ func servedWith(mountpoint string) []string {
 	}
 	args, _ := procid.Within(insideTime, func() []string { return commandLine("/proc/" + strconv.Itoa(pid)) })
 	return args
+}
+
+// isGiven reports whether an option, as helperOption returns it, is on a command line: by
+// hand its value may be an argument of its own.
+func isGiven(args []string, option string) bool {
+	name, value, _ := strings.Cut(option, "=")
+	for i, arg := range args {
+		if arg == option || arg == name && i+1 < len(args) && args[i+1] == value {
+			return true
+		}
+	}
+	return false
 }
 
 // helperOption turns an option for mount(8) into one of `stagefs mount`, "" for none.
