@@ -83,6 +83,9 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	if n.vanished() || fs.openedStale(n, in) {
 		return fs.stale.gone(true, &in.InHeader)
 	}
+	if accounting(in) {
+		return fuse.EINVAL
+	}
 	if in.Flags&unix.O_ACCMODE != unix.O_RDONLY {
 		fs.awaitRoom()
 	}

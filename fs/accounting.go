@@ -1,0 +1,21 @@
+package fs
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// accounting reports whether a file is being opened by acct(2). In its exit(2) a process
+// waits until that file is written: should the daemon die, its own end would wait for
+// itself, and that of all others behind it.
+func accounting(in *fuse.OpenIn) bool {
+	if in.Uid != 0 || in.Flags&(unix.O_ACCMODE|unix.O_APPEND|unix.O_TRUNC) != unix.O_WRONLY|unix.O_APPEND {
+		return false
+	}
+	call, err := os.ReadFile("/proc/" + strconv.FormatUint(uint64(in.Pid), 10) + "/syscall")
+	return err == nil && bytes.HasPrefix(call, []byte(strconv.Itoa(unix.SYS_ACCT)+" "))
+}
