@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,80 +16,22 @@ const statxMask = unix.STATX_BASIC_STATS | unix.STATX_BTIME
 // statAt returns the attributes of name below dir, or of dir itself if name is
 // empty. It never follows a symlink (M3).
 func statAt(dir int, name string, st *unix.Statx_t) error {
-	const flags = unix.AT_EMPTY_PATH | unix.AT_SYMLINK_NOFOLLOW | unix.AT_STATX_SYNC_AS_STAT
-	var c cName
-	short := c.set(name)
 	return ignoringEINTR(func() error {
-		if !short {
-			return unix.Statx(dir, name, flags, statxMask, st)
-		}
-		_, _, errno := unix.Syscall6(unix.SYS_STATX, uintptr(dir), uintptr(unsafe.Pointer(&c)), flags, statxMask, uintptr(unsafe.Pointer(st)), 0)
-		return errnoErr(errno)
+		return unix.Statx(dir, name, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_STATX_SYNC_AS_STAT, statxMask, st)
 	})
 }
 
 // openAt opens one name below dir, never through a symlink (M3).
 func openAt(dir int, name string, flags int, mode uint32) (int, error) {
-	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NOCTTY
-	var c cName
-	short := c.set(name)
 	var fd int
 	err := ignoringEINTR(func() (err error) {
-		if !short {
-			fd, err = unix.Openat(dir, name, flags, mode)
-			return err
-		}
-		r, _, errno := unix.Syscall6(unix.SYS_OPENAT, uintptr(dir), uintptr(unsafe.Pointer(&c)), uintptr(flags|unix.O_LARGEFILE), uintptr(mode), 0, 0)
-		fd = int(r)
-		return errnoErr(errno)
+		fd, err = unix.Openat(dir, name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NOCTTY, mode)
+		return err
 	})
 	if err != nil {
 		return -1, err
 	}
 	return fd, nil
-}
-
-// A cName is a name for a system call. Those of package unix allocate one each time, which
-// takes as long as some of the calls.
-type cName [256]byte
-
-// set reports whether the kernel can be asked for a name in that way.
-func (c *cName) set(name string) bool {
-	return len(name) < len(c) && copy(c[:], name) == len(name) && strings.IndexByte(name, 0) < 0
-}
-
-func unlinkAt(dir int, name string, flags int) error {
-	var c cName
-	if !c.set(name) {
-		return unix.Unlinkat(dir, name, flags)
-	}
-	_, _, errno := unix.Syscall(unix.SYS_UNLINKAT, uintptr(dir), uintptr(unsafe.Pointer(&c)), uintptr(flags))
-	return errnoErr(errno)
-}
-
-func mkdirAt(dir int, name string, mode uint32) error {
-	var c cName
-	if !c.set(name) {
-		return unix.Mkdirat(dir, name, mode)
-	}
-	_, _, errno := unix.Syscall(unix.SYS_MKDIRAT, uintptr(dir), uintptr(unsafe.Pointer(&c)), uintptr(mode))
-	return errnoErr(errno)
-}
-
-func renameAt(from int, old string, to int, now string, flags uint) error {
-	var o, n cName
-	if !o.set(old) || !n.set(now) {
-		return unix.Renameat2(from, old, to, now, flags)
-	}
-	_, _, errno := unix.Syscall6(unix.SYS_RENAMEAT2, uintptr(from), uintptr(unsafe.Pointer(&o)), uintptr(to), uintptr(unsafe.Pointer(&n)), uintptr(flags), 0)
-	return errnoErr(errno)
-}
-
-func errnoErr(errno unix.Errno) error {
-	if errno != 0 {
-		return errno
-	}
-	return nil
 }
 
 // openBeneath opens the directory that names lead to from dir, one at a time, or dir itself

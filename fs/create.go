@@ -29,8 +29,6 @@ type making struct {
 
 	linked []*lockstate.Dir // where a file that gets another name has names
 
-	few [1]*lockstate.Dir // spares covered an allocation
-
 	// Results.
 	st   unix.Statx_t
 	node *node
@@ -164,8 +162,7 @@ func (m *making) covered(fs *FS) []*lockstate.Dir {
 	if r := m.r; r.op == "create" && fs.isSharedName(r.parent, r.name) && !fs.table.Sealed(r.parent.dir) {
 		return nil // W5
 	}
-	m.few[0] = m.r.parent.dir
-	return m.few[:]
+	return []*lockstate.Dir{m.r.parent.dir}
 }
 
 // admitLock acquires the directory of a lock file that is about to be made; file

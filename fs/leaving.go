@@ -16,7 +16,7 @@ func (fs *FS) unlink(dir int, l link, v *victim, flags int) error {
 	leaving := &l.parent.more.Load().leaving
 	leaving.Add(1)
 	defer leaving.Add(-1)
-	if err := unlinkAt(dir, l.name, flags); err != nil {
+	if err := unix.Unlinkat(dir, l.name, flags); err != nil {
 		v.spared()
 		return err
 	}

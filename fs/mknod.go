@@ -72,7 +72,7 @@ func (fs *FS) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *
 	m := &making{r: r, protocol: "mkdir", quiet: true, undo: unix.AT_REMOVEDIR}
 	m.do = func(dir int) error {
 		return fs.asCaller(&in.InHeader, func() error {
-			return mkdirAt(dir, name, fs.modeOf(r.parent, dir, in.Mode, in.Umask))
+			return unix.Mkdirat(dir, name, fs.modeOf(r.parent, dir, in.Mode, in.Umask))
 		})
 	}
 	parent := fs.nodes.get(in.NodeId)

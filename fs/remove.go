@@ -20,12 +20,7 @@ type victim struct {
 // take looks at the entry called name below dir. If it is to lose its name, the
 // caller calls lost when that is gone, or spared when it is not.
 func (fs *FS) take(dir int, name string, lose bool) (*victim, error) {
-	return new(victim).take(fs, dir, name, lose)
-}
-
-// take is FS.take for a victim that there is room for.
-func (v *victim) take(fs *FS, dir int, name string, lose bool) (*victim, error) {
-	*v = victim{fd: -1}
+	v := &victim{fd: -1}
 	if err := statAt(dir, name, &v.st); err != nil {
 		return nil, err
 	}

@@ -16,7 +16,6 @@ type renaming struct {
 
 	src, dst       *victim        // dst is nil where there was nothing, which is no exchange
 	srcDir, dstDir *lockstate.Dir // of directories
-	room           [2]victim      // for both
 }
 
 // Rename is renameat2(2), with every flag. It carries locks along (R3);
@@ -70,10 +69,10 @@ func (fs *FS) rename(m *renaming) error {
 	}
 	defer toDir.release()
 
-	if m.src, err = m.room[0].take(fs, fromDir.fd, m.from.name, false); err != nil {
+	if m.src, err = fs.take(fromDir.fd, m.from.name, false); err != nil {
 		return err
 	}
-	m.dst, err = m.room[1].take(fs, toDir.fd, m.to.name, !m.exchanges())
+	m.dst, err = fs.take(toDir.fd, m.to.name, !m.exchanges())
 	if err != nil && (m.exchanges() || err != unix.ENOENT) {
 		return err // rename(2): what is exchanged has to be there, and may be gone since the kernel looked
 	}
@@ -97,7 +96,7 @@ func (fs *FS) rename(m *renaming) error {
 	fs.noteEntering(m) // before: a daemon that dies in between lost nothing
 	defer fs.reheat(m)()
 	move := func() error {
-		return renameAt(fromDir.fd, m.from.name, toDir.fd, m.to.name, m.flags)
+		return unix.Renameat2(fromDir.fd, m.from.name, toDir.fd, m.to.name, m.flags)
 	}
 	if m.flags&unix.RENAME_WHITEOUT != 0 {
 		err = fs.asCaller(m.r.header, move) // the whiteout is new, and the caller's
