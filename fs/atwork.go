@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -43,19 +44,28 @@ func (a *atWork) check(fs *FS, n *node) error {
 	return &atWorkError{&fs.back, fd}
 }
 
-// await returns when the inode is nobody's for a moment.
-func (e *atWorkError) await() {
-	e.back.awaitInode(e.fd)
-	unix.Close(e.fd)
+// afterWork tries again each time that a file has been waited for; briefly is for who keeps
+// others waiting: what takes longer is given up.
+func afterWork(briefly bool, try func() error) (err error) {
+	var busy *atWorkError
+	for err = try(); errors.As(err, &busy) && busy.await(briefly); err = try() {
+	}
+	return err
 }
 
-// awaitBriefly is await for who keeps others waiting. It reports whether it was in time.
-func (e *atWorkError) awaitBriefly() bool {
+// await returns when the inode is nobody's for a moment. It reports whether it was in time.
+func (e *atWorkError) await(briefly bool) bool {
 	done := make(chan struct{})
-	go func() {
-		e.await()
+	look := func() {
+		e.back.awaitInode(e.fd)
+		unix.Close(e.fd)
 		close(done)
-	}()
+	}
+	if !briefly {
+		look()
+		return true
+	}
+	go look()
 	select {
 	case <-done:
 		return true

@@ -50,18 +50,14 @@ var errNotEnded = fmt.Errorf("the file system below has not answered a call: %w"
 // discardOf is discard of the lock file of a lock, 0 for none; and of a certain file
 // alone, if only is not nil. It returns which one could not be removed; briefly says not
 // to wait for long for somebody else's call.
-func (fs *FS) discardOf(token uint64, name string, only *identity, briefly bool, place func() (dir string, ok bool)) (identity, error) {
+func (fs *FS) discardOf(token uint64, name string, only *identity, briefly bool, place func() (dir string, ok bool)) (id identity, err error) {
 	var awaits atWork
-	var busy *atWorkError
-	parent, assumed, id, err := fs.discardEntry(token, name, only, briefly, place, &awaits)
-	for errors.As(err, &busy) {
-		if !briefly {
-			busy.await()
-		} else if !busy.awaitBriefly() {
-			break
-		}
+	var parent *node
+	assumed := false
+	err = afterWork(briefly, func() (err error) {
 		parent, assumed, id, err = fs.discardEntry(token, name, only, briefly, place, &awaits)
-	}
+		return err
+	})
 	if parent != nil {
 		fs.notifyDir(parent)
 	}
@@ -74,10 +70,9 @@ func (fs *FS) discardOf(token uint64, name string, only *identity, briefly bool,
 // discardEntry is discardOf without telling the kernel. assumed: it has to be told of the
 // name, too.
 func (fs *FS) discardEntry(token uint64, name string, only *identity, briefly bool, place func() (dir string, ok bool), awaits *atWork) (parent *node, assumed bool, id identity, err error) {
-	fs.back.awaitThaw()
 	if !briefly {
-		fs.ns.Lock()
-	} else if !fs.ns.LockWithin(discardTime) {
+		fs.lockNames()
+	} else if fs.back.awaitThaw(); !fs.ns.LockWithin(discardTime) {
 		return nil, false, id, errNotEnded
 	}
 	defer fs.ns.Unlock()

@@ -60,7 +60,7 @@ func (o *obstacles) clear(r *request, err error) outcome {
 	case err == errOutdated:
 		return tryAgain
 	case errors.As(err, &busy):
-		busy.await()
+		busy.await(false)
 		return tryAgain
 	case errors.Is(err, errMayMap) && fs.passesNoLonger(r.node) && more(&o.passing, passTime):
 		return after(r.rest(closePause))

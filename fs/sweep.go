@@ -40,14 +40,9 @@ func (c *clearing) sweep() error {
 		return err
 	}
 	defer c.close()
-	var busy *atWorkError
 	// Others are let in between the batches: nobody holds the directory.
 	for batch := range slices.Chunk(moves, 64) {
-		err := c.moveBatch(now.Path, batch)
-		for errors.As(err, &busy) && busy.awaitBriefly() {
-			err = c.moveBatch(now.Path, batch)
-		}
-		if err != nil {
+		if err := afterWork(true, func() error { return c.moveBatch(now.Path, batch) }); err != nil {
 			return err
 		}
 	}

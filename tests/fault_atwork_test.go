@@ -41,14 +41,7 @@ func TestFaultAtWork(t *testing.T) {
 			calls := []*Proc{startCmd(t, exec.Command("sh", "-c", args, "sh", m.At("slow")))}
 			eventually(t, "the call is stuck", func() bool { return waiting() >= 1 })
 
-			const script = `cd "$1" && for i in $(seq 100); do
-				mkdir d$i && echo x >d$i/f && chmod 600 d$i/f && mv d$i/f d$i/g && cat d$i/g || exit
-			done`
-			others := startCmd(t, exec.Command("sh", "-c", script, "sh", m.At("free")))
-			eventually(t, "the others go on", others.over)
-			if r := others.Wait(); r.Status != 0 || strings.Count(r.Out, "x") != 100 {
-				t.Errorf("the others: %v", r)
-			}
+			wantServed(t, m.At("free"), 100, "mkdir d$i && echo x >d$i/f && chmod 600 d$i/f && mv d$i/f d$i/g && cat d$i/g")
 			wantStuck(t, calls, letGo)
 		})
 	}

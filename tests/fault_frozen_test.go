@@ -168,6 +168,18 @@ func freeDescriptor(t *testing.T, pid int) int {
 	}
 }
 
+// wantServed has somebody else make some calls in dir, so many times: $i counts, and each
+// time they say x.
+func wantServed(t *testing.T, dir string, times int, calls string) {
+	t.Helper()
+	script := fmt.Sprintf(`cd "$1" && for i in $(seq %d); do %s || exit; done`, times, calls)
+	others := startCmd(t, exec.Command("sh", "-c", script, "sh", dir))
+	eventually(t, "the others go on", others.over)
+	if r := others.Wait(); r.Status != 0 || strings.Count(r.Out, "x") != times {
+		t.Errorf("the others: %v", r)
+	}
+}
+
 // TestFaultStuckCall: a call that the backing does not answer, as with one bad file
 // of a server, and a rename that has to wait for it, keep nobody else waiting.
 func TestFaultStuckCall(t *testing.T) {
@@ -189,14 +201,7 @@ func TestFaultStuckCall(t *testing.T) {
 			calls = append(calls, startCmd(t, exec.Command("mv", "-T", m.At(dir+"/f"), m.At(dir+"/g"))))
 			eventually(t, "the rename waits", func() bool { return waiting() >= len(calls) })
 		}
-		const script = `cd "$1" && for i in 1 2 3 4 5 6 7 8 9 10; do
-			mkdir d$i && echo x >d$i/f && cat d$i/f && chmod 600 d$i/f && rm d$i/f && rmdir d$i || exit
-		done`
-		others := startCmd(t, exec.Command("sh", "-c", script, "sh", m.At("free")))
-		eventually(t, "the others go on", others.over)
-		if r := others.Wait(); r.Status != 0 || strings.Count(r.Out, "x") != 10 {
-			t.Errorf("the others: %v", r)
-		}
+		wantServed(t, m.At("free"), 10, "mkdir d$i && echo x >d$i/f && cat d$i/f && chmod 600 d$i/f && rm d$i/f && rmdir d$i")
 		wantStuck(t, calls, answer)
 	})
 }
