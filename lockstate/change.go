@@ -274,14 +274,10 @@ func (o *Op) End() {
 	t := o.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	last := len(t.inflight) - 1
-	if o.at > last || t.inflight[o.at] != o {
+	if o.at >= len(t.inflight) || t.inflight[o.at] != o {
 		return
 	}
-	t.inflight[o.at] = t.inflight[last]
-	t.inflight[o.at].at = o.at
-	t.inflight[last] = nil
-	t.inflight = t.inflight[:last]
+	cut(&t.inflight, o.at).at = o.at
 	if o.handle != nil && o.handle.revoked.Load() {
 		t.ringLocked() // it was in the way until now
 	}

@@ -119,11 +119,8 @@ func (d *Dir) markIdle() {
 	if d.busyAt == 0 {
 		return
 	}
-	last := len(d.parent.busy) - 1
-	moved := d.parent.busy[last]
-	d.parent.busy[d.busyAt-1], moved.busyAt = moved, d.busyAt
-	d.parent.busy[last], d.busyAt = nil, 0
-	d.parent.busy = d.parent.busy[:last]
+	cut(&d.parent.busy, d.busyAt-1).busyAt = d.busyAt
+	d.busyAt = 0
 }
 
 // walkRows calls f with each row at or below d until f returns false.

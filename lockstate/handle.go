@@ -288,11 +288,8 @@ func (h *Handle) leaveLocked(d *Dir) {
 	if i < 0 {
 		return
 	}
-	last := len(d.handles) - 1
-	moved := d.handles[last]
-	d.handles[h.at[i]], moved.at[slices.Index(moved.dirs, d)] = moved, h.at[i]
-	d.handles[last] = nil
-	d.handles = d.handles[:last]
+	moved := cut(&d.handles, h.at[i])
+	moved.at[slices.Index(moved.dirs, d)] = h.at[i]
 	h.dirs, h.at = slices.Delete(h.dirs, i, i+1), slices.Delete(h.at, i, i+1)
 	d.count(0, -1)
 }

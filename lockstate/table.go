@@ -311,23 +311,30 @@ func push(m map[procid.ID][]*row, id procid.ID, r *row) (at int) {
 	return len(list)
 }
 
-// drop takes a row out of a list, and returns the one that has its place now, if
-// there is one.
+// cut takes what is at a place out of a list, which is in no order, and returns what has
+// the place now: itself, if it was the last.
+func cut[T any](list *[]*T, at int) (moved *T) {
+	all := *list
+	last := len(all) - 1
+	moved = all[last]
+	all[at] = moved
+	all[last] = nil
+	*list = all[:last]
+	return moved
+}
+
+// drop takes a row out of a list, and returns the one that has its place now, as cut does,
+// or nil if it is in none.
 func drop(m map[procid.ID][]*row, id procid.ID, at int, r *row) (moved *row) {
 	list := m[id]
 	if at >= len(list) || list[at] != r {
-		return nil // it is in none
+		return nil
 	}
-	last := len(list) - 1
-	if at != last {
-		moved = list[last]
-		list[at] = moved
-	}
-	list[last] = nil
-	if last == 0 {
+	moved = cut(&list, at)
+	if len(list) == 0 {
 		delete(m, id)
 	} else {
-		m[id] = list[:last]
+		m[id] = list
 	}
 	return moved
 }
