@@ -97,7 +97,8 @@ func startOf(r *procid.Resolver, pid int) (start uint64, busy, ok bool) {
 		a.start, a.err = procid.StartOf(pid)
 		return a
 	}, nil)
-	return a.start, !known, known && a.err == nil
+	busy = !known || procid.IsShort(a.err)
+	return a.start, busy, !busy && a.err == nil
 }
 
 // scopeNamed returns the kind of scope with a name.
@@ -179,10 +180,11 @@ func inScope(r *procid.Resolver, pid int, s lockstate.Scope) (in, busy bool) {
 		return false, false
 	}
 	// As long as a group has members its number is no other process's. If it
-	// is another's by now, this is another group.
+	// is another's by now, this is another group: also where the leader was gone
+	// when the group took a lock (0), as that of a program in the background is.
 	leader, _ := strconv.Atoi(id)
 	start, busy, ok := startOf(r, leader)
-	return !ok || busy || s.Born == 0 || start == s.Born, busy && s.Born != 0
+	return !ok || start == s.Born, busy
 }
 
 // member returns the oldest process that lives in a scope, or nil. Processes

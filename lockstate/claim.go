@@ -29,7 +29,7 @@ type Scope struct {
 	// the path of a cgroup.
 	ID string
 	// Born tells it from a later one with the same ID: the start time of the
-	// leader, the inode number of the cgroup. 0: not known.
+	// leader, the inode number of the cgroup. 0: the leader was gone, the number is not known.
 	Born uint64
 }
 
