@@ -104,7 +104,7 @@ func TestParseCgroup(t *testing.T) {
 func TestIsReaperName(t *testing.T) {
 	for name, want := range map[string]bool{
 		"systemd": true, "init": true, "tini": true, "dumb-init": true, "catatonit": true, "conmon": true,
-		"containerd-shim": true, "s6-svscan": true, "s6-supervise": true, "runsv": true, "runsvdir": true, "supervisord": true,
+		"containerd-shim": true, "s6-svscan": true, "s6-supervise": true, "runsv": true, "runsvdir": true, "supervisord": true, "kthreadd": true, "kworker/u8:3": true,
 		"bash": false, "make": false, "systemd-run": false, "initdb": false, "python3": false, "": false,
 	} {
 		if got := procid.IsReaperName(name); got != want {

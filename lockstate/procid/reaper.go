@@ -39,8 +39,10 @@ func isReaperName(name string) bool {
 	switch name {
 	case "systemd", "init", "containerd-shim", "conmon", "tini", "docker-init", "dumb-init", "catatonit", "supervisord":
 		return true
+	case "kthreadd": // whose children are what the kernel starts: a handler of core dumps, or for an empty cgroup
+		return true
 	}
-	return slices.ContainsFunc([]string{"containerd-shim-", "s6-", "runsv"}, func(prefix string) bool {
+	return slices.ContainsFunc([]string{"containerd-shim-", "s6-", "runsv", "kworker/"}, func(prefix string) bool {
 		return strings.HasPrefix(name, prefix)
 	})
 }

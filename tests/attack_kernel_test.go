@@ -1,0 +1,52 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+)
+
+// TestR5AttackKernel: what a program takes that the kernel has started, as it does for a
+// core dump, ends with it. Its parent is a thread of the kernel, which lives for ever.
+func TestR5AttackKernel(t *testing.T) {
+	m := mount(t)
+	dir, script := tempDir(t), filepath.Join(tempDir(t), "empty")
+	for _, how := range []string{"mkdir", "create"} {
+		t.Run(how, func(t *testing.T) {
+			m := m.on(t)
+			const hierarchy = "none,name=stagefs-test"
+			if err := syscall.Mount("none", dir, "cgroup", 0, hierarchy); err != nil {
+				t.Skip(err)
+			}
+			defer syscall.Unmount(dir, syscall.MNT_DETACH)
+			openDir(t, m.Back("F"))
+			do := map[string]string{"mkdir": "mkdir D", "create": "set -C; : >F/devserver"}[how]
+			text := fmt.Sprintf("#!/bin/sh\ncd '%s'; %s; echo $PPID $? >'%s.said'; exit 0\n", m.Path, do, script)
+			mustDo(t, os.WriteFile(script, []byte(text), 0o755))
+			mustDo(t, os.WriteFile(filepath.Join(dir, "release_agent"), []byte(script), 0))
+			group := filepath.Join(dir, how)
+			mustDo(t, os.Mkdir(group, 0o755))
+			defer os.Remove(group)
+			mustDo(t, os.WriteFile(filepath.Join(group, "notify_on_release"), []byte("1"), 0))
+			if r := sh(t, group, "sh -c 'echo $$ >cgroup.procs'"); r.Status != 0 {
+				t.Fatal(r)
+			}
+			said := ""
+			eventually(t, "the kernel has started the script", func() bool {
+				b, _ := os.ReadFile(script + ".said")
+				said = string(b)
+				return said != ""
+			})
+			mustDo(t, os.Remove(script+".said"))
+			if said != "2 0\n" {
+				t.Skipf("its parent and what it did: %q", said)
+			}
+			m.awaitFree("D")
+			m.awaitFree("F")
+		})
+	}
+}
