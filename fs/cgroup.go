@@ -62,9 +62,15 @@ func inCgroup(pid int, id string) bool {
 // cgroupBorn returns the inode number of the cgroup that has a path now, which no
 // other one had in this boot; 0 if its hierarchy cannot be seen from here.
 func cgroupBorn(id string) uint64 {
+	_, born := cgroupDir(id)
+	return born
+}
+
+// cgroupDir returns where a cgroup is seen, if it is, and its inode number.
+func cgroupDir(id string) (dir string, ino uint64) {
 	mounts, err := ReadMounts()
 	if err != nil {
-		return 0
+		return "", 0
 	}
 	controllers, path, _ := strings.Cut(id, ":")
 	for _, m := range mounts {
@@ -77,10 +83,38 @@ func cgroupBorn(id string) uint64 {
 		var st unix.Stat_t
 		if unix.Statfs(dir, &fs) == nil && (fs.Type == unix.CGROUP2_SUPER_MAGIC || fs.Type == unix.CGROUP_SUPER_MAGIC) &&
 			unix.Stat(dir, &st) == nil {
-			return st.Ino
+			return dir, st.Ino
 		}
 	}
-	return 0
+	return "", 0
+}
+
+// Frozen returns the file that thaws the cgroup of a process, or one around it, if that
+// is frozen, and what to write there; else "". Nothing else shows that the process does
+// not run.
+func Frozen(pid int) (file, thaw string) {
+	for line := range strings.Lines(cgroupsOf(pid)) {
+		_, id, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		controllers, _, _ := strings.Cut(id, ":")
+		state, file, thaw := "cgroup.freeze", "cgroup.freeze", "0"
+		switch controllers {
+		case "":
+		case "freezer":
+			state, file, thaw = "freezer.self_freezing", "freezer.state", "THAWED"
+		default:
+			continue
+		}
+		for dir, _ := cgroupDir(id); dir != ""; dir = filepath.Dir(dir) {
+			b, err := os.ReadFile(filepath.Join(dir, state))
+			if err != nil {
+				break // the root has none
+			}
+			if strings.TrimSpace(string(b)) == "1" {
+				return filepath.Join(dir, file), thaw
+			}
+		}
+	}
+	return "", ""
 }
 
 // isCgroup reports whether a mount shows a hierarchy of cgroups.

@@ -189,8 +189,8 @@ func silence(mount *fs.MountEntry) string {
 		return fmt.Sprintf("the daemon of %s does not answer", quote(mount.Path))
 	}
 	text := fmt.Sprintf("the daemon of %s, process %d, does not answer", quote(mount.Path), pid)
-	if stopped(pid) {
-		return text + fmt.Sprintf(": it is stopped; continue it with: kill -CONT %d", pid)
+	if how := halt(pid); how != "" {
+		return text + ": " + how
 	}
 	if dying(pid) {
 		return text + ": it was killed, and cannot end; help it, as root, with: stagefs umount " + shellWord(mount.Path)
@@ -267,12 +267,12 @@ func suspect(mount *fs.MountEntry) int {
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, proc := range procs {
 		pid, _ := strconv.Atoi(filepath.Base(proc))
-		if !stopped(pid) && !dying(pid) {
-			continue
-		}
 		status, _ := procid.ReadStatus(pid)
 		uid, _, _ := strings.Cut(status.Field("Uid"), "\t")
 		if uid != strconv.Itoa(mountedBy(mount)) || !strings.HasPrefix(status.Field("Name"), "stagefs") {
+			continue
+		}
+		if !stopped(pid) && !dying(pid) {
 			continue
 		}
 		args, _ := procid.Within(insideTime, func() []string { return commandLine(proc) })
@@ -307,8 +307,17 @@ const (
 	statPending = 31
 )
 
-// stopped reports whether a process was stopped by a signal.
-func stopped(pid int) bool {
+// stopped reports whether a process was stopped, by a signal or with its cgroup.
+func stopped(pid int) bool { return halt(pid) != "" }
+
+// halt says what keeps a process from running, and how it goes on, or "".
+func halt(pid int) string {
 	stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	return procid.StatField(stat, statState) == "T"
+	if procid.StatField(stat, statState) == "T" {
+		return fmt.Sprintf("it is stopped; continue it with: kill -CONT %d", pid)
+	}
+	if file, thaw := fs.Frozen(pid); file != "" {
+		return fmt.Sprintf("it is frozen, as with docker pause; thaw it with: echo %s >%s", thaw, shellWord(file))
+	}
+	return ""
 }

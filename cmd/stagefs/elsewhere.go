@@ -74,8 +74,8 @@ func (c *command) awaitEnd(mount *fs.MountEntry, pid int, lazy bool) {
 		c.say("%s is unmounted here, but its daemon, process %d, serves on: it is mounted in the mount namespace of %s, too", quote(mount.Path), pid, nameOf(other))
 		return
 	}
-	if stopped(pid) {
-		c.say("%s is unmounted, but its daemon, process %d, is stopped; continue it with: kill -CONT %d", quote(mount.Path), pid, pid)
+	if how := halt(pid); how != "" {
+		c.say("%s is unmounted, but its daemon, process %d, has not ended: %s", quote(mount.Path), pid, how)
 		return
 	}
 	if !ended(fd, endTime) {

@@ -1,0 +1,73 @@
+//go:build linux
+
+package tests
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// pause puts a process into a cgroup that is frozen, as docker pause does, until thaw,
+// or for a minute. It returns the file that thaws it.
+func pause(t *testing.T, pid int) (file string, thaw func()) {
+	t.Helper()
+	around := cgroup(t)
+	file = filepath.Join(around, "cgroup.freeze")
+	if _, err := os.Stat(file); err != nil {
+		t.Skip(err) // cgroups of version 1
+	}
+	in := filepath.Join(around, "in")
+	mustDo(t, os.Mkdir(in, 0o755))
+	enter(t, pid, in)
+	thaw = func() { os.WriteFile(file, []byte("0"), 0) }
+	late := time.AfterFunc(time.Minute, thaw)
+	t.Cleanup(func() {
+		late.Stop()
+		thaw()
+		enter(t, pid, cgroupRoot(t))
+		mustDo(t, os.Remove(in))
+	})
+	mustDo(t, os.WriteFile(file, []byte("1"), 0))
+	return file, thaw
+}
+
+// TestFaultPaused: who asks a daemon whose cgroup is frozen does not wait for it without
+// a word; all goes on when it is thawed.
+func TestFaultPaused(t *testing.T) {
+	m := mount(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	file, thaw := pause(t, m.cmd.Process.Pid)
+	says := "process " + itoa(m.cmd.Process.Pid) + ", does not answer: it is frozen, as with docker pause; thaw it with: echo 0 >" + file
+	asked := map[string]*Proc{}
+	for _, args := range []string{"locks", "check", "run -n", "umount"} {
+		words := strings.Fields(args)
+		dir := map[bool]string{true: m.Path, false: m.At("D")}[words[0] == "umount"]
+		words = append(words, dir)
+		if words[0] == "run" {
+			words = append(words, "true")
+		}
+		asked[args] = startCmd(t, exec.Command(stagefsBin(), words...))
+	}
+	for args, p := range asked {
+		select {
+		case <-p.done:
+		case <-time.After(patience):
+			t.Errorf("%s says nothing", args)
+			continue
+		}
+		if r := p.Wait(); r.Status == 0 || !strings.Contains(r.Err, says) {
+			t.Errorf("%s: %v, want %q", args, r, says)
+		}
+	}
+	waits := a.Start("put", m.At("D/f"), "x", "creat")
+	thaw()
+	if got := waits(); got != "ok" {
+		t.Errorf("the holder's write: %s", got)
+	}
+	m.wantOwner("D", a.Pid)
+}
