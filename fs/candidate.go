@@ -266,12 +266,17 @@ func (cs *candidates) reap(fs *FS, id procid.ID) {
 }
 
 // place says where an ordinary candidate is, if its name is still its own. The node
-// need not know that name: it may have been seen by another one since a restart.
+// need not know that name: it may have been seen by another one since a restart. A file
+// that holds more than a link(2) protocol writes is content, whatever it is called.
 func (c *candidate) place() (dir string, ok bool) {
 	dir = c.fs.table.Path(c.parent.dir)
+	var st unix.Statx_t
+	err := c.fs.statIn(dir, c.name, &st)
+	if err == nil && st.Size > candidateSize {
+		return dir, false
+	}
 	if n := c.fs.nodes.find(c.key); n != nil && n.has(link{c.parent, c.name}) {
 		return dir, true
 	}
-	var st unix.Statx_t
-	return dir, c.fs.statIn(dir, c.name, &st) == nil && c.fs.identityOf(&st) == c.key
+	return dir, err == nil && c.fs.identityOf(&st) == c.key
 }

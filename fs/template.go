@@ -19,7 +19,8 @@ import (
 //
 // Builds have names of the same form, app-1.0 among them. So a file is taken for a
 // candidate only if its name tells the pid of who makes it, or has more of the form
-// than a build's: a lock object may be older than the process that locks with it. The
+// than a build's: a lock object may be older than the process that locks with it. And
+// digits that are the time of day now tell of a build alone, whatever they begin with. The
 // host is that of the caller's UTS namespace, which nobody can ask for.
 
 // mayBeCandidate reports whether a name could be that of somebody's candidate.
@@ -129,13 +130,47 @@ func cutPythonName(name string) (host, thread, digits string, ok bool) {
 		}
 		thread, digits, found := strings.Cut(name[i+1:], ".")
 		if found && isHex(thread) && digits != "" && isNumber(digits) {
-			return name[:i], thread, digits, true
+			return name[:i], thread, digits, !isStamp(digits)
 		}
 	}
 	if i := strings.LastIndexByte(name, '.'); i > 0 && len(name)-i > minPythonDigits && isNumber(name[i+1:]) {
-		return name[:i], "", name[i+1:], true
+		return name[:i], "", name[i+1:], !isStamp(name[i+1:])
 	}
 	return "", "", "", false
+}
+
+// A time that a name tells may be that of a commit, but for one in microseconds or less.
+const (
+	stampAge     = 366 * 24 * time.Hour
+	fineStampAge = 7 * 24 * time.Hour
+)
+
+// isStamp reports whether digits are the time at which somebody builds: since the epoch,
+// in seconds or a part of them, or as date and time of day, perhaps with such a part. A
+// pid may well be how it begins, 17 or 2026, and a hash what is left.
+func isStamp(digits string) bool {
+	const minute, second, part = "200601021504", "20060102150405", "000000000"
+	age := stampAge
+	var at time.Time
+	var err error
+	switch n := len(digits); {
+	case strings.IndexByte(digits, '-') >= 0:
+		return false
+	case n == 10 || n == 13 || n == 16 || n == 19:
+		if n > 13 {
+			age = fineStampAge
+		}
+		var ns int64
+		ns, err = strconv.ParseInt((digits + part)[:19], 10, 64)
+		at = time.Unix(0, ns)
+	case n == len(minute):
+		at, err = time.Parse(minute, digits)
+	case n >= len(second) && n <= len(second+part):
+		at, err = time.Parse(second, digits[:len(second)])
+	default:
+		return false
+	}
+	return err == nil && time.Since(at).Abs() < age
 }
 
 // minPythonDigits is how long a pid with the hash of a path is at least, but for one

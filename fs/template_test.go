@@ -2,6 +2,7 @@ package fs
 
 import (
 	"os"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -48,6 +49,17 @@ func TestMayBeCandidate(t *testing.T) {
 		"_":                    false,
 		"kernel-5.10.tar.xz":   false,
 		"delta-deadbeef.patch": false,
+
+		"app-3f2a9c1." + strconv.FormatInt(time.Now().UnixNano(), 10):  false,
+		"app-3f2a9c1." + strconv.FormatInt(time.Now().UnixMicro(), 10): false,
+		"app-3f2a9c1." + strconv.FormatInt(time.Now().UnixMilli(), 10): false,
+		"app-3f2a9c1." + strconv.FormatInt(time.Now().Unix(), 10):      false,
+		"app-3f2a9c1." + time.Now().Format("200601021504"):             false,
+		"app-3f2a9c1." + time.Now().Format("20060102150405"):           false,
+		"app." + time.Now().Format("20060102150405.000")[:14] + "123":  false,
+
+		"vm-7f3a2b40.1" + strconv.FormatInt(time.Now().UnixNano(), 10): true,
+		"vm-7f3a2b40.179-5762827123456789":                             true,
 	} {
 		if got := fs.mayBeCandidate(name); got != want {
 			t.Errorf("mayBeCandidate(%q) = %t, want %t", name, got, want)

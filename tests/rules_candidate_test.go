@@ -17,9 +17,9 @@ func candidateNames(t *testing.T, pid int) map[string]string {
 	host, err := os.Hostname()
 	mustDo(t, err)
 	return map[string]string{
-		"lockfile":               fmt.Sprintf("%s-7f2c0a1b.%d4711", host, pid),
+		"lockfile":               fmt.Sprintf("%s-7f2c0a1b.%d471156789012345678", host, pid),
 		"lockfile, signed hash":  fmt.Sprintf("%s-7f2c0a1b.%d-4711", host, pid),
-		"lockfile, no threads":   fmt.Sprintf("%s.%d4711567890", host, pid),
+		"lockfile, no threads":   fmt.Sprintf("%s.%d471156789012345678", host, pid),
 		"lockfile, elsewhere":    fmt.Sprintf("elsewhere-7f2c0a1b.%d-5678901234567", pid),
 		"liblockfile":            fmt.Sprintf(".lk%05da%s", pid, host),
 		"liblockfile, elsewhere": fmt.Sprintf(".lk%05daelsewhere", pid),
@@ -216,6 +216,59 @@ func TestW1OrdinaryNames(t *testing.T) {
 	}
 	if after := digest(t, m.Back("D")); after != before {
 		t.Errorf("changed in the backing:\n%s", diff(before, after))
+	}
+}
+
+// TestA9Stamps: a build that is named by a commit and the time of day is none of a link
+// protocol's files, although the time begins with the pid of who makes it. Neither is it
+// removed with that process, nor does it come to nothing where somebody else holds.
+func TestA9Stamps(t *testing.T) {
+	need(t, "root", "fuse", "unshare")
+	m := mount(t)
+	agent(t).must("mkdir", m.At("D"))
+	openDir(t, m.Back("F"))
+	now := time.Now()
+	for _, stamp := range []string{
+		fmt.Sprint(now.UnixNano()), fmt.Sprint(now.UnixMicro()), fmt.Sprint(now.UnixMilli()),
+		now.Format("20060102150405"), now.Format("20060102150405") + "123456789",
+	} {
+		for _, digits := range []int{2, 3, 4} {
+			name := "app-3f2a9c1." + stamp
+			r := run(t, "unshare", "--pid", "--fork", "--mount-proc", "sh", "-c",
+				`echo $1 >/proc/sys/kernel/ns_last_pid; sh -c 'echo $$; echo built >"$1"' sh "$2"`, "sh", itoa(atoi(stamp[:digits])-1), m.At("F", name))
+			if r.Status != 0 || r.Out != stamp[:digits]+"\n" {
+				t.Fatalf("make %s: %v, want the pid %s", name, r, stamp[:digits])
+			}
+			time.Sleep(50 * time.Millisecond) // more than R4 takes
+			if got, err := os.ReadFile(m.Back("F", name)); string(got) != "built\n" {
+				t.Errorf("%s, made by a process %s = %q, %v", name, stamp[:digits], got, err)
+			}
+			_ = os.Remove(m.At("F", name))
+		}
+		agent(t).want("EBUSY", "creat", m.At("D", "app-3f2a9c1."+stamp), "wronly,creat,excl")
+	}
+}
+
+// TestA9Large: what holds more than a link protocol writes is not removed with its
+// creator, although it has a candidate's name.
+func TestA9Large(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("F"))
+	for size, stays := range map[int]bool{4096: false, 4097: true} {
+		a := agent(t)
+		name := candidateNames(t, a.Pid)["lockfile"]
+		a.must("open", "u", m.At("F", name), "wronly,creat,excl")
+		a.must("write", "u", strings.Repeat("x", size))
+		a.Exit(3)
+		there := func() bool { _, err := os.Lstat(m.Back("F", name)); return err == nil }
+		if stays {
+			time.Sleep(100 * time.Millisecond) // more than R4 takes
+			if !there() {
+				t.Errorf("a file of %d bytes is gone with its creator", size)
+			}
+		} else {
+			eventually(t, "the candidate is gone", func() bool { return !there() })
+		}
 	}
 }
 
