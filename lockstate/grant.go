@@ -234,10 +234,10 @@ func (t *Table) replaceOthersLocked(r *row) (some bool) {
 				continue
 			}
 		}
-		// An explicit lock replaces the owner's implicit one (A13), and its
-		// shared one, which it was converted from. A shared lock replaces the
+		// An explicit lock replaces the owner's implicit one (A13), and the
+		// shared one that it was converted from. A shared lock replaces the
 		// one that came with making the directory for it.
-		if old == r || !r.replaces(old) {
+		if old == r || !r.replaces(old) || r.kind == Explicit && old.sharesOn(r) {
 			continue
 		}
 		if r.kind == Explicit && old.kind != Explicit || r.kind == Shared && r.isNew && old.kind == Implicit {
@@ -246,6 +246,12 @@ func (t *Table) replaceOthersLocked(r *row) (some bool) {
 		}
 	}
 	return some
+}
+
+// sharesOn reports whether a shared lock goes on behind one of the same owner: something
+// else keeps it than what that one was converted from, also when that has ended (A5).
+func (r *row) sharesOn(front *row) bool {
+	return r.kind == Shared && (len(r.keys) > 0 || r.lostKey && len(front.keys) == 0 || r.command && !front.command)
 }
 
 // replaceImplicitLocked carries out A13 for an explicit lock that a process has

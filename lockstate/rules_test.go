@@ -364,6 +364,37 @@ func TestSharedInFront(t *testing.T) {
 	f.mayChange(f.parent, "d")
 }
 
+// A5: what its owner locks alone by something else stands in front of what it shares by a
+// descriptor, which counts again when that ends. What it converts is replaced.
+func TestSharedBehind(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	q := f.request(f.parent, "d", lockstate.Shared)
+	q.Key = "shared"
+	g, err := f.Acquire(closed, q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared, _ := g.Commit()
+	own := f.take(f.parent, "d", explicit)
+	f.mayChange(f.parent, "d")
+	f.refused(f.stranger, "d", lockstate.Shared, lockstate.ErrHeld, own.Token)
+	if l, ok := f.ReleaseFile(f.dir("d"), "devserver"); !ok || l.Token != own.Token {
+		t.Errorf("ReleaseFile = token %d, %v, want %d", l.Token, ok, own.Token)
+	}
+	f.governs("d", shared.Token)
+	f.mayNotChange(f.stranger, "d", shared.Token)
+	f.mayNotChange(f.parent, "d", shared.Token)
+
+	q.Kind = explicit
+	if g, err = f.Acquire(closed, q); err != nil {
+		t.Fatal(err)
+	}
+	g.Commit()
+	f.mayChange(f.parent, "d")
+	f.ReleaseKey("shared")
+	f.governs("d", 0)
+}
+
 // A13, second half: a child's explicit lock stands in front of the row, which
 // counts again when that ends; and a grandchild's in front of both.
 func TestStackedRows(t *testing.T) {

@@ -220,6 +220,58 @@ func TestA5ConvertOwn(t *testing.T) {
 	}
 }
 
+// TestA5Behind: who shares a directory and then has it alone, by another lock file or
+// descriptor, shares it still when that has ended.
+func TestA5Behind(t *testing.T) {
+	m := mount(t)
+	for _, call := range lockCalls() {
+		for _, how := range []string{"file", "descriptor", "conversion", "restart", "before"} {
+			t.Run(call.name+" "+how, func(t *testing.T) {
+				m := m.on(t)
+				dir := call.name + how
+				file, other := m.lockFile(dir), m.At(dir, "devserver.lock")
+				a, b := locker(t), locker(t)
+				a.must("open", "x", file, "rdwr")
+				a.must(call.tryShared("x")...)
+				if how == "before" {
+					m.restart(nil)
+				}
+				var end []string
+				switch how {
+				case "file", "restart", "before":
+					a.must("put", other, "1", "creat,excl")
+					end = []string{"unlink", other}
+				case "descriptor", "conversion":
+					openFile(t, m.Back(dir, "devserver.lock"), "")
+					a.must("open", "y", other, "rdwr")
+					if how == "conversion" {
+						a.must(call.tryShared("y")...)
+					}
+					a.must(call.tryExclusive("y")...)
+					end = call.unlock("y")
+				}
+				a.want("ok", "put", m.At(dir, "f"), "a", "creat")
+				b.must("open", "x", file, "rdwr")
+				b.want("EAGAIN", call.tryShared("x")...)
+				if how == "restart" {
+					m.restart(nil)
+				}
+				a.must(end...)
+				b.want("EBUSY", "put", m.At(dir, "f"), "b", "creat")
+				if how == "restart" || how == "before" {
+					a.Exit(0) // its descriptors are the dead mount's
+				} else {
+					b.want("ok", call.tryShared("x")...)
+					b.must(call.unlock("x")...)
+					a.must(call.unlock("x")...)
+				}
+				m.awaitFree(dir)
+				b.want("ok", "put", m.At(dir, "f"), "b", "creat")
+			})
+		}
+	}
+}
+
 // TestA5Starve: a waiting exclusive lock is not starved by readers who come and
 // go, and a reader who comes after it is behind it.
 func TestA5Starve(t *testing.T) {
