@@ -191,8 +191,8 @@ func (g *Grant) Commit() (Lock, bool) {
 	}()
 	g.undrainLocked()
 	r := g.row
-	if t.tokens[r.token] != r || r.doomed && !g.made {
-		return r.lock(), false
+	if t.tokens[r.token] != r || !g.made && (r.doomed || r.sealed || r.expired()) {
+		return r.lock(), false // a lease past its deadline is being ended, and is not to be renewed (L1)
 	}
 	if !g.made {
 		t.keepLocked(r, g)

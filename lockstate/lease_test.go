@@ -178,6 +178,34 @@ func TestL1Reentry(t *testing.T) {
 	})
 }
 
+// TestL1ReentryLate: who takes its lease again too late, as making the lock file took its
+// time, does not renew what has ended for everybody already.
+func TestL1ReentryLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		l := f.mustLease(f.parent, "d", "ci-1", time.Second)
+		g, err := f.Acquire(closed, lockstate.Request{
+			Process: f.parent, Dir: f.dir("d"), Kind: explicit, Protocol: "create", File: "devserver",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if expired := f.Expired(); len(expired) != 1 || expired[0].Token != l.Token {
+			t.Fatalf("Expired() = %v, want token %d", expired, l.Token)
+		}
+		if got, ok := g.Commit(); ok {
+			t.Errorf("Commit() after the deadline = token %d, true, want false", got.Token)
+		}
+		if _, err := f.EndAs(l.Token, lockstate.Ending{Reason: lockstate.Expired}); err != nil {
+			t.Error(err)
+		}
+		if again := f.mustLease(f.parent, "d", "ci-1", time.Second); again.Token == l.Token {
+			t.Errorf("the next lease has token %d as well", again.Token)
+		}
+	})
+}
+
 // A refusal says whether it may be for want of knowledge of what the process carries.
 func TestL2Unsure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
