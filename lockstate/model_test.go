@@ -25,6 +25,7 @@ type modelRow struct {
 	Owner   procid.ID
 	Token   uint64
 	Files   []string
+	Keys    []string
 	Changed bool
 
 	pending bool
@@ -49,6 +50,7 @@ type modelGrant struct {
 	token   uint64 // 0: covered (A2)
 	made    bool
 	file    string
+	key     string
 	covered *modelOp // counts as an operation
 	real    *lockstate.Grant
 }
@@ -107,9 +109,9 @@ func (m *model) governing(path string) *modelRow {
 	return nil
 }
 
-// holder is H1 and H2.
+// holder is H1 and H2. Under a shared lock nobody is one (A5).
 func (r *modelRow) holder(p *procid.Process) bool {
-	return p != nil && (p.ID() == r.Owner || descends(p, r.Owner))
+	return p != nil && r.Kind != lockstate.Shared && (p.ID() == r.Owner || descends(p, r.Owner))
 }
 
 func descends(p *procid.Process, id procid.ID) bool {
@@ -134,6 +136,35 @@ func (m *model) row(token uint64) *modelRow {
 	return nil
 }
 
+// keyed is the row that a descriptor lock keeps.
+func (m *model) keyed(key string) *modelRow {
+	for _, r := range m.rows {
+		if !r.pending && slices.Contains(r.Keys, key) {
+			return r
+		}
+	}
+	return nil
+}
+
+// drop ends a row that lost its keeper, if that was the last one.
+func (m *model) drop(r *modelRow) (ended bool) {
+	if ended = len(r.Files)+len(r.Keys) == 0; ended {
+		m.end(r.Token)
+	}
+	return ended
+}
+
+// rekey has a descriptor lock keep r, and no other row.
+func (m *model) rekey(r *modelRow, key string) {
+	if old := m.keyed(key); old != nil && old != r {
+		old.Keys = slices.DeleteFunc(old.Keys, func(k string) bool { return k == key })
+		m.drop(old)
+	}
+	if !slices.Contains(r.Keys, key) {
+		r.Keys = append(r.Keys, key)
+	}
+}
+
 func (m *model) end(token uint64) {
 	m.rows = slices.DeleteFunc(m.rows, func(r *modelRow) bool { return r.Token == token })
 }
@@ -150,11 +181,44 @@ func heldBy(r *modelRow) verdict {
 	return verdict{err: lockstate.ErrHeld, tokens: []uint64{r.Token}}
 }
 
-// mayAcquire is C3.
-func (m *model) mayAcquire(p *procid.Process, path string) verdict {
-	for _, q := range upward(path) { // (a), (b)
-		if r := m.top(q); r != nil && !r.holder(p) {
+// mayAcquire is C3, and A5.
+func (m *model) mayAcquire(p *procid.Process, path string, kind lockstate.Kind) verdict {
+	var sharers []*modelRow // those in front, and what they share
+	var gov *modelRow
+	for _, r := range slices.Backward(m.rows) {
+		if r.Path == path && r.Kind != lockstate.Shared {
+			gov = r
+			break
+		}
+		if r.Path == path {
+			sharers = append(sharers, r)
+		}
+	}
+	if len(sharers) > 0 && kind != lockstate.Shared {
+		var others verdict
+		for _, r := range m.rows {
+			if r.Path == path && r.Kind == lockstate.Shared && r.Owner != p.ID() {
+				others.err, others.tokens = lockstate.ErrHeld, append(others.tokens, r.Token)
+			}
+		}
+		if others.err != nil {
+			return others
+		}
+	}
+	letsIn := kind == lockstate.Shared && gov != nil && slices.ContainsFunc(sharers, func(r *modelRow) bool { return r.Owner == gov.Owner })
+	if gov != nil && !letsIn && !gov.holder(p) {
+		return heldBy(gov)
+	}
+	if letsIn {
+		gov = nil // it is none of p's
+	}
+	for _, q := range upward(path)[1:] { // (a), (b)
+		r := m.top(q)
+		if r != nil && !r.holder(p) {
 			return heldBy(r)
+		}
+		if gov == nil {
+			gov = r
 		}
 	}
 	var below verdict // (c)
@@ -167,7 +231,6 @@ func (m *model) mayAcquire(p *procid.Process, path string) verdict {
 	if below.err != nil {
 		return below
 	}
-	gov := m.governing(path)
 	for _, h := range m.handles { // (d)
 		beneath := slices.ContainsFunc(h.paths, func(q string) bool { return at(q, path) })
 		related := h.proc.ID() == p.ID() || descends(h.proc, p.ID())
@@ -428,41 +491,67 @@ func (m *model) dropOp(o *modelOp) {
 	m.ops = slices.DeleteFunc(m.ops, func(e *modelOp) bool { return e == o })
 }
 
-func (m *model) AcquireImplicit(t *rapid.T) { m.acquire(t, lockstate.Implicit, "") }
+func (m *model) AcquireImplicit(t *rapid.T) { m.acquire(t, lockstate.Implicit, "", "") }
 
 func (m *model) AcquireExplicit(t *rapid.T) {
-	m.acquire(t, lockstate.Explicit, rapid.SampledFrom([]string{"", "devserver", "devserver.lock"}).Draw(t, "file"))
+	m.acquire(t, lockstate.Explicit, rapid.SampledFrom([]string{"", "devserver", "devserver.lock"}).Draw(t, "file"), "")
 }
 
-func (m *model) acquire(t *rapid.T, kind lockstate.Kind, file string) {
+// AcquireKey is for a lock on a descriptor, that may have one already.
+func (m *model) AcquireKey(t *rapid.T) {
+	kind := rapid.SampledFrom([]lockstate.Kind{lockstate.Explicit, lockstate.Shared}).Draw(t, "kind")
+	m.acquire(t, kind, "", drawKey(t))
+}
+
+func drawKey(t *rapid.T) string {
+	return rapid.SampledFrom([]string{"k", "l", "m", "n"}).Draw(t, "key")
+}
+
+func (m *model) acquire(t *rapid.T, kind lockstate.Kind, file, key string) {
 	p, path := m.pickProcess(t), pick(t, m.paths, "path")
-	call := fmt.Sprintf("Acquire(%v, %s, %v, %q)", p.ID(), path, kind, file)
+	call := fmt.Sprintf("Acquire(%v, %s, %v, %q, %q)", p.ID(), path, kind, file, key)
+	q := lockstate.Request{Process: p, Dir: m.dir(path), Kind: kind, Protocol: "test", File: file}
+	if key != "" {
+		q.Key = key
+	}
 	// The cancel channel is closed: what would wait is refused.
-	real, err := m.table.Acquire(closed, lockstate.Request{Process: p, Dir: m.dir(path), Kind: kind, Protocol: "test", File: file})
+	real, err := m.table.Acquire(closed, q)
 	if path == "." {
 		m.compare(t, call, err, verdict{err: lockstate.ErrRoot}) // C4
 		return
 	}
-	v := m.mayAcquire(p, path)
-	if g := m.governing(path); kind == lockstate.Implicit && g != nil && g.holder(p) {
-		v = verdict{} // A2: covered, whatever is above or beneath
-	}
-	if v.err != nil {
+	v := m.mayAcquire(p, path, kind)
+	g := m.governing(path)
+	covered := kind == lockstate.Implicit && g != nil && g.holder(p) // A2, whatever is above or beneath
+	kept := m.keyed(key)
+	keeps := kept != nil && kept.Path == path && kept.Kind == kind // whoever asks again
+	if v.err != nil && !covered && !keeps {
 		m.compare(t, call, err, v)
 		return
 	}
-	top := m.top(path)
+	own := m.top(path)
+	if kind == lockstate.Shared {
+		own = nil
+		for _, r := range m.rows {
+			if own == nil && r.Path == path && r.Kind == kind && r.Owner == p.ID() && !r.pending {
+				own = r
+			}
+		}
+	}
 	switch {
-	case kind == lockstate.Implicit && m.governing(path) != nil && m.governing(path).pending:
+	case keeps:
+		m.compare(t, call, err, verdict{})
+		m.grants = append(m.grants, &modelGrant{token: kept.Token, key: key, real: real})
+	case covered && g.pending:
 		m.compare(t, call, err, verdict{err: lockstate.ErrCancelled}) // it waits for that to be decided
-	case kind == lockstate.Implicit && m.governing(path) != nil: // A2
+	case covered:
 		m.compare(t, call, err, verdict{})
 		o := &modelOp{proc: p, paths: []string{path}}
 		m.ops = append(m.ops, o)
 		m.grants = append(m.grants, &modelGrant{covered: o, real: real})
-	case top != nil && top.Kind == lockstate.Explicit && top.Owner == p.ID() && !top.pending:
+	case kind != lockstate.Implicit && own != nil && own.Kind == kind && own.Owner == p.ID() && !own.pending:
 		m.compare(t, call, err, verdict{})
-		m.grants = append(m.grants, &modelGrant{token: top.Token, file: file, real: real})
+		m.grants = append(m.grants, &modelGrant{token: own.Token, file: file, key: key, real: real})
 	case m.awaited(path):
 		m.compare(t, call, err, verdict{err: lockstate.ErrCancelled})
 		m.token++
@@ -472,6 +561,9 @@ func (m *model) acquire(t *rapid.T, kind lockstate.Kind, file string) {
 		r := &modelRow{Path: path, Kind: kind, Owner: p.ID(), Token: m.token, pending: true, heirs: p.Lineage()}
 		if file != "" {
 			r.Files = []string{file}
+		}
+		if key != "" {
+			r.Keys = []string{key}
 		}
 		m.touchOpen(r)
 		m.rows = append(m.rows, r)
@@ -509,11 +601,7 @@ func (m *model) Commit(t *rapid.T) { m.commit(t, m.pickGrant(t)) }
 // Take acquires and commits at once.
 func (m *model) Take(t *rapid.T) {
 	before := len(m.grants)
-	if rapid.Bool().Draw(t, "explicit") {
-		m.AcquireExplicit(t)
-	} else {
-		m.AcquireImplicit(t)
-	}
+	rapid.SampledFrom([]func(*rapid.T){m.AcquireExplicit, m.AcquireImplicit, m.AcquireKey}).Draw(t, "how")(t)
 	if len(m.grants) > before {
 		g := m.grants[before]
 		m.dropGrant(g)
@@ -529,27 +617,31 @@ func (m *model) commit(t *rapid.T, g *modelGrant) {
 	}
 	switch {
 	case r == nil:
+	case !g.made && g.key != "":
+		m.rekey(r, g.key)
 	case !g.made:
 		if g.file != "" && !slices.Contains(r.Files, g.file) {
 			r.Files = append(r.Files, g.file)
 		}
 	default:
+		for _, k := range r.Keys {
+			m.rekey(r, k)
+		}
 		r.pending = false
 		if r.Kind == lockstate.Explicit { // A13
-			m.supersede(r)
+			m.supersede(r, func(e *modelRow) bool {
+				return e.Kind == lockstate.Implicit || e.Kind == lockstate.Shared && len(e.Keys) == 0
+			})
 		}
 	}
 }
 
-// supersede ends the implicit lock of the owner of an explicit one (A13).
-func (m *model) supersede(r *modelRow) {
-	for _, e := range m.rows {
-		if e != r && e.Path == r.Path && e.Owner == r.Owner && e.Kind == lockstate.Implicit && e.Changed {
-			r.Changed = true // what was changed before counts for R5
-		}
-	}
+// supersede ends those locks of the owner of an explicit one that this one replaces (A13).
+func (m *model) supersede(r *modelRow, replaced func(*modelRow) bool) {
 	m.rows = slices.DeleteFunc(m.rows, func(e *modelRow) bool {
-		return e != r && e.Path == r.Path && e.Owner == r.Owner && e.Kind == lockstate.Implicit
+		ends := e != r && e.Path == r.Path && e.Owner == r.Owner && replaced(e)
+		r.Changed = r.Changed || ends && e.Changed // what was changed before counts for R5
+		return ends
 	})
 }
 
@@ -604,9 +696,8 @@ func (m *model) ReleaseFile(t *rapid.T) {
 	want := uint64(0)
 	for _, r := range slices.Backward(m.rows) {
 		if i := slices.Index(r.Files, name); r.Path == path && i >= 0 {
-			if r.Files = slices.Delete(r.Files, i, i+1); len(r.Files) == 0 {
+			if r.Files = slices.Delete(r.Files, i, i+1); m.drop(r) {
 				want = r.Token
-				m.end(r.Token)
 			}
 			break
 		}
@@ -614,6 +705,20 @@ func (m *model) ReleaseFile(t *rapid.T) {
 	l, ok := m.table.ReleaseFile(m.dir(path), name)
 	if l.Token != want || ok != (want != 0) {
 		t.Fatalf("ReleaseFile(%s, %s) = token %d, %v, want token %d", path, name, l.Token, ok, want)
+	}
+}
+
+// ReleaseKey is R2.
+func (m *model) ReleaseKey(t *rapid.T) {
+	key, want := drawKey(t), uint64(0)
+	if r := m.keyed(key); r != nil {
+		r.Keys = slices.DeleteFunc(r.Keys, func(k string) bool { return k == key })
+		if m.drop(r) {
+			want = r.Token
+		}
+	}
+	if l, ok := m.table.ReleaseKey(key); ok != (want != 0) || ok && l.Token != want {
+		t.Fatalf("ReleaseKey(%s) = token %d, %v, want token %d", key, l.Token, ok, want)
 	}
 }
 
@@ -661,7 +766,7 @@ func (m *model) Exit(t *rapid.T) {
 	}
 	for _, r := range passed {
 		if r.Kind == lockstate.Explicit {
-			m.supersede(r)
+			m.supersede(r, func(e *modelRow) bool { return e.Kind == lockstate.Implicit })
 		}
 	}
 	locks, heirs := m.table.Exit(p.ID(), how, alive(m.live...))
@@ -845,7 +950,8 @@ func (m *model) checkDir(t *rapid.T, path string, d *lockstate.Dir) {
 // shows reports whether l is what can be seen of r.
 func (r *modelRow) shows(l lockstate.Lock) bool {
 	return "./"+l.Path == r.Path && l.Kind == r.Kind && l.Owner == r.Owner && l.Token == r.Token &&
-		l.Changed == r.Changed && slices.Equal(l.Files, r.Files)
+		l.Changed == r.Changed && slices.Equal(l.Files, r.Files) && len(l.Keys) == len(r.Keys) &&
+		!slices.ContainsFunc(r.Keys, func(k string) bool { return !slices.Contains(l.Keys, any(k)) })
 }
 
 // drain ends everything; the table must be empty then.
@@ -906,7 +1012,7 @@ func testModel(t *rapid.T) {
 		"AcquireImplicit": m.AcquireImplicit, "AcquireExplicit": m.AcquireExplicit,
 		"Commit": m.Commit, "Abort": m.Abort, "Take": m.Take, "Take2": m.Take, "Take3": m.Take,
 		"Open": m.Open, "Closing": m.Closing, "Close": m.Close, "Moved": m.Moved,
-		"ReleaseFile": m.ReleaseFile, "EndLock": m.EndLock,
+		"AcquireKey": m.AcquireKey, "ReleaseKey": m.ReleaseKey, "ReleaseFile": m.ReleaseFile, "EndLock": m.EndLock,
 		"Move": m.Move, "Exchange": m.Exchange, "Remove": m.Remove, "Forget": m.Forget,
 	}
 	for range 2 {
