@@ -187,6 +187,27 @@ func (cs *candidates) owned(r *request) bool {
 	return c != nil && c.node == nil
 }
 
+// ownsOnly reports whether n is a candidate of the caller's that is an ordinary file, and
+// has no other name.
+func (fs *FS) ownsOnly(r *request, n *node) bool {
+	var at link
+	names := 0
+	n.everyName(func(parent *node, name string) bool {
+		at = link{parent, name}
+		names++
+		return true
+	})
+	if names != 1 || !fs.mayBeCandidate(at.name) {
+		return false
+	}
+	c := fs.cands.at(at.parent, at.name, r.process)
+	if c == nil || c.node != nil {
+		return false
+	}
+	var st unix.Statx_t
+	return fs.statNode(n, &st) == nil && st.Nlink == 1 && fs.identityOf(&st) == c.key
+}
+
 // isCandidate reports whether an entry of the backing is a candidate: one that
 // somebody was seen to make, or of a pattern of the mount.
 func (fs *FS) isCandidate(parent *node, name string) bool {

@@ -179,6 +179,12 @@ func (o *opening) admit(h *handle) (op *lockstate.Op, err error) {
 		if refused(err) && (o.by.parent != nil && !n.has(o.by) || fs.lockLooks.lost(o.in.Pid, n)) && fs.stale.found(true, true, &o.in.InHeader) {
 			err = unix.ESTALE // the kernel looks the name up again (A10)
 		}
+		if refused(err) && !r.unsure(err) && !h.mapsWritable() && fs.ownsOnly(r, n) {
+			// As with a lock file, each write is decided about when it comes (A9).
+			h.opener, err = r.must()
+			h.flags &^= unix.O_TRUNC
+			return nil, err
+		}
 		if err != nil || h.flags&unix.O_TRUNC == 0 {
 			return nil, err
 		}

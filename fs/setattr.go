@@ -95,6 +95,9 @@ func (s *setting) try() error {
 		// Attributes of a directory are part of making it (R5).
 		c.Quiet = set == 0 || n.isDir() || fs.onlyLockNames(n)
 		op, err := r.admit(c)
+		if refused(err) && !r.unsure(err) && preparesLink(in) && fs.ownsOnly(r, n) {
+			op, err = r.admit(lockstate.Change{Quiet: true, Free: true})
+		}
 		if admitted = err == nil; !admitted {
 			ok := false
 			if set == 0 {
@@ -145,6 +148,12 @@ func (r *request) beginOpen(n *node) (op *lockstate.Op, ok bool) {
 func preparesLock(in *fuse.SetAttrIn) bool {
 	set := in.Valid &^ (fuse.FATTR_FH | fuse.FATTR_LOCKOWNER | fuse.FATTR_KILL_SUIDGID)
 	return set != 0 && set&^(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) == 0
+}
+
+// preparesLink reports whether in is what link(2) protocols do to their candidate (A9).
+func preparesLink(in *fuse.SetAttrIn) bool {
+	const does = fuse.FATTR_MODE | fuse.FATTR_ATIME | fuse.FATTR_MTIME | fuse.FATTR_ATIME_NOW | fuse.FATTR_MTIME_NOW | fuse.FATTR_CTIME
+	return in.Valid&^(does|fuse.FATTR_FH|fuse.FATTR_KILL_SUIDGID) == 0
 }
 
 // waitsWith reports whether n is a lock file that the caller has open, so that it

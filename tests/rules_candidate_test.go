@@ -196,6 +196,60 @@ func TestA9Own(t *testing.T) {
 	b.must("creat", lock, "wronly,creat,excl")
 }
 
+// TestA9Again: who has released a lock by its name alone, as the dev server does, has
+// its candidate left. When it comes again, and somebody else has the lock, it hears
+// that from link(2), whatever it does to the candidate first; and changes no content.
+func TestA9Again(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a, b := agent(t), agent(t)
+	u, lock := m.At("D", candidateName(t, a)), m.At("D/devserver.lock")
+	a.must("creat", u, "wronly,creat,excl")
+	a.must("link", u, lock)
+	a.must("unlink", lock)
+	m.wantFree("D")
+	b.must("creat", lock, "wronly,creat,excl")
+	c := agent(t)
+	for _, who := range []*Agent{b, c} {
+		who.must("stat", u)
+	}
+	for _, try := range [][]string{{"open", "u", u, "wronly"}, {"chmod", u, "600"}, {"utimens", u}, {"unlink", u}} {
+		c.want("EBUSY", try...)
+	}
+	a.want("ok", "open", "u", u, "wronly,creat,trunc")
+	a.want("EBUSY", "write", "u", "1234")
+	a.want("ok", "utimens", u)
+	a.want("ok", "chmod", u, "600")
+	a.want("EBUSY", "truncate", u, "1")
+	a.want("EEXIST", "link", u, lock)
+	if got := a.Get("stat", u); !strings.Contains(got, "size=0 nlink=1 ") {
+		t.Errorf("stat of the candidate: %s, want it empty, with one link", got)
+	}
+	m.wantOwner("D", b.Pid)
+
+	// What the holder takes for itself is content, whoever had it open.
+	b.must("rename", u, m.At("D/content"))
+	b.must("put", m.At("D/content"), "mine", "trunc")
+	a.want("EBUSY", "write", "u", "1234")
+	a.must("close", "u")
+	for _, try := range [][]string{{"open", "u", m.At("D/content"), "wronly,trunc"}, {"chmod", m.At("D/content"), "600"}, {"utimens", m.At("D/content")}} {
+		a.want("EBUSY", try...)
+	}
+	if got, _ := os.ReadFile(m.Back("D/content")); string(got) != "mine" {
+		t.Errorf("content: %q", got)
+	}
+	b.must("link", m.At("D/content"), u) // and so is what it makes under that name
+	for _, try := range [][]string{{"open", "u", u, "wronly,trunc"}, {"chmod", u, "600"}, {"unlink", u}} {
+		a.want("EBUSY", try...)
+	}
+	b.must("unlink", u)
+	a.want("ok", "creat", u, "wronly,creat,trunc") // a private one
+	a.want("EEXIST", "link", u, lock)
+	b.must("unlink", lock)
+	a.must("link", u, lock)
+	m.wantOwner("D", a.Pid)
+}
+
 // ordinaryNames are of the form of candidates' names, and what builds make.
 var ordinaryNames = []string{"app-1.0", "linux-6.6", "config-6.1", "node-18.1-2", "lib-2024.12", "_button.module.css", "_io.module.css"}
 

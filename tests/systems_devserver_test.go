@@ -86,6 +86,29 @@ func TestDevserverMustBeNew(t *testing.T) {
 	})
 }
 
+// TestDevserverBreaks: a server that releases by the lock's name leaves its temporary
+// file. It comes again all the same, and hears that somebody has the lock if so.
+func TestDevserverBreaks(t *testing.T) {
+	onSites(t, boards(), func(s *site) {
+		a, b := s.start("devserver.py", s.dir), s.start("devserver.py", s.dir)
+		for i, p := range []*program{a, b, a} {
+			other := map[*program]*program{a: b, b: a}[p]
+			p.ask("acquire board/v revisit", "acquired")
+			p.ask(fmt.Sprintf("put board/v image %d", i), "put")
+			for range 2 { // the first one takes what is left of its own away
+				other.ask("acquire board/v revisit", "refused board/v cannot acquire: AlreadyLocked")
+			}
+			s.wantHeld("board/v", p)
+			p.ask("break board/v", "broken")
+			s.wantNames("board", "v v/image")
+		}
+		b.ask("acquire board/v revisit", "acquired")
+		b.ask("break board/v destroy", "broken")
+		s.wantNames("board", "")
+		s.wantFree()
+	})
+}
+
 // TestDevserverOneWins: of several servers, each with several threads, that all
 // want one tag, one gets it; the others hear the same as ever.
 func TestDevserverOneWins(t *testing.T) {

@@ -10,6 +10,7 @@ and keeps or destroys what was staged.
     acquire TAG revisit     the same, but it may exist already
     put TAG NAME TEXT       stages a file
     release TAG [destroy]
+    break TAG [destroy]     the same, as another object and by the lock's name alone
 """
 
 import functools
@@ -81,6 +82,18 @@ def ReleaseLock(static_dir, tag, destroy=False):
         raise DevServerError("cannot release: %s: %s" % (type(e).__name__, e))
 
 
+def BreakLock(static_dir, tag, destroy=False):
+    """ReleaseLock without the lock that AcquireLock made: its temporary file stays."""
+    build_dir = BuildDir(static_dir, tag)
+    _held.pop(build_dir, None)
+    try:
+        lockfile.FileLock(os.path.join(build_dir, LOCK_FILE)).break_lock()
+        if destroy:
+            shutil.rmtree(build_dir)
+    except OSError as e:
+        raise DevServerError("cannot release: %s: %s" % (type(e).__name__, e))
+
+
 def main(static_dir):
     def request(command):
         """What goes wrong is the answer to a request, and not the server's end."""
@@ -110,8 +123,13 @@ def main(static_dir):
         ReleaseLock(static_dir, tag, destroy=how == "destroy")
         return "released"
 
+    @request
+    def break_(tag, how=""):
+        BreakLock(static_dir, tag, destroy=how == "destroy")
+        return "broken"
+
     steps.say("serving", static_dir)
-    steps.serve({"acquire": acquire, "put": put, "release": release})
+    steps.serve({"acquire": acquire, "put": put, "release": release, "break": break_})
 
 
 if __name__ == "__main__":
