@@ -221,7 +221,7 @@ func (fs *FS) isCandidate(parent *node, name string) bool {
 // dies. It returns 0 for any other.
 func (fs *FS) announceCandidate(r *request) (record uint64) {
 	p := r.process()
-	if !ownCandidateName(r.name, p) {
+	if !fs.ownCandidateName(r.name, p) {
 		return 0
 	}
 	record = fs.cands.record(r.parent, r.name, p.ID())
@@ -293,7 +293,7 @@ func (c *candidate) place() (dir string, ok bool) {
 	dir = c.fs.table.Path(c.parent.dir)
 	var st unix.Statx_t
 	err := c.fs.statIn(dir, c.name, &st)
-	if err == nil && st.Size > candidateSize {
+	if err == nil && (st.Size > candidateSize || st.Size > 0 && c.fs.mayBeLog(c.name)) {
 		return dir, false
 	}
 	if n := c.fs.nodes.find(c.key); n != nil && n.has(link{c.parent, c.name}) {

@@ -174,6 +174,9 @@ func (fs *FS) restoreCandidate(rec candRecord) error {
 	if rec.World == fs.cands.world {
 		owner = fs.alive(rec.Owner)
 	}
+	if owner == nil && st.Size > 0 && fs.mayBeLog(name) {
+		return nil
+	}
 	if owner == nil {
 		return fs.discard(name, func() (string, bool) { return dir, true })
 	}

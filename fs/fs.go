@@ -40,7 +40,7 @@ type FS struct {
 	handles  handleTable
 	pass     passthrough
 
-	names struct{ lock, shared, candidate nameSet } // of opts, sorted out
+	names struct{ lock, locked, shared, candidate nameSet } // of opts, sorted out
 
 	spare    budget
 	linger   lingers

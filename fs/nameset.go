@@ -33,4 +33,5 @@ func isPattern(name string) bool { return strings.ContainsAny(name, `*?[\`) }
 // setNames tells which names are special.
 func (fs *FS) setNames(lock, shared, candidate []string) {
 	fs.names.lock, fs.names.shared, fs.names.candidate = newNameSet(lock), newNameSet(shared), newNameSet(candidate)
+	fs.names.locked = newNameSet(lockedNames(lock))
 }

@@ -171,6 +171,9 @@ func (c *candidate) write(in *fuse.WriteIn, data []byte) (n uint32, status fuse.
 	if end < in.Offset || end > candidateSize {
 		return 0, fuse.Status(unix.EFBIG), true
 	}
+	if c.fs.mayBeLog(c.name) {
+		return 0, fuse.EBUSY, true
+	}
 	if int(end) > len(c.data) {
 		c.resizeLocked(int(end))
 	}

@@ -3,8 +3,10 @@ package fs
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/stagefs/stagefs/lockstate/procid"
@@ -14,8 +16,17 @@ import (
 //
 //	host-hex.pid…          Python lockfile: host, thread, pid, hash
 //	host.pid…              the same with threaded=False
+//	host-hex.pid           Python lockfile before 0.10
+//	host.hex-pid           before 0.9
+//	host-hex-hex.pid       the same in nova, whose threads are green
+//	host.pid               both with threaded=False
+//	host.pid_….lck         Ruby's lockfile: pid, program, time, a number
 //	.lk12345hexhost        liblockfile: pid, time, host
 //	_xxx.xxxxxx.host       procmail: pid and time in its own digits, host
+//
+//	shlock123              shlock: pid
+//
+// Others begin with the lock name, see [FS.hasLockTemplate].
 //
 // Builds have names of the same form, app-1.0 among them. So a file is taken for a
 // candidate only if its name tells the pid of who makes it, or has more of the form
@@ -28,7 +39,7 @@ func (fs *FS) mayBeCandidate(name string) bool {
 	if fs.opts.NoLocking {
 		return false
 	}
-	return hasTemplate(name) || fs.isAddedName(name)
+	return hasTemplate(name) || fs.hasLockTemplate(name) || fs.isAddedName(name)
 }
 
 // isCandidateName reports whether a file that p makes is a candidate by its name.
@@ -36,19 +47,25 @@ func (fs *FS) isCandidateName(name string, p *procid.Process) bool {
 	if fs.opts.NoLocking {
 		return false
 	}
-	return isWholeCandidateName(name) || ownCandidateName(name, p) || fs.isAddedName(name)
+	return isWholeCandidateName(name) || fs.ownCandidateName(name, p) || fs.isAddedName(name)
 }
 
 // isWholeCandidateName reports whether a name has all of a template: an address and a
 // pid with a hash, the name of this host, or what no build's name begins with.
 func isWholeCandidateName(name string) bool {
 	if host, thread, digits, ok := cutPythonName(name); ok {
+		if isPid(digits) && isThread(thread) && isNovaHost(host) {
+			return true
+		}
 		// A date behind a commit's hash has 8 digits, with the time of day 14. The
 		// hash of a path alone has 17 and more, nearly always.
 		if len(thread) >= 5 && len(digits) >= 16 {
 			return true
 		}
 		return (len(thread) >= 4 && len(digits) >= 7 || len(digits) >= 16) && isThisHost(host)
+	}
+	if host, thread, _, ok := cutOldPythonName(name); ok && isThread(thread) && isThisHost(host) {
+		return true
 	}
 	if isLiblockfileName(name) {
 		return true
@@ -68,24 +85,40 @@ func (fs *FS) isAddedName(name string) bool {
 }
 
 func hasTemplate(name string) bool {
-	if strings.IndexByte(name, '.') < 0 {
-		return false // all have one
+	if strings.IndexByte(name, '.') < 0 { // all but one have one
+		return isShlockName(name)
 	}
-	return isPythonName(name) || isLiblockfileName(name) || isProcmailName(name)
+	return isPythonName(name) || isLiblockfileName(name) || isProcmailName(name) || isRubyName(name)
 }
 
 // ownCandidateName reports whether a candidate's name says that this very process
 // made it, which may see itself under another pid than the daemon does.
-func ownCandidateName(name string, p *procid.Process) bool {
-	return p != nil && hasTemplate(name) && (tellsPid(name, p.ID().Pid) || tellsPid(name, p.InnerPid()))
+func (fs *FS) ownCandidateName(name string, p *procid.Process) bool {
+	if p == nil {
+		return false
+	}
+	tells := func(told func(name string, pid int) bool) bool {
+		return told(name, p.ID().Pid) || told(name, p.InnerPid())
+	}
+	return hasTemplate(name) && tells(tellsPid) || fs.hasLockTemplate(name) && tells(fs.lockNameTellsPid)
 }
 
 func tellsPid(name string, pid int) bool {
 	if pid <= 0 {
 		return false
 	}
+	told := strconv.Itoa(pid)
 	if host, thread, digits, ok := cutPythonName(name); ok {
-		return tellsPythonPid(host, thread, digits, strconv.Itoa(pid))
+		return tellsPythonPid(host, thread, digits, told)
+	}
+	if host, thread, digits, ok := cutOldPythonName(name); ok {
+		return digits == told && (thread == "" || isThread(thread) || isThisHost(host))
+	}
+	if digits, ok := cutRubyName(name); ok {
+		return digits == told
+	}
+	if isShlockName(name) {
+		return name[len(shlock):] == told
 	}
 	if isLiblockfileName(name) {
 		rest, ok := strings.CutPrefix(name[3:], fmt.Sprintf("%05d", pid))
@@ -105,6 +138,9 @@ func tellsPid(name string, pid int) bool {
 // address, and a hash.
 func tellsPythonPid(host, thread, digits, pid string) bool {
 	hash, ok := strings.CutPrefix(digits, pid)
+	if ok && hash == "" && len(thread) >= 5 { // before 0.10
+		return isThread(thread) || isNovaHost(host)
+	}
 	hash = strings.TrimPrefix(hash, "-")
 	if !ok || hash == "" || strings.Trim(hash, "0123456789") != "" {
 		return false
@@ -116,8 +152,93 @@ func tellsPythonPid(host, thread, digits, pid string) bool {
 }
 
 func isPythonName(name string) bool {
+	if last := name[len(name)-1]; last > '9' || last < '-' {
+		return false // as most names are
+	}
 	_, _, _, ok := cutPythonName(name)
+	if !ok {
+		_, _, _, ok = cutOldPythonName(name)
+	}
 	return ok
+}
+
+// isNovaHost: nova puts the number of a green thread behind that of the thread.
+func isNovaHost(host string) bool {
+	if isThisHost(host) {
+		return true
+	}
+	i := strings.LastIndexByte(host, '-')
+	return i > 0 && isHex(host[i+1:]) && isThisHost(host[:i])
+}
+
+// isThread reports whether hexadecimal digits could be the number of a thread of
+// glibc's, or its lower half: an address that 64 divides. Of commits one in 64 could.
+func isThread(hex string) bool {
+	return len(hex) >= 7 && slices.Contains([]string{"00", "40", "80", "c0"}, hex[len(hex)-2:])
+}
+
+// cutOldPythonName is cutPythonName for versions before 0.9. Without a thread it is
+// their name only for this host, as it was called when the daemon started: every lookup
+// asks.
+func cutOldPythonName(name string) (host, thread, pid string, ok bool) {
+	i := len(name) - 1
+	for i > 0 && name[i] >= '0' && name[i] <= '9' {
+		i--
+	}
+	if i <= 0 || name[i] != '.' && name[i] != '-' || !isPid(name[i+1:]) {
+		return "", "", "", false
+	}
+	if name[i] == '.' {
+		return name[:i], "", name[i+1:], name[:i] == startedOn()
+	}
+	j := strings.LastIndexByte(name[:i], '.')
+	if j <= 0 || i-j <= 5 || !isHex(name[j+1:i]) {
+		return "", "", "", false
+	}
+	return name[:j], name[j+1 : i], name[i+1:], true
+}
+
+var startedOn = sync.OnceValue(func() string {
+	here, _ := os.Hostname()
+	return here
+})
+
+// isPid reports whether s could be a pid, which is below 1<<22.
+func isPid(s string) bool {
+	return s != "" && len(s) <= 7 && strings.Trim(s, "0123456789") == "" && s[0] != '0'
+}
+
+func isRubyName(name string) bool {
+	_, ok := cutRubyName(name)
+	return ok
+}
+
+// cutRubyName returns the pid. The program's name may hold anything.
+func cutRubyName(name string) (pid string, ok bool) {
+	rest, ok := strings.CutSuffix(name, ".lck")
+	if !ok {
+		return "", false
+	}
+	for range 3 {
+		i := strings.LastIndexByte(rest, '_')
+		if i < 0 || i+1 == len(rest) || strings.Trim(rest[i+1:], "0123456789") != "" {
+			return "", false
+		}
+		rest = rest[:i]
+	}
+	rest, _, ok = strings.Cut(rest, "_")
+	i := strings.LastIndexByte(rest, '.')
+	if !ok || i <= 0 || !isPid(rest[i+1:]) {
+		return "", false
+	}
+	return rest[i+1:], true
+}
+
+const shlock = "shlock"
+
+func isShlockName(name string) bool {
+	pid, ok := strings.CutPrefix(name, shlock)
+	return ok && isPid(pid)
 }
 
 // cutPythonName: the host may hold dots and dashes itself, so the last dash is

@@ -10,7 +10,7 @@ import (
 // A9: the names that the real programs make, and names that builds have.
 func TestMayBeCandidate(t *testing.T) {
 	fs := &FS{}
-	fs.setNames(nil, nil, []string{"*.cand"})
+	fs.setNames([]string{"devserver.lock", "m.NFSLock", "nova-*"}, nil, []string{"*.cand"})
 	for name, want := range map[string]bool{
 		"vm-7f3a2b40.1234-5678901234567": true,
 		"vm-7f3a2b40.12345678901234567":  true,
@@ -25,6 +25,20 @@ func TestMayBeCandidate(t *testing.T) {
 		"_3O%mhlBrB.vm":                  true,
 		"app-1.0":                        true, // who makes it is to tell
 		"mine.cand":                      true,
+		"vm.7f3a2b401740-1234":           true,
+		"vm-7f3a2b40-1f2a3b4c.1234":      true,
+		"vm.1234_rlock_1_2_3.lck":        true,
+		"shlock1234":                     true,
+		startedOn() + ".1234":            true,
+		"devserver.lock|vm|1234|5":       true,
+		"devserver.lock.vm.org.1234.0":   true,
+		"devserver.lock.1234":            true,
+		"devserver.lock.v.6b09.6b092f84": false,
+
+		"devserver.lock.v.6b092f84.00001234": true,
+		"nova-a.host.1234":                   true,
+		"m.tmp.1.1234.2":                     true,
+		"devserver." + startedOn() + ".1234": true,
 
 		"image.bin":            false,
 		"libfoo.so.1":          false,
@@ -60,6 +74,18 @@ func TestMayBeCandidate(t *testing.T) {
 
 		"vm-7f3a2b40.1" + strconv.FormatInt(time.Now().UnixNano(), 10): true,
 		"vm-7f3a2b40.179-5762827123456789":                             true,
+		"vm.1234":                                                      startedOn() == "vm",
+		"devserver.vm.1234":                                            startedOn() == "vm",
+		"devserver.1234":                                               false,
+		"devserver.lock.bak":                                           false,
+		"a|b|1234|5":                                                   false,
+		"n.tmp.1.1234.2":                                               false,
+		"shlock":                                                       false,
+		"shlock.h":                                                     false,
+		"app.1234_b.lck":                                               false,
+		"app_1_2_3.lck":                                                false,
+		"libc-2.36.so.6":                                               false,
+		"app.4f3c-1":                                                   false,
 	} {
 		if got := fs.mayBeCandidate(name); got != want {
 			t.Errorf("mayBeCandidate(%q) = %t, want %t", name, got, want)
@@ -84,6 +110,22 @@ func TestTellsPid(t *testing.T) {
 		{here + "-7f3a.4712-123", 4711, false},
 		{here + "-7f3a.47-11-123", 4711, false},
 		{here + "-7f3a.4711", 4711, false},
+		{here + "-7f3a2b41.4711", 4711, true},
+		{here + "-7f3a2b41.4712", 4711, false},
+		{here + "-7f3a2b40-1f2a3b41.4711", 4711, true},
+		{"other-7f3a2b40.4711", 4711, true},
+		{"app-7f3a2b41.4711", 4711, false}, // a commit
+		{here + ".7f3a2b401741-4711", 4711, true},
+		{"other.7f3a2b401740-4711", 4711, true},
+		{"other.7f3a2b401740-4711", 471, false},
+		{"app.7f3a2b4-4711", 4711, false},
+		{here + ".4711", 4711, true},
+		{here + ".4711", 471, false},
+		{"other.4711", 4711, false},
+		{here + ".4711_rlock_1_2_3.lck", 4711, true},
+		{here + ".4711_rlock_1_2_3.lck", 1, false},
+		{"shlock4711", 4711, true},
+		{"shlock4711", 471, false},
 		{"other-7f3a.4711-123", 4711, false},
 		{"other-7f3a2b40.4711-5678901234567", 4711, true}, // in another namespace
 		{"other-7f3a2b40.15678901234567", 1, true},
@@ -134,6 +176,9 @@ func TestIsWholeCandidateName(t *testing.T) {
 		here + "-7f3a.4711-123":                true,
 		here + ".4711-5678901234567890":        true,
 		".lk04711fother":                       true,
+		here + "-7f3a2b40.4711":                true,
+		here + ".7f3a2b401740-4711":            true,
+		"other-7f3a2b40.4711":                  false,
 
 		"app-4f3c2d1.20261125":           false,
 		"app-deadbeef.20261125120000":    false,
@@ -169,4 +214,41 @@ func FuzzTemplates(f *testing.F) {
 			t.Errorf("%q is somebody's own candidate but no candidate", name)
 		}
 	})
+}
+
+// What begins with the lock name is believed to be somebody's own by his pid, too.
+func TestLockNameTellsPid(t *testing.T) {
+	fs := &FS{}
+	fs.setNames([]string{"devserver.lock", "m.NFSLock"}, nil, nil)
+	for name, want := range map[string]bool{
+		"devserver.lock|other|4711|12345":        true,
+		"devserver.lock|other|4712|4711":         false,
+		"devserver.lock.other.org.4711.0":        true,
+		"devserver.lock.other.4712.0":            false,
+		"devserver.lock.other.6b092f84.00001267": true,
+		"devserver.lock.other.6b092f84.00004711": false,
+		"devserver.lock.4711":                    true,
+		"devserver.lock.47":                      false,
+		"m.tmp.1234.4711.5678":                   true,
+		"m.tmp.1234.4712.4711":                   false,
+		"m.tmp.4711.4712.5678":                   false,
+		"m.x.1234.4711.5678":                     false,
+		"devserver." + startedOn() + ".4711":     true,
+		"devserver.x" + startedOn() + ".4711":    false,
+		"devserver.other.4711":                   false,
+	} {
+		if got := fs.hasLockTemplate(name) && fs.lockNameTellsPid(name, 4711); got != want {
+			t.Errorf("%q tells 4711: %t, want %t", name, got, want)
+		}
+	}
+}
+
+func BenchmarkMayBeCandidate(b *testing.B) {
+	fs := &FS{}
+	fs.setNames([]string{"devserver", "devserver.lock"}, nil, nil)
+	for b.Loop() {
+		for _, name := range []string{"main.go", "libfoo.so.6", "image", "linux-image-6.1.0-18-amd64.deb", "app-1.0"} {
+			fs.mayBeCandidate(name)
+		}
+	}
 }

@@ -36,10 +36,18 @@ func existenceClients() []client {
 	return []client{
 		{name: "lockfile LinkLockFile", needs: python, script: py("LinkLockFile"), lock: "devserver.lock"},
 		{name: "lockfile LinkLockFile without threads", needs: python, script: py("LinkLockFile threaded=False"), lock: "devserver.lock"},
+		{name: "lockfile 0.9", needs: python, script: py("Lockfile09"), lock: "devserver.lock"},
+		{name: "lockfile 0.8", needs: python, script: py("Lockfile08"), lock: "devserver.lock"},
 		{name: "lockfile MkdirLockFile", needs: python, script: py("MkdirLockFile"), lock: "devserver.lock"},
 		{name: "lockfile SymlinkLockFile", needs: python, script: py("SymlinkLockFile"), lock: "devserver.lock"},
 		{name: "lockfile PIDLockFile", needs: python, script: py("PIDLockFile"), lock: "devserver"},
 		{name: "filelock SoftFileLock", needs: python, script: py("SoftFileLock"), lock: "devserver.lock"},
+		{name: "flufl.lock", needs: []string{"/usr/lib/python3/dist-packages/flufl/lock/__init__.py"}, script: py("flufl"), lock: "devserver.lock"},
+		{
+			name: "File::NFSLock", needs: []string{"/usr/share/perl5/File/NFSLock.pm"}, lock: "devserver.NFSLock",
+			script: `exec perl -MFile::NFSLock -e '$| = 1; my $l = File::NFSLock->new("$ARGV[0]/devserver", "NB");
+				print("$File::NFSLock::errstr\n"), exit 1 if !$l; print "acquired\n"; <STDIN>; $l->unlock; print "released\n"' "$1"`,
+		},
 		{
 			name: "dotlockfile", needs: []string{"dotlockfile"}, lock: "devserver.lock",
 			script: tool(`dotlockfile -r 0 "$1/devserver.lock"`, `dotlockfile -u "$1/devserver.lock"`),
@@ -73,17 +81,32 @@ func existenceClients() []client {
 }
 
 const clientPy = `
-import sys
+import sys, threading
 import filelock
 from lockfile.linklockfile import LinkLockFile
 from lockfile.mkdirlockfile import MkdirLockFile
 from lockfile.symlinklockfile import SymlinkLockFile
 from lockfile.pidlockfile import PIDLockFile
 
+# Before 0.10 the temporary file was called otherwise.
+class Lockfile09(LinkLockFile):
+    name = "%(host)s-%(half)x.%(pid)d"
+    def __init__(self, path):
+        LinkLockFile.__init__(self, path)
+        thread = threading.get_ident()
+        self.unique_name = sys.argv[1] + "/" + self.name % {"host": self.hostname, "thread": thread, "half": thread & 0xffffffff, "pid": self.pid}
+
+class Lockfile08(Lockfile09):
+    name = "%(host)s.%(thread)x-%(pid)d"
+
 path, kind = sys.argv[1] + "/devserver", sys.argv[2]
 options = {"threaded": False} if "threaded=False" in sys.argv else {}
 if kind == "SoftFileLock":
     lock, timeout = filelock.SoftFileLock(path + ".lock"), 0
+elif kind == "flufl":
+    from flufl.lock import Lock
+    lock, timeout = Lock(path + ".lock"), 0
+    lock.acquire, lock.release = lock.lock, lock.unlock
 else:
     lock, timeout = globals()[kind](path, **options), -1
 try:
@@ -179,7 +202,7 @@ func writeClientPy(t *testing.T) string {
 // somebody else has the lock; and a killed holder is in nobody's way.
 func TestA8Clients(t *testing.T) {
 	need(t, "root", "fuse")
-	m := mount(t, "--lock-name", "devserver", "--lock-name", "devserver.lock", "--lock-name", "index.lock")
+	m := mount(t, "--lock-name", "devserver", "--lock-name", "devserver.lock", "--lock-name", "index.lock", "--lock-name", "devserver.NFSLock")
 	python := writeClientPy(t)
 
 	var table strings.Builder

@@ -21,6 +21,16 @@ func candidateNames(t *testing.T, pid int) map[string]string {
 		"lockfile, signed hash":  fmt.Sprintf("%s-7f2c0a1b.%d-4711", host, pid),
 		"lockfile, no threads":   fmt.Sprintf("%s.%d471156789012345678", host, pid),
 		"lockfile, elsewhere":    fmt.Sprintf("elsewhere-7f2c0a1b.%d-5678901234567", pid),
+		"lockfile 0.9":           fmt.Sprintf("%s-7f2c0a40.%d", host, pid),
+		"lockfile 0.9, away":     fmt.Sprintf("elsewhere-7f2c0a40.%d", pid),
+		"lockfile 0.8":           fmt.Sprintf("%s.7f2c0a1b1740-%d", host, pid),
+		"nova":                   fmt.Sprintf("%s-7f2c0a40-1f2a3b4c.%d", host, pid),
+		"flufl.lock":             fmt.Sprintf("devserver.lock|elsewhere|%d|4711567890", pid),
+		"Mailman":                fmt.Sprintf("devserver.lock.elsewhere.org.%d.0", pid),
+		"exim":                   fmt.Sprintf("devserver.lock.elsewhere.org.%08x.%08x", time.Now().Unix(), pid),
+		"script":                 fmt.Sprintf("devserver.lock.%d", pid),
+		"shlock":                 fmt.Sprintf("shlock%d", pid),
+		"Ruby":                   fmt.Sprintf("%s.%d_a_program_1764050000_123456_4711.lck", host, pid),
 		"liblockfile":            fmt.Sprintf(".lk%05da%s", pid, host),
 		"liblockfile, elsewhere": fmt.Sprintf(".lk%05daelsewhere", pid),
 		"procmail":               "_" + inProcmail(pid) + "." + inProcmail(int(time.Now().Unix())) + "." + host,
@@ -76,8 +86,51 @@ func TestA9Names(t *testing.T) {
 			}
 		})
 	}
-	for _, name := range []string{"ordinary", "app-1.0", "app-4f3c2d1.20261125", "app-deadbeef.20261125120000", "app.20261125120000"} {
+	for _, name := range []string{"ordinary", "app-1.0", "app-4f3c2d1.20261125", "app-deadbeef.20261125120000", "app.20261125120000",
+		"devserver.lock.1", "devserver.1", "devserver.lock|elsewhere|1|2", "devserver.tmp.1.1.1", "shlock1", "devserver.lock.bak"} {
 		agent(t).want("EBUSY", "creat", m.At("D", name), "wronly,creat,excl")
+	}
+}
+
+// TestA9NamesEmpty: a candidate that is called as a log could be is one as long as it is
+// empty: what is written to it is refused, or stays.
+func TestA9NamesEmpty(t *testing.T) {
+	m := mount(t, "--lock-name", "devserver.lock")
+	openDir(t, m.Back("D"))
+	host, err := os.Hostname()
+	mustDo(t, err)
+	for what, name := range map[string]string{"lockfile 0.9 without threads": host + ".%d", "mutt": "devserver." + host + ".%d"} {
+		t.Run(what, func(t *testing.T) {
+			m := m.on(t)
+			a, b := agent(t), agent(t)
+			lock := m.At("D/devserver.lock")
+			a.must("creat", lock, "wronly,creat,excl")
+			u := m.At("D", fmt.Sprintf(name, b.Pid))
+			b.must("open", "u", u, "wronly,creat,excl")
+			b.want("EBUSY", "write", "u", "1234")
+			b.must("close", "u")
+			b.want("EEXIST", "link", u, lock)
+			b.must("unlink", u)
+			a.must("unlink", lock)
+			b.must("creat", u, "wronly,creat,excl")
+			b.must("link", u, lock)
+			m.wantOwner("D", b.Pid)
+			b.Kill()
+			m.awaitFree("D")
+			eventually(t, "lock file and candidate are gone", func() bool {
+				entries, _ := os.ReadDir(m.Back("D"))
+				return len(entries) == 0
+			})
+			c := agent(t)
+			u = m.Back("D", fmt.Sprintf(name, c.Pid))
+			c.must("put", m.At("D", fmt.Sprintf(name, c.Pid)), "a log", "creat")
+			other := candidateName(t, c)
+			c.must("creat", m.At("D", other), "wronly,creat,excl")
+			c.Kill()
+			eventually(t, "another candidate is gone", func() bool { _, err := os.Stat(m.Back("D", other)); return err != nil })
+			time.Sleep(100 * time.Millisecond)
+			mustDo(t, os.Remove(u)) // a dead program's log is still there
+		})
 	}
 }
 
