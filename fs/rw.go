@@ -22,7 +22,7 @@ func (fs *FS) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Re
 		}
 		return fs.Read(cancel, in, buf) // it is another handle by now
 	}
-	if misaligned(in.Flags, in.Offset, uint64(in.Size)) && !fs.isEnd(h, in.Offset) {
+	if misaligned(in.Flags, in.Offset, uint64(in.Size)) && !fs.takesAny(h) && !fs.isEnd(h, in.Offset) {
 		return nil, fuse.EINVAL
 	}
 	if h.fresh {
@@ -62,7 +62,7 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 		return fs.Write(cancel, in, data) // it is another handle by now
 	}
 	// The last page of a mapping ends where the file does.
-	if in.WriteFlags&fuse.WRITE_CACHE == 0 && misaligned(in.Flags, in.Offset, uint64(len(data))) {
+	if in.WriteFlags&fuse.WRITE_CACHE == 0 && misaligned(in.Flags, in.Offset, uint64(len(data))) && !fs.takesAny(h) {
 		return 0, fuse.EINVAL
 	}
 	if h.lock == nil && h.opener == nil {
@@ -248,6 +248,14 @@ func (fs *FS) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (u
 func misaligned(flags uint32, offset, size uint64) bool {
 	const sector = 512
 	return flags&unix.O_DIRECT != 0 && (offset|size)%sector != 0
+}
+
+// takesAny reports whether the file's file system has no such rules: what is not aligned
+// goes through its page cache there.
+func (fs *FS) takesAny(h *handle) bool {
+	var kind int64
+	err := fs.withFD(h, func(fd int) error { kind = fsType(fd); return nil })
+	return err == nil && (kind == unix.BTRFS_SUPER_MAGIC || kind == unix.TMPFS_MAGIC)
 }
 
 // isEnd reports whether there is nothing to be read from an offset on: then it may be
