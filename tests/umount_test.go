@@ -95,14 +95,15 @@ func TestUmountElsewhere(t *testing.T) {
 	})
 	const elsewhere = "in the mount namespace of process "
 	pid, where := itoa(m.cmd.Process.Pid), elsewhere+itoa(p.Pid())+" (sleep)"
+	there := "nsenter -m -t " + itoa(p.Pid()) + " stagefs umount " + m.Dir
 	for _, tt := range []struct {
 		status int
 		args   []string
 		says   []string
 	}{
-		{0, []string{"umount", m.Path}, []string{"unmounted here", "process " + pid + ", serves on", elsewhere}},
-		{75, []string{"mount", "--state-dir", m.State, m.Dir}, []string{"by process " + pid, "not mounted here", where}},
-		{69, []string{"doctor", m.Dir}, []string{"process " + pid, "not mounted here", where}},
+		{0, []string{"umount", m.Path}, []string{"unmounted here", "process " + pid + ", serves on", elsewhere, "nsenter -m -t "}},
+		{75, []string{"mount", "--state-dir", m.State, m.Dir}, []string{"by process " + pid, "not mounted here", where, there}},
+		{69, []string{"doctor", m.Dir}, []string{"process " + pid, "not mounted here", where, there}},
 	} {
 		r := m.stagefs(tt.args...)
 		// For a moment another test's may have a copy, too, and be named.

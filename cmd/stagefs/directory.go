@@ -157,7 +157,7 @@ func servedAlready(name, dir, real string, pid int, mounts []fs.MountEntry) find
 	f := finding{name, statusFail, quote(dir) + " is served, or locked by flock(2), by " + by + ", and not mounted here", "end that process"}
 	if other := elsewhere(has); other != 0 {
 		f.Detail += ": it is in the mount namespace of " + nameOf(other)
-		f.Fix = "unmount it there, too: nsenter -m -t " + strconv.Itoa(other) + " stagefs umount " + shellWord(real)
+		f.Fix = "unmount it there, too: " + umountIn(other, real)
 	}
 	return f
 }

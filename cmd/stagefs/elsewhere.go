@@ -44,6 +44,11 @@ func nameOf(pid int) string {
 	return fmt.Sprintf("process %d (%s)", pid, quote(strings.TrimSuffix(string(comm), "\n")))
 }
 
+// umountIn is the command that unmounts in the mount namespace of a process.
+func umountIn(pid int, mountpoint string) string {
+	return fmt.Sprintf("nsenter -m -t %d stagefs umount %s", pid, shellWord(mountpoint))
+}
+
 const (
 	// endTime is how long umount waits for the daemon's end.
 	endTime = 10 * time.Second
@@ -71,7 +76,7 @@ func (c *command) awaitEnd(mount *fs.MountEntry, pid int, lazy bool) {
 		return
 	}
 	if other := elsewhere(func(m fs.MountEntry) bool { return m.Dev == mount.Dev }); other != 0 {
-		c.say("%s is unmounted here, but its daemon, process %d, serves on: it is mounted in the mount namespace of %s, too", quote(mount.Path), pid, nameOf(other))
+		c.say("%s is unmounted here, but its daemon, process %d, serves on: it is mounted in the mount namespace of %s, too; to end it: %s", quote(mount.Path), pid, nameOf(other), umountIn(other, mount.Path))
 		return
 	}
 	if how := halt(pid); how != "" {

@@ -148,7 +148,7 @@ func explainServed(e *stagefs.ServedError) string {
 	case !here && e.Pid != 0:
 		text += ", though it is not mounted here"
 		if other := elsewhere(func(m stagefs.MountEntry) bool { return m.Source == e.Dir }); other != 0 {
-			text += ": it is in the mount namespace of " + nameOf(other)
+			text += ": it is in the mount namespace of " + nameOf(other) + "; unmount it there: " + umountIn(other, e.Dir)
 		}
 	}
 	return text
