@@ -186,7 +186,7 @@ func (c *command) release() fuse.Status {
 	status := c.giveBack(l, how, policy)
 	if status == fuse.OK {
 		if unlogged, ok := c.fs.given.pass(time.Now()); ok {
-			c.fs.log.Info("lock released", "dir", l.Path, "pid", l.Owner.Pid, "client", l.Client, "token", l.Token, "by", how.By, "reason", how.Reason, "unlogged", unlogged)
+			c.fs.log.Info("lock released", append([]any{"dir", l.Path, "pid", l.Owner.Pid, "client", l.Client, "token", l.Token, "by", how.By, "reason", how.Reason}, unlogged...)...)
 		}
 	}
 	return status

@@ -42,7 +42,7 @@ const linesASecond = 5
 
 // pass reports whether a line may be written now, and how many were not since the
 // last one.
-func (l *lineLimit) pass(now time.Time) (skipped int, ok bool) {
+func (l *lineLimit) pass(now time.Time) (unlogged []any, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if s := now.Unix(); s != l.second {
@@ -50,10 +50,13 @@ func (l *lineLimit) pass(now time.Time) (skipped int, ok bool) {
 	}
 	if l.lines++; l.lines > linesASecond {
 		l.skipped++
-		return 0, false
+		return nil, false
 	}
-	skipped, l.skipped = l.skipped, 0
-	return skipped, true
+	if l.skipped > 0 {
+		unlogged = []any{"unlogged", l.skipped}
+	}
+	l.skipped = 0
+	return unlogged, true
 }
 
 // add notes one refusal.
@@ -106,7 +109,7 @@ func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held 
 		d.next = (d.next + 1) % denialsKept
 	}
 	if unlogged, ok := d.lines.pass(x.Time); ok {
-		fs.log.Info("refused", "op", x.Op, "path", x.Path, "pid", x.Pid, "cmd", x.Cmd, "errno", x.Errno, "reason", x.Reason, "unlogged", unlogged)
+		fs.log.Info("refused", append([]any{"op", x.Op, "path", x.Path, "pid", x.Pid, "cmd", x.Cmd, "errno", x.Errno, "reason", x.Reason}, unlogged...)...)
 	}
 }
 
