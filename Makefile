@@ -44,6 +44,8 @@ run:
 setup:
 	@if test "$$(id -u)" = 0 && test -c /dev/fuse && test "$$(stat -c %a /dev/fuse)" != 666; then \
 		echo "setup: chmod 666 /dev/fuse"; chmod 666 /dev/fuse; fi
+	@if command -v mountpoint >/dev/null && test -r /proc/self/mountinfo && ! mountpoint -q /; then \
+		echo "setup: / is no mount point, as in a chroot: tests that need a mount namespace will fail; before it is entered: mount --bind ROOT ROOT" >&2; fi
 	@command -v dpkg-query >/dev/null || { echo "setup: no Debian system; tests skip what they miss: $(PACKAGES)"; exit 0; }; \
 	missing=; for p in $(PACKAGES); do \
 		dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$p"; done; \

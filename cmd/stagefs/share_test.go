@@ -5,12 +5,15 @@ package main
 import (
 	"os"
 	"os/exec"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/stagefs/stagefs/lockstate"
 )
 
 // TestDocumented keeps the manual page, the completion and the README complete.
@@ -116,6 +119,40 @@ func TestCompletion(t *testing.T) {
 		out, err := exec.Command(bash, "-c", script, "bash", line).Output()
 		if got := strings.TrimSpace(string(out)); err != nil || got != want {
 			t.Errorf("%q completes to %q, want %q (%v)", line, got, want, err)
+		}
+	}
+}
+
+// TestDocumentedJSON: the manual page names each field of what is printed as JSON,
+// and each event and reason.
+func TestDocumentedJSON(t *testing.T) {
+	data, err := os.ReadFile("share/stagefs.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := make(map[string]bool)
+	for _, word := range strings.FieldsFunc(strings.ReplaceAll(string(data), `\-`, "-"), func(r rune) bool { return strings.ContainsRune(" ,;\n", r) }) {
+		words[word] = true
+	}
+	for _, v := range []any{
+		lockstate.Listing{}, lockstate.Row{}, lockstate.Waiter{}, lockstate.Orphan{}, lockstate.Blocker{}, lockstate.Denial{},
+		lockstate.Event{}, lockstate.Answer{}, lockstate.Quarantined{}, finding{},
+	} {
+		for _, f := range reflect.VisibleFields(reflect.TypeOf(v)) {
+			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && !words[name] {
+				t.Errorf("the manual page does not speak of the field %q of %T", name, v)
+			}
+		}
+	}
+	for _, word := range []string{
+		lockstate.EventAcquired, lockstate.EventRefused, lockstate.EventWaiting, lockstate.EventHandedOver, lockstate.EventReleased,
+		lockstate.EventLost, lockstate.EventBroken, lockstate.EventQuarantined, lockstate.EventDestroyed, lockstate.EventsMissed,
+		string(lockstate.Unlinked), string(lockstate.Unlocked), string(lockstate.Removed), string(lockstate.Exited),
+		string(lockstate.Narrowed), string(lockstate.Replaced), string(lockstate.Given), string(lockstate.Failed),
+		string(lockstate.Broken), string(lockstate.Expired), string(lockstate.Abandoned),
+	} {
+		if !words[word] {
+			t.Errorf("the manual page does not speak of %q", word)
 		}
 	}
 }
