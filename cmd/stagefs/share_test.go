@@ -108,6 +108,8 @@ func TestCompletion(t *testing.T) {
 		"stagefs mount --owner gr":           "group",
 		"stagefs mount --on-crash = ":        "keep destroy quarantine",
 		"stagefs run -w /":                   "",
+		"stagefs locks -w /us":               "/usr",
+		"stagefs acquire -w /us":             "",
 		"stagefs run --wait = /":             "",
 		"stagefs run -E /":                   "",
 		"stagefs mount --shared-name /":      "",

@@ -44,8 +44,10 @@ _stagefs() {
 		compopt -o filenames
 		mapfile -t COMPREPLY < <(compgen -P "$before" -f -- "$cur")
 		return ;;
-	--lock-name | --shared-name | --candidate | --depth | --grace | --options | -o | --why | --client | --ttl | --restore | --delete | --delete-older | --conflict-exit-code | -E | --kill-after | --wait | -w)
+	--lock-name | --shared-name | --candidate | --depth | --grace | --options | -o | --why | --client | --ttl | --restore | --delete | --delete-older | --conflict-exit-code | -E | --kill-after | --wait)
 		return ;;
+	-w)
+		[[ $command == locks ]] || return ;; # --watch takes no value
 	esac
 	case $command in
 	'' | help)
