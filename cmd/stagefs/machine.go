@@ -75,7 +75,7 @@ func (m machine) checkFuse() finding {
 func (m machine) checkDevice() finding {
 	f := finding{"/dev/fuse", statusOK, "can be opened", ""}
 	if info, err := os.Stat(m.root + "/dev/fuse"); err == nil && info.Mode()&os.ModeCharDevice == 0 { // a volume of a container is a directory
-		return finding{f.Name, statusFail, "is no device", "rm -r /dev/fuse; mknod -m 666 /dev/fuse c 10 229, as root; in a container: --device /dev/fuse"}
+		return finding{f.Name, statusFail, "is no device", "remove it; mknod -m 666 /dev/fuse c 10 229, as root; in a container: --device /dev/fuse"}
 	}
 	file, err := os.OpenFile(m.root+"/dev/fuse", os.O_RDWR, 0)
 	switch {
