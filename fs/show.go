@@ -73,18 +73,10 @@ func (fs *FS) listing() lockstate.Listing {
 	return l
 }
 
-// kindOf names the kind of a lock as listings do.
-func kindOf(l lockstate.Lock) string {
-	if l.Client != "" && l.Kind == lockstate.Explicit {
-		return "lease"
-	}
-	return l.Kind.String()
-}
-
 // row returns what the listing tells of a lock.
 func (fs *FS) row(s lockstate.LockState) lockstate.Row {
 	row := lockstate.Row{
-		Kind: kindOf(s.Lock), Protocol: s.Protocol, Token: s.Token, Since: s.Since, Scope: s.Scope.Kind.String(),
+		Kind: s.Lock.KindName(), Protocol: s.Protocol, Token: s.Token, Since: s.Since, Scope: s.Scope.Kind.String(),
 		Pid: s.Owner.Pid, Start: s.Owner.Start, UID: s.UID, Cmd: fs.procs.Cmdline(s.Owner),
 		File: s.File, Why: s.Why, OnCrash: s.OnCrash, Blockers: fs.blockers(s.Blockers),
 	}

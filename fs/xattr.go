@@ -80,7 +80,7 @@ func (fs *FS) lockAttr(n *node, name string) (string, bool) {
 		case "since":
 			return l.Since.UTC().Format(time.RFC3339Nano), true
 		case "kind":
-			return kindOf(l), true
+			return l.KindName(), true
 		case "token":
 			return strconv.FormatUint(l.Token, 10), true
 		}

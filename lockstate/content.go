@@ -271,5 +271,5 @@ func (t *Table) Cleared(l Lock, policy string) {
 	if policy == Destroy {
 		event = EventDestroyed
 	}
-	t.notify(Event{Event: event, Dir: l.Path, Token: l.Token, Pid: l.Owner.Pid, Client: l.Client, Kind: l.Kind.String(), Protocol: l.Protocol})
+	t.notify(Event{Event: event, Dir: l.Path, Token: l.Token, Pid: l.Owner.Pid, Client: l.Client, Kind: l.KindName(), Protocol: l.Protocol})
 }

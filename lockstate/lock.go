@@ -74,6 +74,14 @@ type Lock struct {
 	Revocable bool
 }
 
+// KindName names the kind of a lock as listings and events do.
+func (l Lock) KindName() string {
+	if l.Client != "" && l.Kind == Explicit {
+		return "lease"
+	}
+	return l.Kind.String()
+}
+
 // An Ending tells how a lock ended.
 type Ending struct {
 	Reason Reason

@@ -114,6 +114,10 @@ func TestR6Events(t *testing.T) {
 	if e := s.want("acquired D", "released D expired", "lost D expired"); e[2].Client != "x" || e[0].Kind != "lease" {
 		t.Errorf("the lease: %+v", e)
 	}
+	a.mustCommand(m, "acquire D client=x ttl=20ms on-crash=destroy")
+	if e := s.want("acquired D", "destroyed D", "released D expired", "lost D expired"); e[1].Client != "x" || e[1].Kind != "lease" {
+		t.Errorf("the end of a lease's content: %+v", e[1])
+	}
 	b.must("mkdir", m.At("E"))
 	b.must("creat", m.At("E/devserver"), "wronly,creat,excl")
 	b.must("unlink", m.At("E/devserver"))
