@@ -108,16 +108,16 @@ func (fs *FS) onlyLockNames(n *node) bool {
 // cover it. Until the try is over, a file gets no other names.
 func (r *request) covering(n *node) (lockstate.Change, error) {
 	if !n.isDir() {
-		r.fs.nodes.changingOf(n).RLock()
-		r.changing = n
+		r.fs.nodes.changing.take(n, false)
+		r.changing[0] = n
 	}
 	return r.coveringNow(n)
 }
 
 // coveringAlone is covering for an operation that gives n another name.
 func (r *request) coveringAlone(n *node) (lockstate.Change, error) {
-	r.fs.nodes.changingOf(n).Lock()
-	r.exclusive = n
+	r.fs.nodes.changing.take(n, true)
+	r.changing[0] = n
 	return r.coveringNow(n)
 }
 

@@ -63,12 +63,15 @@
 //
 //	candidate.mu           never taken beneath FS.ns, but for a lock file's
 //	  FS.reapMu            one death at a time
-//	    FS.ns              names in the backing; exclusive: rename, discard
-//	                       (beneath FS.trashMu, too). Who waits to have it alone
-//	                       keeps out the others for moments only (spin.go)
+//	    FS.ns              names in the backing; exclusive: discard (beneath
+//	                       FS.trashMu, too), and rename but for ordinary files.
+//	                       Who waits to have it alone keeps out the others for
+//	                       moments only (spin.go)
 //	      FS.hiddenMu
 //	      FS.watchMu
-//	      nodeTable.changing  a file and its names
+//	      nodeTable.changing  a file and its names; of two files by rename
+//	                       only, by their numbers. An acquisition that waits for
+//	                       what is under way has none
 //	        FS.aliasMu     operations on files with several links
 //	          FS.lockMu    the locks on a lock file, and what they keep
 //	            advisory.Table

@@ -53,11 +53,10 @@ type request struct {
 	awaits atWork          // what was waited for
 
 	// What a try keeps until it is over.
-	aliases   bool  // FS.aliasMu, shared
-	changing  *node // its mutex, shared,
-	exclusive *node // or alone
-	found     []*lockstate.Dir
-	admitted  admissions
+	aliases  bool     // FS.aliasMu, shared
+	changing [2]*node // their locks, see changeLocks; nil: none
+	found    []*lockstate.Dir
+	admitted admissions
 }
 
 // admissions are what a try was let in for. It ends them itself, unless it panics:
@@ -98,16 +97,15 @@ func (r *request) release() {
 	if r.aliases {
 		r.fs.aliasMu.RUnlock()
 	}
-	if r.changing != nil {
-		r.fs.nodes.changingOf(r.changing).RUnlock()
-	}
-	if r.exclusive != nil {
-		r.fs.nodes.changingOf(r.exclusive).Unlock()
+	for _, n := range r.changing {
+		if n != nil {
+			r.fs.nodes.changing.give(n)
+		}
 	}
 	for _, d := range r.found {
 		r.fs.table.Forget(d)
 	}
-	r.aliases, r.changing, r.exclusive, r.found, r.trying = false, nil, nil, nil, false
+	r.aliases, r.changing, r.found, r.trying = false, [2]*node{}, nil, false
 	r.admitted = admissions{}
 }
 

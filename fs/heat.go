@@ -133,7 +133,8 @@ func (fs *FS) heatLink(n, parent *node) *hotDir {
 }
 
 // reheat records where m takes files that are open past the daemon, before it
-// does, and afterwards where they are. The caller holds FS.ns alone.
+// does, and afterwards where they are: FS.follow does so for a single one. The caller
+// holds FS.ns, alone if m moves a directory.
 func (fs *FS) reheat(m *renaming) (done func()) {
 	var to []*hotDir
 	move := func(v *victim, dir *lockstate.Dir, there link) {
@@ -153,7 +154,15 @@ func (fs *FS) reheat(m *renaming) (done func()) {
 	} else if d := fs.heatElsewhere(m.dst, m.to); d != nil {
 		to = append(to, d)
 	}
-	return func() { fs.reheatAll(to) }
+	return func() {
+		if m.srcDir != nil || m.dstDir != nil {
+			fs.reheatAll(to)
+			return
+		}
+		for _, d := range to {
+			d.leave()
+		}
+	}
 }
 
 // hotBelow reports whether files beneath a directory may be open past the daemon.

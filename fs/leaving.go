@@ -7,9 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A removal takes a name from the backing, and a moment later from the node. The
-// kernel lets it go on beside requests that only look at the file, or open it: they
-// have the file already, and are not to hear that it has no name any more.
+// A removal takes a name from the backing, and a moment later from the node; and the
+// rename of a file gives one to another. The kernel lets it go on beside requests that only
+// look at the file, or open it: they have the file already, and are not to hear that it has
+// no name any more, nor of the file that has it now.
 
 // unlink takes the name at l, in the open directory dir, from v.
 func (fs *FS) unlink(dir int, l link, v *victim, flags int) error {
@@ -45,12 +46,19 @@ func (fs *FS) at(n *node, f func(place) error) error {
 func (fs *FS) look(n *node, f func(place) error) error {
 	return fs.at(n, func(p place) error {
 		err := f(p)
-		if p.name != "" && !n.has(link{p.ref.node, p.name}) {
+		// In this order: a name that is not about to go, and is n's still, was before.
+		if p.name != "" && (p.ref.node.more.Load().leaving.Load() > 0 && !fs.isAt(n, p) || !n.has(link{p.ref.node, p.name})) {
 			n.plain.changed() // what was found was of another file perhaps
 			return unix.ESTALE
 		}
 		return err
 	})
+}
+
+// isAt reports whether the backing has n at p.
+func (fs *FS) isAt(n *node, p place) bool {
+	var st unix.Statx_t
+	return p.stat(&st) == nil && fs.identityOf(&st) == n.key()
 }
 
 // stays reports whether n is where l says, once the removals that may have taken it

@@ -127,7 +127,7 @@ func TestLookupRace(t *testing.T) {
 		}
 		m := &renaming{
 			r:    &request{fs: fs, header: &fuse.InHeader{}, op: "rename"},
-			from: link{node, name}, to: link{node, "x"},
+			from: link{node, name}, to: link{node, "x"}, alone: true,
 		}
 		if err := fs.locked(true, func() error { return fs.rename(m) }); err != nil {
 			t.Fatal(err)

@@ -22,11 +22,7 @@ type nodeTable struct {
 	// isLockName reports whether a name is a lock file's.
 	isLockName func(parent *node, name string) bool
 
-	// changing has a mutex for each node, and for some others: it is held
-	// shared while a file is changed by its node, and exclusively while it
-	// gets another name: a change belongs to the names that the file had
-	// when it was admitted (W3). A request takes one at a time.
-	changing [64]spinMutex
+	changing changeLocks
 
 	// reborn: see isReborn.
 	reborn bool
@@ -90,11 +86,6 @@ func (t *nodeTable) locksThere() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.heap.wake(t.byID.n)
-}
-
-// changingOf returns the mutex of changes of n.
-func (t *nodeTable) changingOf(n *node) *spinMutex {
-	return &t.changing[n.id%uint64(len(t.changing))]
 }
 
 // newRoot makes the node of the root, which stays for good.

@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"errors"
+
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
@@ -13,6 +15,11 @@ type renaming struct {
 	r        *request
 	from, to link
 	flags    uint
+
+	// alone: it has FS.ns alone. What is renamed otherwise is a file, with no name that is
+	// special at either end.
+	alone, needsAlone bool
+	done              bool // the backing has carried it out, for good
 
 	src, dst       *victim        // dst is nil where there was nothing, which is no exchange
 	srcDir, dstDir *lockstate.Dir // of directories
@@ -31,15 +38,19 @@ func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 		r:    &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "rename", parent: from, name: oldName},
 		from: link{from, oldName}, to: link{to, newName}, flags: uint(in.Flags),
 	}
+	m.alone = m.flags&^unix.RENAME_NOREPLACE != 0 || fs.isSpecial(m.from) || fs.isSpecial(m.to)
 	if c := fs.cands.get(fs, &in.InHeader, from, oldName); c != nil {
 		return fs.renameCandidate(m, c)
 	}
 	if fs.namedStale(&in.InHeader, fs.isLockName(from, oldName) || fs.isLockName(to, newName), from, to) {
 		return fuse.Status(unix.ESTALE)
 	}
-	// Everything beneath a directory changes its path, so that nothing else
-	// may be under way: an acquisition beneath, for instance (W3).
-	status := fs.attempt(m.r, true, func() error { return fs.rename(m) })
+	try := func() error { return fs.rename(m) }
+	status := fs.attempt(m.r, m.alone, try)
+	if !m.alone && m.needsAlone {
+		m.alone = true
+		status = fs.attempt(m.r, true, try)
+	}
 	if status != fuse.OK {
 		return status
 	}
@@ -55,9 +66,19 @@ func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 	return status
 }
 
+// isSpecial reports whether an entry of that name is, or may be, a lock file or a candidate.
+func (fs *FS) isSpecial(l link) bool {
+	return fs.isLockName(l.parent, l.name) || fs.mayBeCandidate(l.name)
+}
+
+// errAlone ends the try of a rename that needs FS.ns alone.
+var errAlone = errors.New("names have to stand still")
+
 func (fs *FS) rename(m *renaming) error {
-	fs.renames.Add(1)
-	defer fs.renames.Add(1)
+	if m.alone {
+		fs.renames.Add(1)
+		defer fs.renames.Add(1)
+	}
 	fromDir, err := fs.back.dir(m.from.parent)
 	if err != nil {
 		return err
@@ -72,16 +93,91 @@ func (fs *FS) rename(m *renaming) error {
 	if m.src, err = fs.take(fromDir.fd, m.from.name, false); err != nil {
 		return err
 	}
+	if m.needsAlone = !m.alone && !m.src.isFileAt(m.from); m.needsAlone {
+		return errAlone
+	}
 	m.dst, err = fs.take(toDir.fd, m.to.name, !m.exchanges())
 	if err != nil && (m.exchanges() || err != unix.ENOENT) {
 		return err // rename(2): what is exchanged has to be there, and may be gone since the kernel looked
 	}
-	done := false
 	defer func() {
-		if !done {
+		if !m.done {
 			m.dst.spared()
 		}
 	}()
+	if m.alone {
+		return fs.renameAlone(m, fromDir.fd, toDir.fd)
+	}
+	if m.needsAlone = m.dst != nil && (!m.dst.isFileAt(m.to) || m.dst.node == m.src.node); m.needsAlone {
+		return errAlone
+	}
+	return fs.renamePlain(m, fromDir.fd, toDir.fd)
+}
+
+// isFileAt reports whether v is no directory, and known to have that name.
+func (v *victim) isFileAt(l link) bool {
+	return !isDirectory(&v.st) && v.node != nil && v.node.has(l)
+}
+
+// renamePlain renames a file beside all that others do. The kernel keeps out who would
+// change names in either directory, or the files themselves, by whatever name. What it does
+// not know of, as one by another name that nobody has looked up, is kept out by the locks
+// of both; and who only looks at a file finds it all the same (leaving.go).
+func (fs *FS) renamePlain(m *renaming, from, to int) error {
+	m.r.changeAlone(m.src.node, m.dst)
+	token := fs.table.LastToken() // before, since who acquires waits for this afterwards
+	ops, err := fs.admitMoves(m)
+	if err != nil {
+		return err
+	}
+	defer endAll(ops)
+	if err := m.awaited(fs); err != nil {
+		return err
+	}
+	fs.noteEntering(m) // before: a daemon that dies in between lost nothing
+	defer fs.reheat(m)()
+	for _, l := range [...]link{m.from, m.to} {
+		leaving := &l.parent.more.Load().leaving
+		leaving.Add(1)
+		defer leaving.Add(-1)
+	}
+	if err := unix.Renameat2(from, m.from.name, to, m.to.name, m.flags); err != nil {
+		return err
+	}
+	if !fs.opts.NoLocking {
+		fs.renameUnderWay(m, token)
+	}
+	m.done = true
+	fs.renamed(m) // while it is under way: who acquires finds the files where they are (W3)
+	return nil
+}
+
+// changeAlone takes the locks of two files, or one, in the order in which everybody does.
+func (r *request) changeAlone(n *node, also *victim) {
+	both := [2]*node{n}
+	if also != nil {
+		if both[1] = also.node; both[1].id < n.id {
+			both[0], both[1] = both[1], n
+		}
+	}
+	for _, n := range both {
+		if n != nil {
+			r.fs.nodes.changing.take(n, true)
+			r.changing[0], r.changing[1] = n, r.changing[0]
+		}
+	}
+}
+
+func endAll(ops []*lockstate.Op) {
+	for _, op := range ops {
+		op.End()
+	}
+}
+
+// renameAlone renames anything. Everything beneath a directory changes its path, so that
+// nothing else may be under way: an acquisition beneath, for instance (W3). The caller has
+// FS.ns alone.
+func (fs *FS) renameAlone(m *renaming, from, to int) error {
 	defer fs.tableDirs(m)()
 
 	finish, err := fs.admitRename(m)
@@ -96,7 +192,7 @@ func (fs *FS) rename(m *renaming) error {
 	fs.noteEntering(m) // before: a daemon that dies in between lost nothing
 	defer fs.reheat(m)()
 	move := func() error {
-		return unix.Renameat2(fromDir.fd, m.from.name, toDir.fd, m.to.name, m.flags)
+		return unix.Renameat2(from, m.from.name, to, m.to.name, m.flags)
 	}
 	if m.flags&unix.RENAME_WHITEOUT != 0 {
 		err = fs.asCaller(m.r.header, move) // the whiteout is new, and the caller's
@@ -104,18 +200,18 @@ func (fs *FS) rename(m *renaming) error {
 		err = move()
 	}
 	if err == nil && !fs.opts.NoLocking {
-		fs.renameUnderWay(m)
+		fs.renameUnderWay(m, fs.table.LastToken())
 	}
 	ok := finish(err == nil)
 	if err == nil && !ok && m.dst == nil && !m.fills() &&
-		unix.Renameat2(toDir.fd, m.to.name, fromDir.fd, m.from.name, unix.RENAME_NOREPLACE) == nil {
+		unix.Renameat2(to, m.to.name, from, m.from.name, unix.RENAME_NOREPLACE) == nil {
 		err = lockstate.ErrEnded // the lock was lost meanwhile: nothing was renamed
 	}
 	if err != nil {
 		fs.moving(m, true)
 		return err
 	}
-	done = true
+	m.done = true
 	fs.renamed(m)
 	if !ok {
 		return lockstate.ErrEnded
@@ -133,10 +229,10 @@ func (m *renaming) awaited(fs *FS) error {
 	return err
 }
 
-// renameUnderWay takes note that m is carried out, and not answered yet. The caller has
-// FS.ns alone.
-func (fs *FS) renameUnderWay(m *renaming) {
-	u := &changeUnderWay{tid: m.r.header.Pid, from: m.from.parent.dir, to: m.to.parent.dir, token: fs.table.LastToken()}
+// renameUnderWay takes note that m is carried out, and not answered yet. token was the last
+// when it was admitted.
+func (fs *FS) renameUnderWay(m *renaming, token uint64) {
+	u := &changeUnderWay{tid: m.r.header.Pid, from: m.from.parent.dir, to: m.to.parent.dir, token: token}
 	u.nodes[0] = m.src.node
 	if m.dst != nil && m.dst.fd < 0 { // it has a name left
 		u.nodes[1] = m.dst.node
@@ -214,9 +310,7 @@ func (fs *FS) admitRename(m *renaming) (finish func(bool) bool, err error) {
 	}
 	inner := finish
 	return func(made bool) bool {
-		for _, op := range ops {
-			op.End()
-		}
+		endAll(ops)
 		return inner(made)
 	}, nil
 }

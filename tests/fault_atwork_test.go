@@ -3,8 +3,10 @@
 package tests
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -43,6 +45,50 @@ func TestFaultAtWork(t *testing.T) {
 
 			wantServed(t, m.At("free"), 100, "mkdir d$i && echo x >d$i/f && chmod 600 d$i/f && mv d$i/f d$i/g && cat d$i/g")
 			wantStuck(t, calls, letGo)
+		})
+	}
+}
+
+// TestFaultAtWorkAgain: so it is if another such read begins in the moment in which the
+// daemon renames the file at last, after it has waited for the first.
+func TestFaultAtWorkAgain(t *testing.T) {
+	need(t, "root", "fuse")
+	for name, args := range map[string]string{
+		"rename":      `mv -T "$1/f" "$1/g"`,
+		"rename onto": `mv -T "$1/over" "$1/f"`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			byTransport(t, func(t *testing.T, opts ...string) {
+				m := mount(t, opts...)
+				needPassthrough(m)
+				openDir(t, m.Back("slow"))
+				openDir(t, m.Back("free"))
+				openDir(t, m.Back("D"))
+				openFile(t, m.Back("slow/f"), strings.Repeat("x", bigFile))
+				openFile(t, m.Back("slow/over"), "x")
+				openFile(t, m.Back("slow/other"), "x")
+				_, err := os.Stat(m.At("slow/other")) // who looks for a name there waits for the rename
+				mustDo(t, err)
+				owner := agent(t)
+				owner.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+				letFirst := readSlowly(t, openDirect(t, m.At("slow/f")))
+				defer letFirst()
+				begun, letGo := beginSlowRead(t, openDirect(t, m.At("slow/f")))
+				defer letGo()
+				waiting := m.waiting()
+				calls := []*Proc{startCmd(t, exec.Command("sh", "-c", args, "sh", m.At("slow")))}
+				eventually(t, "the call is stuck", func() bool { return waiting() >= 1 })
+				defer time.AfterFunc(patience, func() { t.Error("the others wait"); letGo() }).Stop()
+				reading := begun() // behind the rename's look, which is behind the first one
+				letFirst()
+				reading()
+
+				wantServed(t, m.At("free"), 100, "mkdir d$i && echo x >d$i/f && chmod 600 d$i/f && mv d$i/f d$i/g && cat d$i/g")
+				wantServed(t, m.At("slow"), 10, "chmod 60$((i%8)) other && cat f >/dev/null && stat f >/dev/null && echo x")
+				owner.Kill()
+				m.awaitFree("D")
+				wantStuck(t, calls, letGo)
+			})
 		})
 	}
 }
@@ -103,6 +149,15 @@ func openDirect(t *testing.T, file string) (fd int) {
 // called, or this process ends. It closes fd.
 func readSlowly(t *testing.T, fd int) (letGo func()) {
 	t.Helper()
+	begin, letGo := beginSlowRead(t, fd)
+	begin()()
+	return letGo
+}
+
+// beginSlowRead is readSlowly for a file that may be locked: begin returns when the read
+// waits, if only for that, and what that returns when it has got to the memory.
+func beginSlowRead(t *testing.T, fd int) (begin func() (arrive func()), letGo func()) {
+	t.Helper()
 	const uffdioAPI, uffdioRegister, missing = 0xc018aa3f, 0xc020aa00, 1
 	uffd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
 	if errno != 0 {
@@ -121,19 +176,39 @@ func readSlowly(t *testing.T, fd int) (letGo func()) {
 		}
 	}
 	var reading sync.WaitGroup
-	reading.Go(func() {
-		if _, err := unix.Pread(fd, memory, 0); err != nil {
-			t.Errorf("read: %v", err)
+	tid := make(chan int, 1)
+	begin = func() func() {
+		reading.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			tid <- unix.Gettid()
+			if _, err := unix.Pread(fd, memory, 0); err != nil {
+				t.Errorf("read: %v", err)
+			}
+			unix.Close(fd)
+			unix.Munmap(memory)
+		})
+		awaitUninterruptible(t, <-tid)
+		return func() {
+			var fault [32]byte
+			if _, err := unix.Read(int(uffd), fault[:]); err != nil { // it waits for the memory
+				t.Errorf("userfaultfd: %v", err)
+			}
 		}
-		unix.Close(fd)
-		unix.Munmap(memory)
-	})
-	var fault [32]byte
-	if _, err := unix.Read(int(uffd), fault[:]); err != nil { // it waits for the memory
-		t.Errorf("userfaultfd: %v", err)
 	}
-	return sync.OnceFunc(func() {
+	return begin, sync.OnceFunc(func() {
 		syscall.Close(int(uffd))
 		reading.Wait()
+	})
+}
+
+// awaitUninterruptible returns when a thread waits for a lock of the kernel, or a page.
+func awaitUninterruptible(t *testing.T, tid int) {
+	t.Helper()
+	eventually(t, "the read waits", func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", tid))
+		mustDo(t, err)
+		_, rest, _ := strings.Cut(string(b), ") ")
+		return strings.HasPrefix(rest, "D")
 	})
 }

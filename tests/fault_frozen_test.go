@@ -181,7 +181,8 @@ func wantServed(t *testing.T, dir string, times int, calls string) {
 }
 
 // TestFaultStuckCall: a call that the backing does not answer, as with one bad file
-// of a server, and a rename that has to wait for it, keep nobody else waiting.
+// of a server, and the rename of a directory, which has to wait for it, keep nobody else
+// waiting, nor who renames a file.
 func TestFaultStuckCall(t *testing.T) {
 	need(t, "root", "fuse")
 	byTransport(t, func(t *testing.T, opts ...string) {
@@ -189,8 +190,11 @@ func TestFaultStuckCall(t *testing.T) {
 		for _, dir := range []string{"slow", "moved1", "moved2", "free"} {
 			openDir(t, m.Back(dir))
 			mustDo(t, os.WriteFile(m.Back(dir+"/f"), []byte("x"), 0o644))
-			_, err := os.Stat(m.At(dir + "/f"))
-			mustDo(t, err)
+			openDir(t, m.Back(dir+"/d"))
+			for _, name := range []string{"/f", "/d"} {
+				_, err := os.Stat(m.At(dir + name))
+				mustDo(t, err)
+			}
 		}
 		answer := unansweredOpen(t, m.Back("slow/f"))
 		defer answer()
@@ -198,10 +202,10 @@ func TestFaultStuckCall(t *testing.T) {
 		calls := []*Proc{startCmd(t, exec.Command("cat", m.At("slow/f")))}
 		eventually(t, "the open is stuck", func() bool { return waiting() >= 1 })
 		for _, dir := range []string{"moved1", "moved2"} {
-			calls = append(calls, startCmd(t, exec.Command("mv", "-T", m.At(dir+"/f"), m.At(dir+"/g"))))
+			calls = append(calls, startCmd(t, exec.Command("mv", "-T", m.At(dir+"/d"), m.At(dir+"/e"))))
 			eventually(t, "the rename waits", func() bool { return waiting() >= len(calls) })
 		}
-		wantServed(t, m.At("free"), 10, "mkdir d$i && echo x >d$i/f && cat d$i/f && chmod 600 d$i/f && rm d$i/f && rmdir d$i")
+		wantServed(t, m.At("free"), 10, "mkdir d$i && echo x >d$i/f && mv d$i/f d$i/g && cat d$i/g && chmod 600 d$i/g && rm d$i/g && rmdir d$i")
 		wantStuck(t, calls, answer)
 	})
 }
