@@ -96,7 +96,7 @@ func (s *setting) try() error {
 		c.Quiet = set == 0 || n.isDir() || fs.onlyLockNames(n)
 		op, err := r.admit(c)
 		if refused(err) && !r.unsure(err) && preparesLink(in) && fs.ownsOnly(r, n) {
-			op, err = r.admit(lockstate.Change{Quiet: true, Free: true})
+			return fs.stat(n, h, &s.st) // succeeds and changes nothing, as with a lock file (A10)
 		}
 		if admitted = err == nil; !admitted {
 			ok := false

@@ -391,7 +391,8 @@ func TestAttackCandidateLease(t *testing.T) {
 		before := digest(t, m.Back("D"))
 		for _, c := range [][]string{{"pwrite", "h", "e", "4", "0"}, {"write", "h", "evil"}, {"ftruncate", "h", "1"}, {"fallocate", "h", "0", "0", "9"}, {"fchmod", "h", "0600"}} {
 			got := b.Try(c...)
-			if after := digest(t, m.Back("D")); after != before || got == "ok" {
+			unheard := c[0] == "fchmod" // of who made a candidate it succeeds, and changes nothing (A9)
+			if after := digest(t, m.Back("D")); after != before || got == "ok" && !unheard {
 				t.Fatalf("%v = %s after the lease has run out:\n%s", c, got, diff(before, after))
 			}
 		}

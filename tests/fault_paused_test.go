@@ -42,12 +42,11 @@ func TestFaultPaused(t *testing.T) {
 	a := agent(t)
 	a.must("mkdir", m.At("D"))
 	file, thaw := pause(t, m.cmd.Process.Pid)
-	says := "process " + itoa(m.cmd.Process.Pid) + ", does not answer: it is frozen, as with docker pause; thaw it with: echo 0 >" + file
+	frozen := "it is frozen, as with docker pause; thaw it with: echo 0 >" + file
+	says := "process " + itoa(m.cmd.Process.Pid) + ", does not answer: " + frozen
 	asked := map[string]*Proc{}
-	for _, args := range []string{"locks", "check", "run -n", "umount"} {
-		words := strings.Fields(args)
-		dir := map[bool]string{true: m.Path, false: m.At("D")}[words[0] == "umount"]
-		words = append(words, dir)
+	for _, args := range []string{"locks", "check", "run -n"} {
+		words := append(strings.Fields(args), m.At("D"))
 		if words[0] == "run" {
 			words = append(words, "true")
 		}
@@ -70,4 +69,10 @@ func TestFaultPaused(t *testing.T) {
 		t.Errorf("the holder's write: %s", got)
 	}
 	m.wantOwner("D", a.Pid)
+
+	mustDo(t, os.WriteFile(file, []byte("1"), 0))
+	r := startCmd(t, exec.Command(stagefsBin(), "umount", m.Path)).Wait()
+	if says := "has not ended: " + frozen; r.Status != 0 || !strings.Contains(r.Err, says) {
+		t.Errorf("umount: %v, want %q", r, says)
+	}
 }

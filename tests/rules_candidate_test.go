@@ -271,8 +271,12 @@ func TestA9Again(t *testing.T) {
 	}
 	a.want("ok", "open", "u", u, "wronly,creat,trunc")
 	a.want("EBUSY", "write", "u", "1234")
+	before := digest(t, m.Back("D"))
 	a.want("ok", "utimens", u)
 	a.want("ok", "chmod", u, "600")
+	if after := digest(t, m.Back("D")); after != before {
+		t.Errorf("changed in the backing:\n%s", diff(before, after))
+	}
 	a.want("EBUSY", "truncate", u, "1")
 	a.want("EEXIST", "link", u, lock)
 	if got := a.Get("stat", u); !strings.Contains(got, "size=0 nlink=1 ") {
