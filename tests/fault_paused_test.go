@@ -20,16 +20,12 @@ func pause(t *testing.T, pid int) (file string, thaw func()) {
 	if _, err := os.Stat(file); err != nil {
 		t.Skip(err) // cgroups of version 1
 	}
-	in := filepath.Join(around, "in")
-	mustDo(t, os.Mkdir(in, 0o755))
-	enter(t, pid, in)
+	enter(t, pid, cgroupIn(t, around))
 	thaw = func() { os.WriteFile(file, []byte("0"), 0) }
 	late := time.AfterFunc(time.Minute, thaw)
 	t.Cleanup(func() {
 		late.Stop()
 		thaw()
-		enter(t, pid, cgroupRoot(t))
-		mustDo(t, os.Remove(in))
 	})
 	mustDo(t, os.WriteFile(file, []byte("1"), 0))
 	return file, thaw
