@@ -15,33 +15,7 @@ import (
 // TestM2DirectAlignment: which reads and writes O_DIRECT is too strict for is the
 // backing's to say: ext4 refuses what is not aligned, btrfs and tmpfs take it.
 func TestM2DirectAlignment(t *testing.T) {
-	need(t, "root", "fuse")
-	for _, kind := range []string{"tmpfs", "ext4", "btrfs"} {
-		t.Run(kind, func(t *testing.T) {
-			var dir string
-			switch kind {
-			case "tmpfs":
-				dir = filepath.Join(tempDir(t), "fs")
-				mustDo(t, os.Mkdir(dir, 0o755))
-				mustDo(t, unix.Mount("none", dir, "tmpfs", 0, ""))
-				t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
-			case "ext4":
-				dir = newImage(t, 16).Dir
-			case "btrfs":
-				dir = filepath.Dir(newQuota(t, "none").Dir)
-			}
-			openDir(t, filepath.Join(dir, "bare"))
-			want := direct(t, filepath.Join(dir, "bare"))
-			for _, opts := range [][]string{nil, {"--no-passthrough"}} {
-				static := filepath.Join(dir, "static"+strings.Join(opts, ""))
-				openDir(t, static)
-				m := mountDir(t, static, filepath.Join(tempDir(t), "mnt"), opts...)
-				if got := direct(t, m.Path); got != want {
-					t.Errorf("with options %q:\n%s", opts, diff(want, got))
-				}
-			}
-		})
-	}
+	asOnEach(t, direct)
 }
 
 // direct tells what becomes of reads and writes with O_DIRECT at some offsets, and of
