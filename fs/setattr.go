@@ -33,9 +33,8 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		return fs.stale.gone(n.isFile(), &in.InHeader)
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: setAttrName(in), node: n}
-	prepares := preparesLock(in) && r.waitsWith(n)
-	r.quiet = prepares
-	s := setting{r: r, in: in, n: n, h: h}
+	r.quiet = preparesLock(in) && r.waitsWith(n)
+	s := setting{r: r, in: in, n: n, h: h, prepares: r.quiet}
 	status := fs.attempt(r, false, s.try)
 	if status == fuse.Status(unix.ESTALE) && fs.nodes.get(in.NodeId) != n {
 		return fs.SetAttr(cancel, in, out) // it was private a moment ago
@@ -45,8 +44,8 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		return fs.stale.gone(n.isFile(), &in.InHeader) // by whatever
 	case status == fuse.OK:
 		fs.touched(r, n)
-	case status == fuse.EBUSY && s.refusal != nil && prepares:
-		// A10: succeeds and changes nothing
+	case status == fuse.EBUSY && s.refusal != nil && s.prepares:
+		// A9, A10: succeeds and changes nothing
 		if err := fs.stat(n, h, &s.st); err != nil {
 			return statusOf(err)
 		}
@@ -70,6 +69,10 @@ type setting struct {
 
 	st      unix.Statx_t // what came of it
 	refusal error        // by the gate, in the last try
+
+	// prepares: it is what programs do to a lock file or a candidate before they lock or
+	// link it, and is not to fail for being refused.
+	prepares bool
 }
 
 func (s *setting) try() error {
@@ -95,9 +98,6 @@ func (s *setting) try() error {
 		// Attributes of a directory are part of making it (R5).
 		c.Quiet = set == 0 || n.isDir() || fs.onlyLockNames(n)
 		op, err := r.admit(c)
-		if refused(err) && !r.unsure(err) && preparesLink(in) && fs.ownsOnly(r, n) {
-			return fs.stat(n, h, &s.st) // succeeds and changes nothing, as with a lock file (A10)
-		}
 		if admitted = err == nil; !admitted {
 			ok := false
 			if set == 0 {
@@ -105,6 +105,8 @@ func (s *setting) try() error {
 			}
 			if !ok {
 				s.refusal = err
+				s.prepares = s.prepares || preparesLink(in) && fs.ownsOnly(r, n)
+				r.quiet = s.prepares
 				return err
 			}
 		}
