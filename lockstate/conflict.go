@@ -54,7 +54,8 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 }
 
 // heldAboveLocked checks (a) and (b): the lock on the directory and every one above
-// it is held by the caller. It returns the nearest of them, own aside.
+// it is held by the caller. It returns the nearest of them whose holders delegate, own
+// aside: see granted.
 func (t *Table) heldAboveLocked(q *Request, own *row) (gov *row, err error) {
 	d, p := q.Dir, q.Process
 	for e := d; e != nil; e = e.parent {
@@ -82,10 +83,22 @@ func (t *Table) heldAboveLocked(q *Request, own *row) (gov *row, err error) {
 			return nil, t.heldLocked(r)
 		}
 		if gov == nil {
-			gov = r
+			gov = granted(rows)
 		}
 	}
 	return gov, nil
+}
+
+// granted returns the last of a directory's rows that somebody may write under, or nil. One
+// that is about to be acquired may come to nothing: who holds by it lets nobody keep
+// anything (C3d).
+func granted(rows []*row) *row {
+	for _, r := range slices.Backward(rows) {
+		if !r.pending && r.kind != Shared {
+			return r
+		}
+	}
+	return nil
 }
 
 // splitShared parts the shared rows in front of a directory's others from these. A

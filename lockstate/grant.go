@@ -145,10 +145,11 @@ func (g *Grant) Delegates(p *procid.Process) bool {
 	if i := slices.Index(behind, g.row); i >= 0 {
 		behind = behind[:i]
 	}
-	if behind, _ = splitShared(behind); len(behind) > 0 {
-		return behind[len(behind)-1].holds(p)
+	behind, _ = splitShared(behind)
+	r := granted(behind)
+	for d = d.parent; r == nil && d != nil; d = d.parent {
+		r = granted(d.rows)
 	}
-	r := d.parent.governing()
 	return r != nil && r.holds(p)
 }
 

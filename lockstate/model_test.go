@@ -181,10 +181,21 @@ func heldBy(r *modelRow) verdict {
 	return verdict{err: lockstate.ErrHeld, tokens: []uint64{r.Token}}
 }
 
+// granted is the last row on a directory that is neither pending nor shared.
+func (m *model) granted(path string) *modelRow {
+	for _, r := range slices.Backward(m.rows) {
+		if r.Path == path && !r.pending && r.Kind != lockstate.Shared {
+			return r
+		}
+	}
+	return nil
+}
+
 // mayAcquire is C3, and A5.
 func (m *model) mayAcquire(p *procid.Process, path string, kind lockstate.Kind) verdict {
 	var sharers []*modelRow // those in front, and what they share
 	var gov *modelRow
+	var delegates *modelRow // whose holders keep what they have open
 	for _, r := range slices.Backward(m.rows) {
 		if r.Path == path && r.Kind != lockstate.Shared {
 			gov = r
@@ -209,16 +220,15 @@ func (m *model) mayAcquire(p *procid.Process, path string, kind lockstate.Kind) 
 	if gov != nil && !letsIn && !gov.holder(p) {
 		return heldBy(gov)
 	}
-	if letsIn {
-		gov = nil // it is none of p's
+	if !letsIn { // else it is none of p's
+		delegates = m.granted(path)
 	}
 	for _, q := range upward(path)[1:] { // (a), (b)
-		r := m.top(q)
-		if r != nil && !r.holder(p) {
+		if r := m.top(q); r != nil && !r.holder(p) {
 			return heldBy(r)
 		}
-		if gov == nil {
-			gov = r
+		if delegates == nil {
+			delegates = m.granted(q)
 		}
 	}
 	var below verdict // (c)
@@ -234,7 +244,7 @@ func (m *model) mayAcquire(p *procid.Process, path string, kind lockstate.Kind) 
 	for _, h := range m.handles { // (d)
 		beneath := slices.ContainsFunc(h.paths, func(q string) bool { return at(q, path) })
 		related := h.proc.ID() == p.ID() || descends(h.proc, p.ID())
-		if beneath && !related && (gov == nil || !gov.holder(h.proc)) {
+		if beneath && !related && (delegates == nil || !delegates.holder(h.proc)) {
 			below.err = lockstate.ErrOpen
 			below.handles = append(below.handles, h)
 		}
