@@ -92,6 +92,10 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "open", node: n}
 	o := opening{r: r, in: in, n: n, out: out}
 	status := fs.attempt(r, false, o.try)
+	if status == fuse.EBUSY && o.spares {
+		o.final, r.quiet = true, false
+		status = fs.attempt(r, false, o.try)
+	}
 	if status == fuse.Status(unix.ESTALE) {
 		status = fs.stale.gone(true, &in.InHeader) // by whatever
 	}
@@ -105,6 +109,9 @@ type opening struct {
 	n   *node
 	out *fuse.OpenOut
 	by  link // under which name the lock file was found
+
+	spares bool // a refusal that nothing clears away means that nothing is truncated,
+	final  bool // and there is such a one
 }
 
 func (o *opening) try() error {
@@ -159,7 +166,7 @@ func (o *opening) admit(h *handle) (op *lockstate.Op, err error) {
 		}
 		h.by = o.by
 		if h.flags&unix.O_TRUNC != 0 {
-			if op, err = fs.mayChange(r, n); refused(err) && !r.unsure(err) {
+			if op, err = fs.mayChange(r, n); refused(err) && o.isFinal(err) {
 				h.flags &^= unix.O_TRUNC // A10: succeeds and changes nothing
 				err = nil
 			}
@@ -179,7 +186,7 @@ func (o *opening) admit(h *handle) (op *lockstate.Op, err error) {
 		if refused(err) && (o.by.parent != nil && !n.has(o.by) || fs.lockLooks.lost(o.in.Pid, n)) && fs.stale.found(true, true, &o.in.InHeader) {
 			err = unix.ESTALE // the kernel looks the name up again (A10)
 		}
-		if refused(err) && !r.unsure(err) && !h.mapsWritable() && fs.ownsOnly(r, n) {
+		if refused(err) && !h.mapsWritable() && fs.ownsOnly(r, n) && o.isFinal(err) {
 			// As with a lock file, each write is decided about when it comes (A9).
 			h.opener, err = r.must()
 			h.flags &^= unix.O_TRUNC
@@ -197,6 +204,15 @@ func (o *opening) admit(h *handle) (op *lockstate.Op, err error) {
 		h.lock.Close()
 		h.lock = nil
 	}
+}
+
+// isFinal reports whether a refusal of what is opened all the same is the last word. The lock
+// of a dead owner is cleared away before, as it is for every request (R4).
+func (o *opening) isFinal(err error) bool {
+	if !o.final {
+		o.r.quiet, o.spares = true, true
+	}
+	return o.final && !o.r.unsure(err)
 }
 
 // mayChange lets the caller change n, or says why not. The caller ends the
