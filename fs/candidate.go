@@ -181,10 +181,14 @@ func (cs *candidates) get(fs *FS, h *fuse.InHeader, parent *node, name string) *
 }
 
 // owned reports whether the request is about a candidate of the caller's that
-// is an ordinary file.
+// is an ordinary file. The caller holds FS.ns.
 func (cs *candidates) owned(r *request) bool {
 	c := cs.at(r.parent, r.name, r.process)
-	return c != nil && c.node == nil
+	if c == nil || c.node != nil {
+		return false
+	}
+	_, ok := c.place()
+	return ok
 }
 
 // ownsOnly reports whether n is a candidate of the caller's that is an ordinary file, and
@@ -205,7 +209,7 @@ func (fs *FS) ownsOnly(r *request, n *node) bool {
 		return false
 	}
 	var st unix.Statx_t
-	return fs.statNode(n, &st) == nil && st.Nlink == 1 && fs.identityOf(&st) == c.key
+	return fs.statNode(n, &st) == nil && st.Nlink == 1 && fs.identityOf(&st) == c.key && !fs.isContent(at.name, &st)
 }
 
 // isCandidate reports whether an entry of the backing is a candidate: one that
@@ -286,18 +290,24 @@ func (cs *candidates) reap(fs *FS, id procid.ID) {
 	}
 }
 
-// place says where an ordinary candidate is, if its name is still its own. The node
-// need not know that name: it may have been seen by another one since a restart. A file
-// that holds more than a link(2) protocol writes is content, whatever it is called.
+// place says where an ordinary candidate is, if its name is still its own and it is no
+// content. The node need not know that name: it may have been seen by another one since a
+// restart. The caller holds FS.ns.
 func (c *candidate) place() (dir string, ok bool) {
 	dir = c.fs.table.Path(c.parent.dir)
 	var st unix.Statx_t
 	err := c.fs.statIn(dir, c.name, &st)
-	if err == nil && (st.Size > candidateSize || st.Size > 0 && c.fs.mayBeLog(c.name)) {
+	if err == nil && c.fs.isContent(c.name, &st) {
 		return dir, false
 	}
 	if n := c.fs.nodes.find(c.key); n != nil && n.has(link{c.parent, c.name}) {
 		return dir, true
 	}
 	return dir, err == nil && c.fs.identityOf(&st) == c.key
+}
+
+// isContent reports whether a file that is called like a candidate holds more than a link(2)
+// protocol writes: then it is content.
+func (fs *FS) isContent(name string, st *unix.Statx_t) bool {
+	return st.Size > candidateSize || st.Size > 0 && fs.mayBeLog(name)
 }

@@ -167,15 +167,12 @@ func (fs *FS) restoreCandidate(rec candRecord) error {
 		return err
 	}
 	key := fs.identityOf(&st)
-	if uint32(st.Mode)&unix.S_IFMT != unix.S_IFREG || st.Size > candidateSize || identityOf(&st).birth < rec.Since.Add(-coarse).UnixNano() {
+	if uint32(st.Mode)&unix.S_IFMT != unix.S_IFREG || fs.isContent(name, &st) || identityOf(&st).birth < rec.Since.Add(-coarse).UnixNano() {
 		return nil // another one, or nobody knows
 	}
 	var owner *procid.Process
 	if rec.World == fs.cands.world {
 		owner = fs.alive(rec.Owner)
-	}
-	if owner == nil && st.Size > 0 && fs.mayBeLog(name) {
-		return nil
 	}
 	if owner == nil {
 		return fs.discard(name, func() (string, bool) { return dir, true })

@@ -511,3 +511,32 @@ func TestR4CandidateMidway(t *testing.T) {
 		}
 	}
 }
+
+// TestA9AttackContent: what is called like a candidate and holds more than a link(2)
+// protocol writes is content (W1), to who made it as to others, also after a restart.
+func TestA9AttackContent(t *testing.T) {
+	need(t, "root", "fuse")
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a, holder := agent(t), agent(t)
+	host, err := os.Hostname()
+	mustDo(t, err)
+	large, log := "D/"+candidateName(t, a), "D/"+host+"."+itoa(a.Pid)
+	a.must("put", m.At(large), strings.Repeat("x", 5000), "creat,excl")
+	a.must("put", m.At(log), "started", "creat,excl")
+	holder.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	for _, when := range []string{"at first", "after a restart"} {
+		before := digest(t, m.Back("D"))
+		for _, name := range []string{large, log} {
+			for _, try := range [][]string{{"open", "u", m.At(name), "wronly"}, {"chmod", m.At(name), "600"}, {"utimens", m.At(name)}, {"unlink", m.At(name)}} {
+				if got := a.Try(try...); got != "EBUSY" {
+					t.Errorf("%s: %v = %s, want EBUSY", when, try, got)
+				}
+			}
+		}
+		if after := digest(t, m.Back("D")); after != before {
+			t.Fatalf("%s, changed beneath D:\n%s", when, diff(before, after))
+		}
+		m.restart(nil)
+	}
+}
