@@ -113,56 +113,57 @@ func (fs *FS) writeFD(h *handle, by *fuse.InHeader, what string, do func(fd int)
 		defer op.End()
 		return do(own)
 	}
-	fd, f, err := fs.openWriting(h)
+	fd, done, err := fs.openWriting(h.node)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		n := h.node
+	defer done()
+	return do(fd)
+}
+
+// openWriting is openWritingAt for who does not hold FS.ns.
+func (fs *FS) openWriting(n *node) (fd int, done func(), err error) {
+	fs.ns.RLock()
+	defer fs.ns.RUnlock()
+	return fs.openWritingAt(n, nil)
+}
+
+// openWritingAt opens n for writing, for a moment: at p, or wherever it is. Its file's mutex
+// is not held until done is called: a change may wait for the backing, and who only looks at
+// the file does not wait for that. The caller holds FS.ns.
+func (fs *FS) openWritingAt(n *node, p *place) (fd int, done func(), err error) {
+	f := n.lockFile()
+	defer n.unlockFile(f)
+	switch {
+	case p != nil:
+		fd, err = fs.back.open(*p, unix.O_WRONLY|unix.O_NONBLOCK)
+	case f.fd >= 0:
+		fd, err = fs.back.open(place{fd: f.fd}, unix.O_WRONLY|unix.O_NONBLOCK)
+	default:
+		fd, err = fs.openNode(n, unix.O_WRONLY|unix.O_NONBLOCK)
+	}
+	if err != nil {
+		return -1, nil, err
+	}
+	f.writing++
+	return fd, func() {
 		unix.Close(fd)
 		n.lockFile()
 		f.writing--
 		n.unlockFile(f)
-	}()
-	return do(fd)
+	}, nil
 }
 
-// openWriting opens the file of h for writing, for a moment.
-func (fs *FS) openWriting(h *handle) (int, *file, error) {
-	fs.ns.RLock()
-	defer fs.ns.RUnlock()
-	n := h.node
-	f := n.lockFile()
-	defer n.unlockFile(f)
-	fd, err := fs.openToWriteLocked(n, f)
-	if err == nil {
-		f.writing++
-	}
-	return fd, f, err
-}
-
-func (fs *FS) openToWriteLocked(n *node, f *file) (int, error) {
-	if f.fd >= 0 {
-		return fs.back.open(place{fd: f.fd}, unix.O_WRONLY|unix.O_NONBLOCK)
-	}
-	return fs.openNode(n, unix.O_WRONLY|unix.O_NONBLOCK)
-}
-
-// truncateOpenLocked carries out O_TRUNC for h, which is about to be open. fd
-// is a read-only descriptor, or -1. The caller holds FS.ns.
-func (fs *FS) truncateOpenLocked(n *node, f *file, h *handle, fd int) (err error) {
+// truncateOpen carries out O_TRUNC for h, which has just begun. The caller holds FS.ns.
+func (fs *FS) truncateOpen(h *handle) error {
 	use := h.fd.get()
 	if a := h.flags & unix.O_ACCMODE; use < 0 || a != unix.O_WRONLY && a != unix.O_RDWR {
-		switch {
-		case fd >= 0:
-			use, err = fs.back.open(place{fd: fd}, unix.O_WRONLY|unix.O_NONBLOCK)
-		default:
-			use, err = fs.openToWriteLocked(n, f)
-		}
+		fd, done, err := fs.openWritingAt(h.node, nil)
 		if err != nil {
 			return err
 		}
-		defer unix.Close(use)
+		defer done()
+		use = fd
 	}
 	return ignoringEINTR(func() error { return unix.Ftruncate(use, 0) })
 }
@@ -175,13 +176,11 @@ func (fs *FS) truncate(n *node, p place, h *handle, size int64) error {
 			return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
 		})
 	}
-	f := n.lockFile()
-	defer n.unlockFile(f)
-	fd, err := fs.back.open(p, unix.O_WRONLY|unix.O_NONBLOCK)
+	fd, done, err := fs.openWritingAt(n, &p)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
+	defer done()
 	if h != nil {
 		return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
 	}
@@ -217,12 +216,7 @@ func (n *node) attrsValidFor(size uint64) time.Duration {
 // mayBeMapped reports whether n may be mapped writable past the daemon.
 func (n *node) mayBeMapped() bool {
 	f := n.tab.files.get(n)
-	if f == nil {
-		return false
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.mappable > 0 || len(f.lingering) > 0
+	return f != nil && f.mapped.Load()
 }
 
 // A budget is how many descriptors may be open for files. The rest is for

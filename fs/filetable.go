@@ -3,6 +3,7 @@ package fs
 import (
 	"maps"
 	"sync"
+	"sync/atomic"
 )
 
 // A file is the state of an inode while it is open, or while a mapping outlives
@@ -19,6 +20,10 @@ type file struct {
 	direct   int
 	writers  int // handles of which may change it without a request,
 	mappable int // and of which by a mapping
+
+	// mapped says whether it may be mapped writable past the daemon, for who does not wait:
+	// the backing may take long for what is done with mu held. As when mu was given back.
+	mapped atomic.Bool
 
 	// writing counts the daemon's own descriptors that may write: as long
 	// as there is one, the kernel cannot tell whether others do.
@@ -114,6 +119,7 @@ func (n *node) unlockFile(f *file) {
 		f.hot.leave()
 		f.hot = nil
 	}
+	f.mapped.Store(f.mappable > 0 || len(f.lingering) > 0)
 	if f.handles()+f.writing+len(f.lingering) == 0 {
 		f.dead = true
 		n.tab.files.drop(n)

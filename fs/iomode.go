@@ -109,6 +109,16 @@ func (fs *FS) revocable(n *node) bool {
 // attributes. The caller holds FS.ns.
 func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.OpenOut) error {
 	h.node = n
+	err := fs.beginData(n, h, fd, st, out)
+	if err == nil && h.flags&unix.O_TRUNC != 0 {
+		if err = fs.truncateOpen(h); err != nil {
+			fs.end(h)
+		}
+	}
+	return err
+}
+
+func (fs *FS) beginData(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.OpenOut) error {
 	f := n.lockFile()
 	defer n.unlockFile(f)
 	if h.flags&fmodeExec != 0 && fs.stillMappedLocked(n, f) {
@@ -127,9 +137,6 @@ func (fs *FS) begin(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.Open
 	}
 	if err == nil && (mode == ioDirect || mode == ioDirectPassing || mode == ioCached && h.lock != nil) {
 		err = fs.openOwnLocked(n, f, h, fd, st)
-	}
-	if err == nil && h.flags&unix.O_TRUNC != 0 {
-		err = fs.truncateOpenLocked(n, f, h, fd)
 	}
 	if err != nil {
 		fs.closeOwnLocked(f, h)
@@ -285,7 +292,7 @@ func (fs *FS) end(h *handle) {
 	defer n.unlockFile(f)
 	fs.closeOwnLocked(f, h)
 	f.count(h, h.mode, -1)
-	if h.writesPast(h.mode) && h.mapsWritable() {
+	if h.id != 0 && h.writesPast(h.mode) && h.mapsWritable() { // else nobody has had it to map
 		f.lingering = append(f.lingering, h)
 	} else {
 		fs.handles.over(h)

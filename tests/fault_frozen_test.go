@@ -210,6 +210,52 @@ func TestFaultStuckCall(t *testing.T) {
 	})
 }
 
+// TestFaultFrozenFile: who looks at a file that somebody is truncating, while the backing is
+// frozen, is answered, and reads it; and who looks at one whose open the backing does not
+// answer is, too (C5).
+func TestFaultFrozenFile(t *testing.T) {
+	need(t, "root", "fuse")
+	t.Run("truncated", func(t *testing.T) {
+		disk := newImage(t, 16)
+		m := disk.mount()
+		dirs := map[string][]string{
+			"truncate": {"perl", "-e", "truncate('f', 1) or die"}, "ftruncate": {"truncate", "-s", "1", "f"}, "trunc": {"sh", "-c", ": >f"},
+		}
+		for dir := range dirs {
+			openDir(t, m.Back(dir))
+			openFile(t, m.Back(dir, "f"), "of before")
+			_, err := os.Stat(m.At(dir, "f"))
+			mustDo(t, err)
+		}
+		thaw := disk.freeze()
+		defer thaw() // before anything is waited for that is stuck
+		waiting := m.waiting()
+		var calls []*Proc
+		for dir, argv := range dirs {
+			cmd := exec.Command(argv[0], argv[1:]...)
+			cmd.Dir = m.At(dir)
+			calls = append(calls, startCmd(t, cmd))
+			eventually(t, "the call is stuck", func() bool { return waiting() >= len(calls) })
+			wantServed(t, m.At(dir), 1, "[ $(stat --cached=never -c %s f) = 9 ] && ls -l >/dev/null && grep -q before f && echo x")
+		}
+		wantStuck(t, calls, thaw)
+	})
+	t.Run("opened", func(t *testing.T) {
+		m := mount(t)
+		openDir(t, m.Back("slow"))
+		openFile(t, m.Back("slow/f"), "of before")
+		_, err := os.Stat(m.At("slow/f"))
+		mustDo(t, err)
+		answer := unansweredOpen(t, m.Back("slow/f"))
+		defer answer()
+		waiting := m.waiting()
+		slow := startCmd(t, exec.Command("cat", m.At("slow/f")))
+		eventually(t, "the open is stuck", func() bool { return waiting() >= 1 })
+		wantServed(t, m.At("slow"), 1, "[ $(stat --cached=never -c %s f) = 9 ] && ls -l >/dev/null && chmod 600 f && echo x")
+		wantStuck(t, []*Proc{slow}, answer)
+	})
+}
+
 // TestR4FaultStuckCall: nor does it keep the lock of an owner that dies, whose file goes when
 // it can.
 func TestR4FaultStuckCall(t *testing.T) {
