@@ -199,12 +199,17 @@ func (t *Table) judgeLocked(c *Change) error {
 		if err := t.judgeRowLocked(c, r); err != nil {
 			return err
 		}
+		if r.pending { // what is in force until then has to be held, too
+			if err := t.judgeRowLocked(c, d.granted()); err != nil {
+				return err
+			}
+		}
 	}
 	for _, d := range c.Trees {
 		var err error
 		d.walkRows(func(r *row) bool {
 			// Of the rows on one directory the last is in force.
-			if r == r.dir.top() {
+			if r == r.dir.top() || r.dir.top().pending && r == granted(r.dir.rows) {
 				err = t.judgeRowLocked(c, r)
 			}
 			return err == nil
@@ -218,6 +223,7 @@ func (t *Table) judgeLocked(c *Change) error {
 
 func (t *Table) judgeRowLocked(c *Change, r *row) error {
 	switch {
+	case r == nil:
 	case c.Process == nil && c.Who != nil:
 		return errWho
 	case !t.holdsLocked(r, c.Process, &c.asked):
@@ -236,9 +242,13 @@ func (t *Table) judgeEntryLocked(c *Change) error {
 	if r == nil {
 		return nil
 	}
+	var behind *row // in force still
+	if r.pending {
+		behind = c.Into.granted()
+	}
 	var err error
 	harmless := func(h *Handle) bool {
-		if !r.holds(h.proc) {
+		if !r.holds(h.proc) || behind != nil && !behind.holds(h.proc) {
 			err = &HeldError{Err: ErrOpen, Handles: []HandleState{h.stateLocked()}}
 		}
 		return err == nil

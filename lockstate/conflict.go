@@ -82,8 +82,12 @@ func (t *Table) heldAboveLocked(q *Request, own *row) (gov *row, err error) {
 		if !t.holdsLocked(r, p, q.asked) && !r.ownedBy(q) {
 			return nil, t.heldLocked(r)
 		}
+		behind := granted(rows)
+		if r.pending && behind != nil && !r.ownedBy(q) && !t.holdsLocked(behind, p, q.asked) {
+			return nil, t.heldLocked(behind)
+		}
 		if gov == nil {
-			gov = granted(rows)
+			gov = behind
 		}
 	}
 	return gov, nil
@@ -91,7 +95,7 @@ func (t *Table) heldAboveLocked(q *Request, own *row) (gov *row, err error) {
 
 // granted returns the last of a directory's rows that somebody may write under, or nil. One
 // that is about to be acquired may come to nothing: who holds by it lets nobody keep
-// anything (C3d).
+// anything (C3d), and does not hold what somebody else has until then.
 func granted(rows []*row) *row {
 	for _, r := range slices.Backward(rows) {
 		if !r.pending && r.kind != Shared {

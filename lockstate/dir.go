@@ -80,6 +80,16 @@ func (d *Dir) governing() *row {
 	return nil
 }
 
+// granted is governing as if nothing were about to be acquired, or shared.
+func (d *Dir) granted() *row {
+	for ; d != nil; d = d.parent {
+		if r := granted(d.rows); r != nil {
+			return r
+		}
+	}
+	return nil
+}
+
 // within reports whether d is top or beneath it.
 func (d *Dir) within(top *Dir) bool {
 	for ; d != nil; d = d.parent {

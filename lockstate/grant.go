@@ -147,8 +147,8 @@ func (g *Grant) Delegates(p *procid.Process) bool {
 	}
 	behind, _ = splitShared(behind)
 	r := granted(behind)
-	for d = d.parent; r == nil && d != nil; d = d.parent {
-		r = granted(d.rows)
+	if r == nil {
+		r = d.parent.granted()
 	}
 	return r != nil && r.holds(p)
 }

@@ -191,6 +191,15 @@ func (m *model) granted(path string) *modelRow {
 	return nil
 }
 
+func (m *model) grantedAbove(path string) *modelRow {
+	for _, q := range upward(path) {
+		if r := m.granted(q); r != nil {
+			return r
+		}
+	}
+	return nil
+}
+
 // mayAcquire is C3, and A5.
 func (m *model) mayAcquire(p *procid.Process, path string, kind lockstate.Kind) verdict {
 	var sharers []*modelRow // those in front, and what they share
@@ -222,13 +231,20 @@ func (m *model) mayAcquire(p *procid.Process, path string, kind lockstate.Kind) 
 	}
 	if !letsIn { // else it is none of p's
 		delegates = m.granted(path)
+		if gov != nil && gov.pending && delegates != nil && !delegates.holder(p) {
+			return heldBy(delegates)
+		}
 	}
 	for _, q := range upward(path)[1:] { // (a), (b)
-		if r := m.top(q); r != nil && !r.holder(p) {
+		r, behind := m.top(q), m.granted(q)
+		if r != nil && !r.holder(p) {
 			return heldBy(r)
 		}
+		if r != nil && r.pending && behind != nil && !behind.holder(p) {
+			return heldBy(behind)
+		}
 		if delegates == nil {
-			delegates = m.granted(q)
+			delegates = behind
 		}
 	}
 	var below verdict // (c)
@@ -255,14 +271,21 @@ func (m *model) mayAcquire(p *procid.Process, path string, kind lockstate.Kind) 
 // mayChange is C1, C2, W1 and, for what enters by rename, W3.
 func (m *model) mayChange(p *procid.Process, paths, trees []string, into, entering string) verdict {
 	for _, q := range paths {
-		if r := m.governing(q); r != nil && !r.holder(p) {
+		r := m.governing(q)
+		if r != nil && !r.holder(p) {
 			return heldBy(r)
+		}
+		if r != nil && r.pending { // what is in force until then has to be held, too
+			if g := m.grantedAbove(q); g != nil && !g.holder(p) {
+				return heldBy(g)
+			}
 		}
 	}
 	for _, tree := range trees {
 		v := verdict{}
 		for _, r := range m.rows {
-			if at(r.Path, tree) && m.top(r.Path) == r && !r.holder(p) {
+			top := m.top(r.Path)
+			if at(r.Path, tree) && (top == r || top.pending && m.granted(r.Path) == r) && !r.holder(p) {
 				v.err = lockstate.ErrHeld
 				v.tokens = append(v.tokens, r.Token)
 			}
@@ -278,9 +301,13 @@ func (m *model) mayChange(p *procid.Process, paths, trees []string, into, enteri
 	if r == nil {
 		return verdict{}
 	}
+	behind := r
+	if g := m.grantedAbove(into); r.pending && g != nil {
+		behind = g
+	}
 	v := verdict{}
 	for _, h := range m.handles {
-		if slices.ContainsFunc(h.paths, func(q string) bool { return at(q, entering) }) && !r.holder(h.proc) {
+		if slices.ContainsFunc(h.paths, func(q string) bool { return at(q, entering) }) && !(r.holder(h.proc) && behind.holder(h.proc)) {
 			v.err = lockstate.ErrOpen
 			v.handles = append(v.handles, h)
 		}

@@ -55,3 +55,55 @@ func interrupt(t *testing.T, pid int) {
 		}
 	}
 }
+
+// TestL2AttackPending: nor does it let those who will hold by it in where somebody else holds
+// still.
+func TestL2AttackPending(t *testing.T) {
+	need(t, "root", "fuse")
+	for _, c := range []struct{ what, held string }{{"open", "D"}, {"open", "D/sub"}, {"flock", "D/sub"}} {
+		t.Run(c.what+" in "+c.held, func(t *testing.T) {
+			what := c.what
+			m := mount(t)
+			for _, d := range []string{"D", "D/sub", "D/sub/in"} {
+				openDir(t, m.Back(d))
+			}
+			for _, f := range []string{"slow", "f", "in/devserver"} {
+				openFile(t, m.Back("D/sub", f), "of before")
+			}
+			holder, member, looks := agent(t), carrier(t, 0, "x"), agent(t)
+			member.must("open", "l", m.At("D/sub/in/devserver"), "rdonly")
+			holder.must("creat", m.At(c.held, "devserver"), "wronly,creat,excl")
+			taker, other := holder.Child(), holder.Child()
+
+			answer := unansweredOpen(t, m.Back("D/sub/slow"))
+			defer answer()
+			stuck := other.Start("truncate", m.At("D/sub/slow"), "1")
+			waiting := m.waiting()
+			eventually(t, "the truncation is stuck", func() bool { return waiting() >= 1 })
+			taker.Start("ctl", m.control("ctl"), "acquire D/sub client=x wait=10ms")
+			eventually(t, "the lease is on its way", func() bool {
+				return looks.Get("getxattr", m.At("D/sub"), "user.stagefs.kind") == "lease"
+			})
+			got := "EBUSY"
+			if what == "open" {
+				got = member.Try("open", "h", m.At("D/sub/f"), "wronly")
+			} else {
+				got = member.Try("flock", "l")
+			}
+			taker.Kill()
+			answer()
+			stuck()
+			if what == "open" && got == "ok" {
+				if got = member.Try("write", "h", "evil"); got == "ok" {
+					t.Error("written beneath somebody else's lock")
+				}
+			}
+			if row, there := m.Locks()["D/sub/in"]; there {
+				t.Errorf("locked beneath somebody else's lock: %+v", row)
+			}
+			if !oneOf(got, "EBUSY|EAGAIN") {
+				t.Errorf("%s = %s, want it refused", what, got)
+			}
+		})
+	}
+}
