@@ -215,7 +215,7 @@ func (c *command) othersIn(l lockstate.Lock) fuse.Status {
 // whether the caller may give it back: the client's lease if one is named.
 func (c *command) ofClient(p *procid.Process, d *lockstate.Dir) (l lockstate.Lock, holds bool, err error) {
 	if c.client == "" {
-		l, holds = c.fs.table.HeldOn(p, d)
+		l, holds = c.fs.table.HeldOn(p, d, c.token)
 		return l, holds, nil
 	}
 	l, err = c.fs.table.OfClient(d, c.client, c.header.Uid)

@@ -36,19 +36,20 @@ func (t *Table) probe(q Request) error {
 }
 
 // HeldOn returns the lock on d itself that is p's to give back: the one in
-// force, or its own of the shared ones. If there is none it reports false, with
+// force, or its own of the shared ones; or the one with the given token, if that is not
+// 0, also with a child's in front of it (C2). If there is none it reports false, with
 // the lock in force.
-func (t *Table) HeldOn(p *procid.Process, d *Dir) (l Lock, ok bool) {
+func (t *Table) HeldOn(p *procid.Process, d *Dir, token uint64) (l Lock, ok bool) {
 	var a asking
 	for {
-		l, ok = t.heldOn(p, d, &a)
+		l, ok = t.heldOn(p, d, token, &a)
 		if ok || !t.resolve(p, &a) {
 			return l, ok
 		}
 	}
 }
 
-func (t *Table) heldOn(p *procid.Process, d *Dir, a *asking) (l Lock, ok bool) {
+func (t *Table) heldOn(p *procid.Process, d *Dir, token uint64, a *asking) (l Lock, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	top := d.top()
@@ -56,7 +57,8 @@ func (t *Table) heldOn(p *procid.Process, d *Dir, a *asking) (l Lock, ok bool) {
 		return Lock{}, false
 	}
 	for _, r := range slices.Backward(d.rows) {
-		if !r.pending && (r == top || r.kind == Shared) && t.hasLocked(r, p, a) {
+		meant := r.token == token || token == 0 && (r == top || r.kind == Shared)
+		if meant && !r.pending && t.hasLocked(r, p, a) {
 			return r.lock(), true
 		}
 	}

@@ -152,6 +152,20 @@ func TestA7RunNested(t *testing.T) {
 	m.wantFree("D")
 }
 
+// TestA7RunBehind: the lock of run ends with its command, also behind one that the command
+// leaves in front of it (C2), and does not pass to who called run.
+func TestA7RunBehind(t *testing.T) {
+	m := mount(t)
+	s := m.script(`"$0" run "$1" "$0" acquire --client c "$1"; echo $?; read end`, m.At("D"))
+	s.line() // the token
+	status := s.line()
+	rows := m.Listing().Locks
+	if status != "0" || len(rows) != 1 || rows[0].Kind != "lease" {
+		t.Errorf("after stagefs run … stagefs acquire --client c: status %s, locks %+v, want 0, and the lease", status, rows)
+	}
+	s.Kill()
+}
+
 // TestA7RunUsage: a bad command line is refused before anything happens.
 func TestA7RunUsage(t *testing.T) {
 	m := mount(t)
