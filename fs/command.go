@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/procid"
@@ -35,6 +36,9 @@ func (c *command) run(line string) fuse.Status {
 	c.answer.Dir, c.answer.DirBytes = text(c.dir)
 	if c.fs.opts.NoLocking && !oneOf(c.verb, "break", "restore", "discard") && c.dir != "" {
 		return c.off()
+	}
+	if oneOf(c.verb, "acquire", "wait", "restore") && within(c.dir, ControlDir) {
+		return c.fail(unix.ENOENT) // what has this name below is the daemon's own (see hidden.go)
 	}
 	switch c.verb {
 	case "acquire":

@@ -55,9 +55,6 @@ func (c *command) await() fuse.Status {
 	if r.proc == nil {
 		return c.fail(lockstate.ErrNobody)
 	}
-	if within(c.dir, ControlDir) {
-		return c.fail(unix.ENOENT) // nor will it ever be there
-	}
 	// A directory that is not there yet is waited for where it would be made.
 	there := c.dir
 	_ = c.fs.locked(false, func() error {

@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -89,6 +90,39 @@ func TestControlNameInBacking(t *testing.T) {
 	a.must("put", m.At("D/.stagefs/locks.json"), "mine", "creat")
 	if got := a.Get("readdir", m.At("D")); got != ".stagefs" {
 		t.Errorf("readdir of D = %q", got)
+	}
+}
+
+// TestControlNameTaken: nor does a command reach what has the name below the mount, once
+// something is in quarantine there.
+func TestControlNameTaken(t *testing.T) {
+	m := mount(t)
+	m.wantStatus(3, "", "run", "--on-crash=quarantine", m.At("D"), "sh", "-c", `touch "$STAGEFS_LOCK/file"; exit 3`)
+	all := m.quarantine()
+	if len(all) != 1 {
+		t.Fatalf("in quarantine: %+v, want one", all)
+	}
+	id, before := all[0].ID, digest(t, m.Back(".stagefs"))
+	for _, dir := range []string{".stagefs", ".stagefs/quarantine", ".stagefs/quarantine/" + id, ".stagefs/new"} {
+		for _, line := range []string{"acquire %s", "acquire %s client=c", "acquire %s wait=5s", "wait %s", "restore %s id=" + id} {
+			line = fmt.Sprintf(line, dir)
+			if got := m.Ctl(line); got != "ENOENT" {
+				t.Errorf("%s: %s, want ENOENT", line, got)
+			}
+		}
+	}
+	for _, args := range []string{"acquire", "acquire --client c", "wait", "quarantine --restore " + id} {
+		m.wantStatus(66, ".stagefs is a reserved name", append(strings.Fields(args), m.At(".stagefs"))...)
+	}
+	if after := digest(t, m.Back(".stagefs")); after != before {
+		t.Errorf("changed by what was refused:\n%s", diff(before, after))
+	}
+	if rows := m.Locks(); len(rows) > 0 {
+		t.Errorf("locked: %v", rows)
+	}
+	m.wantStatus(0, "", "quarantine", "--restore", id, m.Path)
+	if _, err := os.Stat(m.Back("D/file")); err != nil {
+		t.Errorf("restored: %v", err)
 	}
 }
 

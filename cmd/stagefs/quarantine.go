@@ -17,6 +17,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagefs/stagefs/fs"
 	"github.com/stagefs/stagefs/lockstate"
 )
 
@@ -83,8 +84,11 @@ func (c *command) quarantineAction(ctx *cli.Context) error {
 	case rel == ".":
 		rel = string(all[put].Dir)
 	}
-	if rel == "" {
+	switch {
+	case rel == "":
 		return exitf(exitNoInput, "%s: where it was is not known; name a directory", id)
+	case covers(fs.ControlDir, rel):
+		return exitf(exitNoInput, "%s: %s is a reserved name in the root of a mount; restore to another directory", quote(dir), fs.ControlDir)
 	}
 	return c.quarantineControl(mountpoint, "restore "+ctlWord(rel)+" id="+id, id)
 }
