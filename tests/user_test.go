@@ -68,6 +68,32 @@ func TestM1User(t *testing.T) {
 	}
 }
 
+// TestM1UserListed: beside another user's mount, which is for that user alone, all others
+// are listed, and that one is named; who asks for it is refused.
+func TestM1UserListed(t *testing.T) {
+	if allowed, _ := os.ReadFile("/etc/fuse.conf"); strings.Contains("\n"+string(allowed), "\nuser_allow_other") {
+		t.Skip("/etc/fuse.conf lets others use it")
+	}
+	m, private := mount(t), mountUser(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	refusal := "stagefs: " + private.Path + ": not allowed; an ordinary user's mount is for that user alone\n"
+	// What else is mounted on this machine is not for this test.
+	const alone = `awk '$3 == "fuse.stagefs" { print $2 }' /proc/mounts | grep -vxF -e "$1" -e "$2" | xargs -r umount -l; exec timeout 1 "$0" locks $3`
+	for _, option := range []string{"", "--json", "--watch"} {
+		cmd := exec.Command("/bin/sh", "-c", alone, stagefsBin(), m.Path, private.Path, option)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		if r := runCmd(t, cmd); !strings.Contains(r.Out, itoa(a.Pid)) || r.Err != refusal || r.Status != 0 && option != "--watch" {
+			t.Errorf("stagefs locks %s: %v, want the lock of %d, and %q", option, r, a.Pid, refusal)
+		}
+	}
+	for _, args := range [][]string{{"locks"}, {"why"}, {"events"}, {"acquire"}, {"check"}, {"wait"}, {"release"}, {"break", "--why", "x"}, {"quarantine"}} {
+		if r := run(t, stagefsBin(), append(args, private.At("D"))...); r.Status != 77 || r.Err != refusal {
+			t.Errorf("stagefs %q: %v, want status 77, and %q", args, r, refusal)
+		}
+	}
+}
+
 // TestM1UserNoRights: a directory that the user may not write to, or a
 // mountpoint that is not the user's, is refused with a clear error.
 func TestM1UserNoRights(t *testing.T) {

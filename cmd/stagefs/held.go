@@ -274,6 +274,10 @@ func lockError(dir string, held int, err error) error {
 		return exitf(exitCantCreate, "%s exists already", quote(dir))
 	case errors.Is(err, unix.EROFS):
 		return readOnly(dir)
+	case errors.Is(err, unix.EACCES):
+		if mount := fs.LeadsTo(dir); mount != nil && notOurs(mount.Path) {
+			return controlError(mount.Path, err)
+		}
 	case errors.Is(err, unix.ENOTDIR):
 		return exitf(exitNoInput, "%s: not a directory, or beneath none", quote(dir))
 	case errors.Is(err, unix.ENOENT):

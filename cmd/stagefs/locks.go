@@ -43,8 +43,13 @@ func (c *command) locksAction(ctx *cli.Context) error {
 	}
 	several := len(mounts) > 1
 	mounts, silent := c.answering(mounts)
-	if len(mounts) == 0 {
+	mounts = c.visible(mounts)
+	switch {
+	case len(mounts) > 0:
+	case silent != nil:
 		return silent
+	default:
+		return &exitError{exitNoPerm, ""} // all is said
 	}
 	if ctx.Bool("watch") {
 		err = c.watchLocks(ctx.Context, mounts, several, ctx.Bool("json"))
@@ -80,6 +85,24 @@ func (c *command) answering(mountpoints []string) (answer []string, silent error
 		answer = append(answer, path)
 	}
 	return answer, silent
+}
+
+// visible leaves out the mounts that are not for this user, and tells of them. Their
+// daemons have answered.
+func (c *command) visible(mountpoints []string) (seen []string) {
+	for _, path := range mountpoints {
+		if notOurs(path) {
+			c.say("%s", oneLine(controlError(path, unix.EACCES)))
+			continue
+		}
+		seen = append(seen, path)
+	}
+	return seen
+}
+
+// notOurs tells whether a mount that answers is for another user alone.
+func notOurs(mountpoint string) bool {
+	return unix.Access(mountpoint, unix.X_OK) == unix.EACCES
 }
 
 // chosenMounts are the mounts to list: the one that path is in; without a path,
