@@ -166,6 +166,18 @@ func TestA7RunBehind(t *testing.T) {
 	s.Kill()
 }
 
+// TestA7RunBytes: who is refused is told the name of the lock's directory, and of a file
+// that is open, also where they are not UTF-8.
+func TestA7RunBytes(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("open\xff"))
+	a, b := agent(t), agent(t)
+	a.must("mkdir", m.At("D\xff"))
+	b.must("open", "f", m.At("open\xff/f\xfe"), "wronly,creat")
+	m.wantStatus(75, `through the lock on "D\xff"`, "run", "-n", m.At("D\xff"), "true")
+	m.wantStatus(75, `has "open\xff/f\xfe" open for writing`, "run", "-n", m.At("open\xff"), "true")
+}
+
 // TestA7RunUsage: a bad command line is refused before anything happens.
 func TestA7RunUsage(t *testing.T) {
 	m := mount(t)
