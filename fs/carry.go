@@ -146,7 +146,7 @@ func (s *Server) carry(t *transport.State) (c *carried, fds []int, err error) {
 	}
 	var ok bool
 	if c.RowText, c.Rows, ok = fs.table.CarryRows(); !ok {
-		return nil, nil, fmt.Errorf("what a crashed owner left is being cleared away; try again: %w", unix.EAGAIN)
+		return nil, nil, fmt.Errorf("what a crashed owner left is being cleared away; try again: %w", unix.EBUSY)
 	}
 	fs.table.EachKey(func(token uint64, k any) {
 		key := k.(fdKey)

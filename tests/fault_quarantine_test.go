@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -97,6 +98,42 @@ func TestFaultQuarantineList(t *testing.T) {
 	m.inject(&fault{call: unix.SYS_STATX, is: func(a asked) bool { return a.path(1) == "content" }, errno: unix.EIO, times: 1})
 	m.restart(nil, "--on-crash", "quarantine")
 	wantAside(t, m, "D")
+}
+
+// TestFaultQuarantineReplace: an upgrade while a crashed owner's content is put aside, which
+// takes long, says why it cannot be, and can be as soon as that is done.
+func TestFaultQuarantineReplace(t *testing.T) {
+	needInject(t)
+	for _, transport := range []string{"auto", "threads"} {
+		t.Run(transport, func(t *testing.T) {
+			dir := staticDir(t)
+			mustDo(t, os.Mkdir(filepath.Join(dir, "D"), 0o755))
+			m := newMount(t, dir, tempDir(t))
+			clearing, goesOn := make(chan struct{}), make(chan struct{})
+			var first atomic.Bool
+			m.inject(&fault{call: unix.SYS_MKDIRAT, until: func(a asked) <-chan struct{} {
+				if a.path(1) != "1" || first.Swap(true) {
+					return nil
+				}
+				close(clearing)
+				return goesOn
+			}})
+			m.serve("--on-crash", "quarantine", "--transport", transport)
+			m.healthy()
+			a := agent(t)
+			a.mustCommand(m, "acquire D client=x ttl=500ms")
+			run(t, "env", "STAGEFS_CLIENT=x", "sh", "-c", "printf valuable >"+m.At("D/f"))
+			<-clearing
+			wantRefusal(t, "75", []string{"being cleared away", "try again", "serves on"}, "mount", "--replace", m.Path)
+			close(goesOn)
+			eventually(t, "it is put aside", func() bool { return len(m.quarantine()) > 0 })
+			wantAside(t, m, "D")
+			if r := run(t, stagefsBin(), "mount", "--replace", m.Path); r.Status != 0 {
+				t.Errorf("replace afterwards: %v", r)
+			}
+			wantAside(t, m, "D")
+		})
+	}
 }
 
 // TestFaultQuarantineForeign: what an admin has put into the quarantine, or taken
