@@ -190,6 +190,7 @@ func (fs *FS) readNode(b []byte) (x takenNode, rest []byte, err error) {
 		n.needLocked().assumed.Store(true)
 	}
 	n.plain.setPassed(flags&nodePassed != 0)
+	n.plain.setPaged(true) // for all that is known
 	for range get() {
 		parent, size := get(), get()
 		if err != nil || size > uint64(len(b)) || size > 255 {

@@ -173,14 +173,35 @@ func (fs *FS) openFlags(n *node, f *file, h *handle, st *unix.Statx_t) (uint32, 
 		return fuse.FOPEN_PASSTHROUGH | fuse.FOPEN_DIRECT_IO, f.backing
 	case ioDirect:
 		n.plain.setPassed(true)
+		n.plain.setPaged(true) // by a private mapping
 		return fuse.FOPEN_DIRECT_IO, 0
 	}
-	// Pages stay valid: the backing changes only through this mount. But a
-	// read that changes the access time must get there.
-	if h.fresh = n.plain.passed() || h.lock == nil && fs.readChangesAtime(st); h.fresh {
+	if h.fresh = !fs.pagesAreGoodLocked(n, f, h, st); h.fresh {
 		return 0, 0
 	}
 	return fuse.FOPEN_KEEP_CACHE, 0
+}
+
+// pagesAreGoodLocked reports whether h, a handle of n that was counted, may use the pages
+// that the kernel has. They stay valid, since the backing changes only through this mount;
+// but what passed them by must be seen, and a read that changes the access time get there.
+//
+// The kernel drops them late in open(2), and also such a one as somebody else is writing:
+// it puts the new content into the page, and sends it without holding that. Who reads
+// the page anew in between brings back the old content, which stays. So what is to be
+// dropped is before anybody reads or writes through them; then that waits for nobody.
+func (fs *FS) pagesAreGoodLocked(n *node, f *file, h *handle, st *unix.Statx_t) bool {
+	passed, alone := n.plain.passed(), f.cached+f.direct == 1
+	switch {
+	case !alone:
+		return !passed
+	case n.plain.paged() && (passed || h.lock == nil && fs.readChangesAtime(st)) &&
+		fs.kernel.InodeNotify(n.id, 0, 0) != fuse.OK:
+		return false
+	}
+	n.plain.setPassed(false)
+	n.plain.setPaged(true)
+	return true
 }
 
 // passLocked registers the file with the kernel, in the name of a user. *fd is a

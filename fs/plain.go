@@ -14,7 +14,7 @@ import (
 //
 // The low half says in which period that was found, 0 for not; the high half
 // grows with each change, so that what was found before it is not noted after.
-// Its highest bit is another mark: see passed.
+// Its highest bits are other marks: see passed and paged.
 type plainMark struct{ bits atomic.Uint32 }
 
 // load returns the mark for isPlain and setPlain.
@@ -35,23 +35,34 @@ func (fs *FS) setPlain(m *plainMark, mark uint32) {
 func (m *plainMark) changed() {
 	for {
 		old := m.bits.Load()
-		if m.bits.CompareAndSwap(old, old&passedBit|(old&^0xffff+1<<16)&^passedBit) {
+		if m.bits.CompareAndSwap(old, old&otherMarks|(old&^0xffff+1<<16)&^otherMarks) {
 			return
 		}
 	}
 }
 
-const passedBit = 1 << 31
+const (
+	passedBit  = 1 << 31
+	pagedBit   = 1 << 30
+	otherMarks = passedBit | pagedBit
+)
 
 // passed reports whether the pages that the kernel keeps of the file may not
 // show what the backing has: it was written past them.
 func (m *plainMark) passed() bool { return m.bits.Load()&passedBit != 0 }
 
-func (m *plainMark) setPassed(passed bool) {
-	if passed {
-		m.bits.Or(passedBit)
+func (m *plainMark) setPassed(passed bool) { m.set(passedBit, passed) }
+
+// paged reports whether the kernel may keep pages of the file.
+func (m *plainMark) paged() bool { return m.bits.Load()&pagedBit != 0 }
+
+func (m *plainMark) setPaged(paged bool) { m.set(pagedBit, paged) }
+
+func (m *plainMark) set(bit uint32, on bool) {
+	if on {
+		m.bits.Or(bit)
 	} else {
-		m.bits.And(^uint32(passedBit))
+		m.bits.And(^bit)
 	}
 }
 
