@@ -38,6 +38,8 @@ func raiseLimits() (left []string) {
 	}{
 		{unix.RLIMIT_FSIZE, "the limit on file sizes (ulimit -f) cannot be raised: no file whose data goes through the daemon can grow beyond %d bytes, whoever writes"},
 		{unix.RLIMIT_CPU, "the limit on CPU time (ulimit -t) cannot be raised: the daemon is killed when it has used %d s"},
+		{unix.RLIMIT_AS, "the limit on virtual memory (ulimit -v) cannot be raised: the daemon ends when it needs more than %d bytes"},
+		{unix.RLIMIT_DATA, "the limit on data memory (ulimit -d) cannot be raised: the daemon ends when it needs more than %d bytes"},
 	} {
 		var lim unix.Rlimit
 		if unix.Getrlimit(l.which, &lim) != nil || lim.Cur == unix.RLIM_INFINITY {

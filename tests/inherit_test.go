@@ -19,8 +19,8 @@ func (m *Mount) startedBy(script string, opts ...string) {
 	m.t.Cleanup(m.stop)
 }
 
-// TestMountInherits: what whoever starts a daemon has open, and his limits on files
-// and CPU time, are not the daemon's.
+// TestMountInherits: what whoever starts a daemon has open, and his limits on files,
+// CPU time and memory, are not the daemon's.
 func TestMountInherits(t *testing.T) {
 	need(t, "root", "fuse")
 	for name, opts := range map[string]string{"foreground": "", "background": "-d", "supervised": "--supervise", "supervised in the background": "-d --supervise"} {
@@ -29,7 +29,7 @@ func TestMountInherits(t *testing.T) {
 			m := newMount(t, dir, dir+".mnt")
 			busy := filepath.Join(tempDir(t), "busy")
 			mustDo(t, os.WriteFile(busy, nil, 0o666))
-			m.startedBy("ulimit -S -f 100 -t 1000; exec 3<"+busy+" 4>>"+busy+" 9<"+busy, append(strings.Fields(opts), "--no-passthrough")...)
+			m.startedBy("ulimit -S -f 100 -t 1000 -v 3000000 -d 2000000; exec 3<"+busy+" 4>>"+busy+" 9<"+busy, append(strings.Fields(opts), "--no-passthrough")...)
 			eventually(t, "the mount answers", func() bool {
 				_, err := os.ReadFile(m.control("version"))
 				return err == nil
@@ -50,9 +50,11 @@ func TestMountInherits(t *testing.T) {
 			}
 			limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", m.daemon()))
 			mustDo(t, err)
-			for line := range strings.Lines(string(limits)) {
-				if (strings.HasPrefix(line, "Max cpu time") || strings.HasPrefix(line, "Max file size")) && strings.Count(line, "unlimited") != 2 {
-					t.Errorf("the daemon has a limit: %s", line)
+			for _, limit := range []string{"cpu time", "file size", "address space", "data size"} {
+				_, rest, _ := strings.Cut(string(limits), "Max "+limit)
+				line, _, _ := strings.Cut(rest, "\n")
+				if strings.Count(line, "unlimited") != 2 {
+					t.Errorf("the daemon has a limit on %s: %s", limit, line)
 				}
 			}
 			if r := sh(t, m.Path, "dd if=/dev/zero of=f bs=1k count=200 && test $(stat -c %s f) = 204800"); r.Status != 0 {
@@ -95,9 +97,11 @@ func TestMountInheritsLimit(t *testing.T) {
 	m := newMount(t, dir, dir)
 	mustDo(t, os.Chown(filepath.Dir(m.State), nobody, nobody))
 	m.user = nobody
-	m.startedBy("ulimit -f 100")
+	m.startedBy("ulimit -f 100 -v 3000000")
 	eventually(t, "the daemon serves", func() bool { return strings.Contains(m.Log(), "stagefs: serving") })
-	if !strings.Contains(m.Log(), "102400 bytes") {
-		t.Error("no warning")
+	for _, limit := range []string{"102400 bytes", "3072000000 bytes"} {
+		if !strings.Contains(m.Log(), limit) {
+			t.Errorf("no warning of a limit of %s", limit)
+		}
 	}
 }
