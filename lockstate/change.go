@@ -189,18 +189,15 @@ func (t *Table) strangeLocked(c *Change) {
 // judgeLocked decides about c.
 func (t *Table) judgeLocked(c *Change) error {
 	for _, d := range c.Dirs {
-		r := d.governing()
+		r, behind := d.inForce()
 		if r == nil {
 			if t.deny && !c.Free && !c.Named.locked() {
 				return &HeldError{Err: ErrUnlocked}
 			}
 			continue
 		}
-		if err := t.judgeRowLocked(c, r); err != nil {
-			return err
-		}
-		if r.pending { // what is in force until then has to be held, too
-			if err := t.judgeRowLocked(c, d.granted()); err != nil {
+		for _, r := range [...]*row{r, behind} {
+			if err := t.judgeRowLocked(c, r); err != nil {
 				return err
 			}
 		}
@@ -238,13 +235,9 @@ func (t *Table) judgeEntryLocked(c *Change) error {
 	if c.Into == nil {
 		return nil
 	}
-	r := c.Into.governing()
+	r, behind := c.Into.inForce()
 	if r == nil {
 		return nil
-	}
-	var behind *row // in force still
-	if r.pending {
-		behind = c.Into.granted()
 	}
 	var err error
 	harmless := func(h *Handle) bool {

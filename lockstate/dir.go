@@ -90,6 +90,15 @@ func (d *Dir) granted() *row {
 	return nil
 }
 
+// inForce returns what is to be held to change something in d: the governing row and, as
+// long as that is pending, the one behind it that is in force until then, or nil.
+func (d *Dir) inForce() (r, behind *row) {
+	if r = d.governing(); r != nil && r.pending {
+		behind = d.granted()
+	}
+	return r, behind
+}
+
 // within reports whether d is top or beneath it.
 func (d *Dir) within(top *Dir) bool {
 	for ; d != nil; d = d.parent {

@@ -145,7 +145,6 @@ func (g *Grant) Delegates(p *procid.Process) bool {
 	if i := slices.Index(behind, g.row); i >= 0 {
 		behind = behind[:i]
 	}
-	behind, _ = splitShared(behind)
 	r := granted(behind)
 	if r == nil {
 		r = d.parent.granted()

@@ -101,8 +101,13 @@ func (m *model) top(path string) *modelRow {
 
 // governing is the governing lock: that on the nearest directory at or above path.
 func (m *model) governing(path string) *modelRow {
+	return nearest(path, m.top)
+}
+
+// nearest is what of finds of the nearest directory at or above path of which it finds any.
+func nearest(path string, of func(string) *modelRow) *modelRow {
 	for _, p := range upward(path) {
-		if r := m.top(p); r != nil {
+		if r := of(p); r != nil {
 			return r
 		}
 	}
@@ -191,15 +196,6 @@ func (m *model) granted(path string) *modelRow {
 	return nil
 }
 
-func (m *model) grantedAbove(path string) *modelRow {
-	for _, q := range upward(path) {
-		if r := m.granted(q); r != nil {
-			return r
-		}
-	}
-	return nil
-}
-
 // mayAcquire is C3, and A5.
 func (m *model) mayAcquire(p *procid.Process, path string, kind lockstate.Kind) verdict {
 	var sharers []*modelRow // those in front, and what they share
@@ -276,7 +272,7 @@ func (m *model) mayChange(p *procid.Process, paths, trees []string, into, enteri
 			return heldBy(r)
 		}
 		if r != nil && r.pending { // what is in force until then has to be held, too
-			if g := m.grantedAbove(q); g != nil && !g.holder(p) {
+			if g := nearest(q, m.granted); g != nil && !g.holder(p) {
 				return heldBy(g)
 			}
 		}
@@ -302,7 +298,7 @@ func (m *model) mayChange(p *procid.Process, paths, trees []string, into, enteri
 		return verdict{}
 	}
 	behind := r
-	if g := m.grantedAbove(into); r.pending && g != nil {
+	if g := nearest(into, m.granted); r.pending && g != nil {
 		behind = g
 	}
 	v := verdict{}

@@ -3,8 +3,6 @@
 package tests
 
 import (
-	"path/filepath"
-	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -32,7 +30,7 @@ func TestC3dAttackPending(t *testing.T) {
 	got := taker.Start("ctl", m.control("ctl"), "acquire D client=x wait=10ms")
 	eventually(t, "the lease is on its way", func() bool { return looks.Try("getxattr", m.At("D"), "user.stagefs.token") == "ok" })
 	if s := member.Try("flock", "l"); s == "ok" {
-		interrupt(t, taker.Pid)
+		signalThreads(taker.Pid, unix.SIGURG)
 		t.Logf("the lease: %s", got())
 		if s := taker.Try("write", "h", "evil"); s == "ok" {
 			t.Error("written beneath somebody else's lock")
@@ -42,18 +40,6 @@ func TestC3dAttackPending(t *testing.T) {
 	}
 	answer()
 	stuck()
-}
-
-// interrupt sends each thread of an agent a signal that ends a call, and nothing else.
-func interrupt(t *testing.T, pid int) {
-	t.Helper()
-	tasks, err := filepath.Glob("/proc/" + itoa(pid) + "/task/*")
-	mustDo(t, err)
-	for _, task := range tasks {
-		if tid, err := strconv.Atoi(filepath.Base(task)); err == nil {
-			_ = unix.Tgkill(pid, tid, unix.SIGURG)
-		}
-	}
 }
 
 // TestL2AttackPending: nor does it let those who will hold by it in where somebody else holds

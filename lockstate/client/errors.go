@@ -85,7 +85,7 @@ func (e *HeldError) Error() string {
 	dir := strconv.Quote(e.Dir)
 	switch {
 	case e.Holder != nil && e.Holder.Dir != "":
-		return fmt.Sprintf("%s is held by %s, through the lock on %s", dir, e.Holder, quoteName(e.Holder.Dir, e.Holder.DirBytes))
+		return fmt.Sprintf("%s is held by %s, through the lock on %s", dir, e.Holder, strconv.Quote(bytesOf(e.Holder.Dir, e.Holder.DirBytes)))
 	case e.Holder != nil:
 		return fmt.Sprintf("%s is held by %s", dir, e.Holder)
 	case len(e.Blockers) > 0:
@@ -94,19 +94,19 @@ func (e *HeldError) Error() string {
 		if b.Pid == 0 {
 			who = "a process that is not known"
 		}
-		return fmt.Sprintf("%s: %s has %s open for writing", dir, who, quoteName(b.Path, b.PathBytes))
+		return fmt.Sprintf("%s: %s has %s open for writing", dir, who, strconv.Quote(bytesOf(b.Path, b.PathBytes)))
 	case e.Reason != "":
 		return fmt.Sprintf("%s: %s", dir, e.Reason)
 	}
 	return fmt.Sprintf("%s: %v", dir, e.err)
 }
 
-// quoteName quotes a name as the bytes it is: they are there if it is not valid UTF-8.
-func quoteName(text string, bytes []byte) string {
+// bytesOf returns a name as the bytes it is: they are there if it is not valid UTF-8.
+func bytesOf(text string, bytes []byte) string {
 	if len(bytes) > 0 {
-		text = string(bytes)
+		return string(bytes)
 	}
-	return strconv.Quote(text)
+	return text
 }
 
 // Unwrap returns the errno.

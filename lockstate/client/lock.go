@@ -341,10 +341,7 @@ func (l *Lock) relocateLocked() bool {
 		if row.Token != l.token {
 			continue
 		}
-		l.rel = row.Dir
-		if len(row.DirBytes) > 0 {
-			l.rel = string(row.DirBytes)
-		}
+		l.rel = bytesOf(row.Dir, row.DirBytes)
 		return true
 	}
 	return false
