@@ -130,17 +130,20 @@ func (s *Server) servedBefore(dir string) bool {
 // the connection. The mount behaves as the backing does: with its flags.
 func (s *Server) mountDirect(o *Options) (int, error) {
 	mountpoint, root := s.mountpoint, s.fs.back.root
-	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	fd, err := openDevice()
 	if err != nil {
-		return -1, fmt.Errorf("/dev/fuse: %w: %w", ErrNoFuse, err)
+		return -1, err
 	}
 	if dead := s.deadThere(); dead != nil && !dead.cleared {
-		err := dead.mountBeneath(o, fd, root)
-		switch {
-		case err == nil:
+		why := dead.mountBeneath(o, fd, root)
+		if why == nil {
 			return fd, nil
-		case errors.Is(err, ErrUnmounted):
-			unix.Close(fd)
+		}
+		unix.Close(fd) // it may have been used: the kernel takes it for no second mount then
+		if errors.Is(why, ErrUnmounted) {
+			return -1, why
+		}
+		if fd, err = openDevice(); err != nil {
 			return -1, err
 		}
 		if err := dead.clear(); err != nil {
@@ -151,12 +154,19 @@ func (s *Server) mountDirect(o *Options) (int, error) {
 			unix.Close(fd)
 			return -1, fmt.Errorf("%s: %w", mountpoint, ErrUnmounted)
 		}
-		s.warn(laidOpen, plain(mountpoint), fmt.Errorf("the new mount could not be made beneath the dead one: %w", err))
+		s.warn(laidOpen, plain(mountpoint), fmt.Errorf("the new mount could not be made beneath the dead one: %w", why))
 	}
 	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read=%d", fd, maxWrite)
 	if err := unix.Mount(o.Dir, mountpoint, mountType, o.mountFlags(root), data); err != nil {
 		unix.Close(fd)
 		return -1, fmt.Errorf("mount %s: %w", mountpoint, err)
+	}
+	return fd, nil
+}
+
+func openDevice() (fd int, err error) {
+	if fd, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		return -1, fmt.Errorf("/dev/fuse: %w: %w", ErrNoFuse, err)
 	}
 	return fd, nil
 }

@@ -254,7 +254,12 @@ func (d *deadMount) mountBeneath(o *Options, fuse, root int) error {
 		return err
 	}
 	defer unix.Close(lowest)
-	if err := unix.MoveMount(mnt, "", lowest, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveMountBeneath); err != nil {
+	if o.Compat {
+		err = unix.EINVAL // as Linux 5.10 answers
+	} else {
+		err = unix.MoveMount(mnt, "", lowest, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveMountBeneath)
+	}
+	if err != nil {
 		return os.NewSyscallError("move_mount", err)
 	}
 	o.Mounted(true)
