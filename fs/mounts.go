@@ -200,28 +200,42 @@ func FindMount(path string) (mountpoint, rel string, err error) {
 // mount hides. It asks nothing of what is at its end: that may be the root of a mount
 // whose daemon does not answer.
 func AbsoluteOf(path string) (string, error) {
-	return follow(path, func(string) bool { return false })
+	return follow(path, func(string, string) bool { return false })
 }
 
 // LeadsTo returns the stagefs mount that a path leads into, nil if there is none. It
 // asks nothing of such a mount.
 func LeadsTo(path string) (mount *MountEntry) {
-	mounts, err := ReadMounts()
-	if err != nil {
-		return nil
-	}
-	follow(path, func(at string) bool {
-		if m := TopMount(mounts, at); m != nil && m.IsStagefs() {
-			mount = m
-		}
-		return mount != nil
+	LeadsThrough(path, func(m *MountEntry, _ bool) bool {
+		mount = m
+		return false
 	})
 	return mount
 }
 
+// LeadsThrough calls enter for each stagefs mount that a path leads into, by way of
+// symlinks in another one perhaps, once and before it asks anything of that; ends: the path
+// ends there, and nothing is asked. It goes on while enter reports true.
+func LeadsThrough(path string, enter func(mount *MountEntry, ends bool) bool) {
+	mounts, err := ReadMounts()
+	if err != nil {
+		return
+	}
+	entered := make(map[int]bool) // by ID
+	follow(path, func(at, then string) bool {
+		m := TopMount(mounts, at)
+		if m == nil || !m.IsStagefs() || then == ".." || entered[m.ID] {
+			return false
+		}
+		entered[m.ID] = true
+		return !enter(m, then == "")
+	})
+}
+
 // follow goes along a path and the symlinks on it to where it leads, or until stop
-// reports true of a place, which it asks nothing of.
-func follow(path string, stop func(at string) bool) (string, error) {
+// reports true of a place, which it asks nothing of. then is the name that follows there,
+// "" at the end of the path.
+func follow(path string, stop func(at, then string) bool) (string, error) {
 	if !filepath.IsAbs(path) {
 		wd, err := syscall.Getwd() // os.Getwd looks at the directory
 		if err != nil {
@@ -234,7 +248,7 @@ func follow(path string, stop func(at string) bool) (string, error) {
 	for links := 0; len(rest) > 0; {
 		next := filepath.Join(at, rest[0]) // also if that is "..": no symlink is left in at
 		rest = rest[1:]
-		if stop(next) {
+		if stop(next, firstName(rest)) {
 			return next, nil
 		}
 		target, err := os.Readlink(next)
@@ -251,6 +265,16 @@ func follow(path string, stop func(at string) bool) (string, error) {
 		rest = append(strings.Split(target, "/"), rest...)
 	}
 	return at, nil
+}
+
+// firstName returns the first of the elements of a path that leads elsewhere, "" if none does.
+func firstName(path []string) string {
+	for _, name := range path {
+		if name != "" && name != "." {
+			return name
+		}
+	}
+	return ""
 }
 
 // Abs makes a path an absolute one that leads to the same: unlike for [filepath.Abs],

@@ -22,9 +22,10 @@ func TestMountSilent(t *testing.T) {
 			m, other := mount(t, "--transport", transport), mount(t)
 			agent(t).must("mkdir", other.At("seen"))
 			openDir(t, m.Back("x"))
+			mustDo(t, os.Symlink(m.At("x"), other.Back("link")))
 			halt(t, m.cmd.Process.Pid)
 			defer m.cmd.Process.Signal(syscall.SIGCONT)
-			who := "process " + itoa(m.cmd.Process.Pid) + ", does not answer: it is stopped"
+			who, dir := "process "+itoa(m.cmd.Process.Pid)+", does not answer: it is stopped", tempDir(t)
 			type try struct {
 				args   string
 				status int
@@ -36,6 +37,14 @@ func TestMountSilent(t *testing.T) {
 				{"why " + m.At("x"), 69, who},
 				{"doctor", 0, who},
 				{"doctor " + m.Path, 0, who},
+				{"locks " + other.At("link"), 69, who},
+				{"check " + other.At("link"), 69, who},
+				{"umount " + other.At("link"), 69, who},
+				{"acquire --client-file " + m.At("x/id") + " " + other.At("seen"), 69, who},
+				{"check --client-file " + m.At("x/id") + " " + other.At("seen"), 69, who},
+				{"run " + m.At("x") + " " + m.At("x/script"), 69, who},
+				{"mount --state-dir " + m.At("x/state") + " " + dir, 69, who},
+				{"mount -d --state-dir " + m.State + ".x --log " + m.At("x/log") + " " + dir, 69, who},
 				{"run -w 1 " + m.At("x") + " true", 69, who},
 				{"acquire -w 1 " + m.At("x"), 69, who},
 				{"wait -w 1 " + m.At("x"), 69, who},
@@ -43,6 +52,7 @@ func TestMountSilent(t *testing.T) {
 			for _, args := range []string{
 				"run -n x true", "run x true", "run --client c x true", "acquire x", "acquire -n x", "release x", "break --why w x", "events x", "check x",
 				"check --client c x", "wait x", "renew --client c x", "quarantine .", "mount --replace .", "mount .", "mount x",
+				"umount x", "umount -l x", "mount --replace x", "mount -o remount,ro x",
 			} {
 				at := strings.LastIndexAny(strings.TrimSuffix(args, " true"), " ") + 1
 				tries = append(tries, try{args[:at] + m.At(args[at:]), 69, who})

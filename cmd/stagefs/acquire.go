@@ -49,6 +49,9 @@ func (c *command) acquireAction(ctx *cli.Context) error {
 		if id == "" {
 			return usagef("acquire: the client ID is empty")
 		}
+		if err := notStopped(file); err != nil {
+			return err
+		}
 		signals := make(chan os.Signal, 1)
 		notifyStop(signals, ignoredStops())
 		if err := writeClientFile(file, id); err != nil {

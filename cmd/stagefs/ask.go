@@ -139,13 +139,14 @@ func namesDescriptor(arg, fd string) bool {
 	return strings.Contains(arg+"/", "/dev/fd/"+fd+"/") || strings.Contains(arg+"/", "/proc/self/fd/"+fd+"/")
 }
 
-// awake makes sure that the daemon answers whose mount a path leads into. A path
+// awake makes sure that the daemons answer whose mounts a path leads into. A path
 // that leads into none is for others to judge.
-func awake(path string, within time.Duration) error {
-	if mount := fs.LeadsTo(path); mount != nil {
-		return answers(mount, within)
-	}
-	return nil
+func awake(path string, within time.Duration) (err error) {
+	fs.LeadsThrough(path, func(mount *fs.MountEntry, _ bool) bool {
+		err = answers(mount, within)
+		return err == nil
+	})
+	return err
 }
 
 // answers makes sure that a daemon answers, or is dead, which others tell.
@@ -156,13 +157,18 @@ func answers(mount *fs.MountEntry, within time.Duration) error {
 	return nil
 }
 
-// notStopped waits until the daemon answers whose mount a path leads into, however
-// long it takes, unless it is stopped or dying: nobody would know what he waits for.
-func notStopped(path string) error {
-	mount := fs.LeadsTo(path)
-	if mount == nil {
-		return nil
-	}
+// notStopped waits until the daemons answer whose mounts a path leads into, however
+// long it takes, unless one is stopped or dying: nobody would know what he waits for.
+func notStopped(path string) (err error) {
+	fs.LeadsThrough(path, func(mount *fs.MountEntry, _ bool) bool {
+		err = goesOn(mount)
+		return err == nil
+	})
+	return err
+}
+
+// goesOn is notStopped for one mount.
+func goesOn(mount *fs.MountEntry) error {
 	q, err := askMount(mount.Path, false)
 	if err != nil {
 		return nil // as good as an answer: who asks the mount itself hears what is wrong

@@ -199,7 +199,9 @@ func givenClient(ctx *cli.Context) (id, file string, err error) {
 	}
 	if ctx.IsSet("client-file") {
 		file = ctx.String("client-file")
-		id, err = readClientFile(file)
+		if err = notStopped(file); err == nil {
+			id, err = readClientFile(file)
+		}
 		return id, file, err
 	}
 	if id, ok := os.LookupEnv(envClient); ok {
@@ -210,6 +212,9 @@ func givenClient(ctx *cli.Context) (id, file string, err error) {
 	}
 	if file = os.Getenv(envClientFile); file == "" {
 		return "", "", nil
+	}
+	if err := notStopped(file); err != nil {
+		return "", "", err
 	}
 	if !pathExists(file) {
 		return "", "", exitf(exitNoInput, "%s, which %s names, is missing; make it with: stagefs acquire --client-file %s DIR", quote(file), envClientFile, shellWord(file))

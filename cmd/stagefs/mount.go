@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
@@ -78,6 +79,13 @@ func (c *command) mountAction(ctx *cli.Context) (err error) {
 				return err
 			}
 		}
+		for _, option := range []string{"state-dir", "log"} {
+			if path := ctx.String(option); path != "" {
+				if err := notStopped(path); err != nil {
+					return err
+				}
+			}
+		}
 	}
 	o, err := mountOptions(ctx)
 	if err != nil {
@@ -101,7 +109,7 @@ func (c *command) mountAction(ctx *cli.Context) (err error) {
 	o.Successor, o.Mounted = watched.again, watched.mounted
 	c.ignored = ignoredStops()
 	h := handover{Debug: o.Debug, Mountpoint: target(o), Ignored: c.ignored}
-	h.Cwd, _ = os.Getwd()
+	h.Cwd, _ = syscall.Getwd() // os.Getwd looks at the directory
 	o.Replace = c.replaceBy(h)
 
 	err = explainMount(o, c.serve(ctx.Context, o, func(s server) error {

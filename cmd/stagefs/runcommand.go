@@ -76,6 +76,9 @@ func (c *command) runAction(ctx *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := awakeInTime(ctx, dir); err != nil {
+		return err
+	}
 	ch := &child{argv: args[1:], killAfter: killAfter}
 	// What can't be found is known before anything is locked or made. A path
 	// may lead into what is not there yet.
@@ -83,9 +86,6 @@ func (c *command) runAction(ctx *cli.Context) error {
 		return commandError(args[1], err)
 	}
 
-	if err := awakeInTime(ctx, dir); err != nil {
-		return err
-	}
 	within := false // the client has the lock already, and keeps it
 	if opts.Client != "" && !opts.MustBeNew {
 		if d, err := client.Find(dir); err == nil {

@@ -100,8 +100,18 @@ func mountedBy(mount *fs.MountEntry) int {
 
 // findExact finds the stagefs mount at the given path, dead ones too. The path is
 // returned also where the mount table cannot be read.
-func findExact(given string) (string, *fs.MountEntry, error) {
-	path, err := fs.AbsoluteOf(given)
+func findExact(given string) (path string, _ *fs.MountEntry, err error) {
+	// Its daemon may be stopped, but not one that knows where the path leads.
+	fs.LeadsThrough(given, func(mount *fs.MountEntry, ends bool) bool {
+		if !ends {
+			err = answers(mount, answerTime)
+		}
+		return err == nil
+	})
+	if err != nil {
+		return "", nil, err
+	}
+	path, err = fs.AbsoluteOf(given)
 	if err != nil {
 		return "", nil, err
 	}
