@@ -37,6 +37,9 @@ func TestMountSilent(t *testing.T) {
 				{"why " + m.At("x"), 69, who},
 				{"doctor", 0, who},
 				{"doctor " + m.Path, 0, who},
+				{"doctor " + m.At("x"), 0, who},
+				{"doctor " + m.At("x") + "/..", 0, who},
+				{"doctor --state-dir " + m.At("x/state"), 69, who},
 				{"locks " + other.At("link"), 69, who},
 				{"check " + other.At("link"), 69, who},
 				{"umount " + other.At("link"), 69, who},
@@ -104,6 +107,11 @@ func TestDoctorServed(t *testing.T) {
 		if !strings.Contains(r.Out, "ok    state           "+m.State+"\n") {
 			t.Errorf("doctor: %v; want the mount's state directory, %s", r, m.State)
 		}
+	}
+	// Unless a symlink leads out of it.
+	mustDo(t, os.Symlink(staticDir(t), m.Back("out")))
+	if r = m.wantStatus(0, "", "doctor", m.At("out")); strings.Contains(r.Out, m.At("out")+" is served") || !strings.Contains(r.Out, m.At("out")+" is on ") {
+		t.Errorf("doctor of a symlink that leads out of the mount: %v; want what it leads to", r)
 	}
 	// Nobody else could write to it, nor has to.
 	other := exec.Command(stagefsBin(), "doctor", m.Path)

@@ -27,6 +27,9 @@ func (m machine) checkStateDir(dir, backing string) finding {
 			return finding{name, statusFail, err.Error(), fix}
 		}
 	}
+	if err := awake(dir, answerTime); err != nil {
+		return finding{name, statusFail, err.Error(), fix}
+	}
 	dir, err := fs.Abs(dir)
 	if err != nil {
 		return finding{name, statusFail, err.Error(), fix}
@@ -89,12 +92,41 @@ func (m machine) full(dir string) bool {
 	return free*uint64(st.Bsize) < roomForState || st.Files > 0 && st.Ffree == 0
 }
 
-// checkDirectory looks at a static directory that is to be served.
-func checkDirectory(dir string) []finding {
-	const name = "directory"
-	if mount := fs.LeadsTo(dir); mount != nil {
-		return []finding{checkServed(name, dir, mount)}
+// checkWay looks for a mount that the path of a static directory leads into, and whose
+// daemon does not tell where it goes on from there.
+func checkWay(dir string) (bad []finding) {
+	if dir == "" {
+		return nil
 	}
+	fs.LeadsThrough(dir, func(mount *fs.MountEntry, _ bool) bool {
+		if state, fix := mountState(mount); state != "" {
+			bad = []finding{{"directory", statusWarn, quote(dir) + " is in the mount at " + quote(mount.Path) + ", which " + state, fix}}
+		}
+		return bad == nil
+	})
+	return bad
+}
+
+// checkDirectory looks at a static directory that is to be served, or is: then served is
+// the mount.
+func checkDirectory(dir string) (all []finding, served *fs.MountEntry) {
+	const name = "directory"
+	mounts, err := fs.ReadMounts()
+	if err != nil {
+		return []finding{{name, statusWarn, err.Error(), ""}}, nil
+	}
+	real, err := fs.AbsoluteOf(dir)
+	if err != nil {
+		return []finding{{name, statusFail, err.Error(), ""}}, nil
+	}
+	if on := fs.MountOf(mounts, real); on.IsStagefs() {
+		return []finding{checkServed(name, dir, &on)}, &on
+	}
+	return checkToServe(name, dir, mounts), nil
+}
+
+// checkToServe looks at a static directory that is in no mount.
+func checkToServe(name, dir string, mounts []fs.MountEntry) []finding {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -103,10 +135,6 @@ func checkDirectory(dir string) []finding {
 		return []finding{{name, statusFail, err.Error(), ""}}
 	case !info.IsDir():
 		return []finding{{name, statusFail, quote(dir) + " is no directory", "name the directory itself"}}
-	}
-	mounts, err := fs.ReadMounts()
-	if err != nil {
-		return []finding{{name, statusWarn, err.Error(), ""}}
 	}
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -195,12 +223,8 @@ func unknownByUUID(why string) finding {
 	return finding{"identity", statusNote, why + ": the state is found by the device number, and lost when that is another after a boot", fix}
 }
 
-// checkServed looks at a directory that is in a stagefs mount.
+// checkServed looks at a directory that is in a stagefs mount, which answers.
 func checkServed(name, dir string, mount *fs.MountEntry) finding {
-	state, fix := mountState(mount)
-	if state != "" {
-		return finding{name, statusWarn, quote(dir) + " is in the mount at " + quote(mount.Path) + ", which " + state, fix}
-	}
 	by := ""
 	d, _ := daemonSays(mount.Path)
 	if d.pid != 0 {

@@ -51,21 +51,25 @@ func (c *command) doctorAction(ctx *cli.Context) error {
 	m := machine{euid: os.Geteuid(), dir: ctx.Args().Present()}
 	all := m.examine()
 	state := ctx.String("state-dir")
-	var about []finding
-	if dir := ctx.Args().First(); dir != "" {
-		abs, err := fs.Abs(dir)
+	backing := ctx.Args().First()
+	about := checkWay(backing)
+	switch {
+	case len(about) > 0:
+		backing = "" // nobody can tell where that is
+	case backing != "":
+		abs, err := fs.Abs(backing)
 		if err != nil {
 			return err
 		}
-		about = checkDirectory(abs)
-		served := fs.LeadsTo(abs)
+		var served *fs.MountEntry
+		about, served = checkDirectory(abs)
 		ours := served != nil && (m.euid == 0 || m.euid == mountedBy(served)) // or who asks may not even look into it
 		if ours && state == "" && about[0].Status == statusOK {
 			d, _ := daemonSays(served.Path)
 			state = d.stateDir
 		}
 	}
-	all = append(all, m.checkStateDir(state, ctx.Args().First()))
+	all = append(all, m.checkStateDir(state, backing))
 	all = append(all, about...)
 
 	failed := 0

@@ -82,7 +82,7 @@ func TestCheckDirectory(t *testing.T) {
 		filepath.Join(file, "sub"):  statusFail,
 		filepath.Join(dir, "x\x1b"): statusFail,
 	} {
-		if got := checkDirectory(path); got[0].Status != want {
+		if got, _ := checkDirectory(path); got[0].Status != want {
 			t.Errorf("checkDirectory(%q) = %+v, want %s first", path, got, want)
 		}
 	}
