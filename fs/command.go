@@ -358,6 +358,9 @@ func (c *command) follow() fuse.Status {
 	if !ok {
 		return c.fail(lockstate.ErrNoLock)
 	}
+	if p := c.process(); p != nil {
+		c.fs.table.WatchedBy(c.token, p.ID())
+	}
 	c.tell(l)
 	c.watch = &watch{answer: c.answer, ended: ended, how: how}
 	return fuse.OK

@@ -127,7 +127,8 @@
 //	R4   The owner dies. The lock ends at once, and the lock files and candidates
 //	     that the owner made are removed.
 //	R5   The owner exits with status 0 and has changed nothing. Then the lock does
-//	     not end but passes to its parent, unless that is an init or the like.
+//	     not end but passes to its parent, unless that is an init or the like, or
+//	     the owner watched the lock, as stagefs run and the Go client do.
 //	R6   A holder releases the lock, an admin breaks it, or a lease runs out.
 //	R7   If the owner crashed, what was made under the lock is kept, destroyed or
 //	     put aside.

@@ -97,6 +97,21 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 	return dead, heirs
 }
 
+// WatchedBy tells that a process watches a lock: its owner does so who gives it back
+// itself. If that one exits without having done so, as where it could not, the lock ends
+// and does not surprise the parent (R5).
+func (t *Table) WatchedBy(token uint64, id procid.ID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.tokens[token]
+	if r == nil || r.lease != nil || r.owner.ID() != id || len(r.heirs) == 0 || r.heirs[0].Reaper {
+		return
+	}
+	r.heirs = slices.Clone(r.heirs) // it is the owner's, too
+	r.heirs[0].Reaper = true
+	t.noteLocked(r)
+}
+
 // inheritable reports whether r may pass to its owner's parent (R5). Where the
 // kernel tells nothing of exits, each passes for a success: the parent is there
 // to be seen as the owner, whereas a lock that ended could not be missed. Where

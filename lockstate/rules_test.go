@@ -558,6 +558,23 @@ func TestReaperInheritsNothing(t *testing.T) {
 	}
 }
 
+// R5: nor is inherited what its owner watches. What somebody else watches is.
+func TestWatchedInheritsNobody(t *testing.T) {
+	for _, owner := range []bool{true, false} {
+		f := newFixture(t, lockstate.Options{})
+		l, other := f.take(f.child, "d", explicit), f.take(f.child, "other", explicit)
+		by := f.child
+		if !owner {
+			by = f.parent
+		}
+		f.WatchedBy(l.Token, by.ID())
+		dead, heirs := f.Exit(f.child.ID(), succeeded, alive(f.init, f.parent))
+		if ended := len(dead) == 1 && dead[0].Token == l.Token; ended != owner || len(heirs) != 1 || f.owner(other.Token) != f.parent.ID() {
+			t.Errorf("watched by the owner: %v: Exit = dead %v, heirs %v", owner, dead, heirs)
+		}
+	}
+}
+
 // R4: an exit during an acquisition passes nothing on, and the commit that
 // comes after the clean-up fails.
 func TestExitDuringAcquisition(t *testing.T) {

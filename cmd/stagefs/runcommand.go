@@ -179,7 +179,7 @@ func (c *command) awaitAwake(lock *client.Lock, within bool) bool {
 	c.complain("the command has ended, and its lock can't be released: %s", silence(mount))
 	for stopped(pid) {
 		if told(signals, heedTime) {
-			end := "ends with this process"
+			end := "ends with its owner, which is this process unless --owner says otherwise"
 			if lock.TTL() != 0 {
 				end = "ends when its time is over"
 			}
