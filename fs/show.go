@@ -31,12 +31,13 @@ func plain(s string) string {
 	return s
 }
 
-// text returns s for JSON, and its bytes where they are not valid UTF-8.
+// text returns s, and its bytes where they are not valid UTF-8: of s, JSON has something
+// else in their place.
 func text(s string) (string, []byte) {
 	if utf8.ValidString(s) {
 		return s, nil
 	}
-	return s, []byte(s) // the encoder replaces what is not valid
+	return s, []byte(s)
 }
 
 // reapListed bounds for how many locks a listing makes sure that their owners
@@ -78,9 +79,10 @@ func (fs *FS) row(s lockstate.LockState) lockstate.Row {
 	row := lockstate.Row{
 		Kind: s.Lock.KindName(), Protocol: s.Protocol, Token: s.Token, Since: s.Since, Scope: s.Scope.Kind.String(),
 		Pid: s.Owner.Pid, Start: s.Owner.Start, UID: s.UID, Cmd: fs.procs.Cmdline(s.Owner),
-		File: s.File, Why: s.Why, OnCrash: s.OnCrash, Blockers: fs.blockers(s.Blockers),
+		Why: s.Why, OnCrash: s.OnCrash, Blockers: fs.blockers(s.Blockers),
 	}
 	row.Dir, row.DirBytes = text(s.Path)
+	row.File, row.FileBytes = text(s.File)
 	if s.Client != "" {
 		row.Scope, row.Client = "client", s.Client
 		row.TTL, row.Deadline = s.TTL.Seconds(), max(0, s.Deadline-fs.table.Clock()).Seconds()
@@ -124,15 +126,11 @@ func (fs *FS) showLocks() []byte {
 	}
 	fmt.Fprintln(w, "DIR\tKIND\tPROTOCOL\tTOKEN\tSINCE\tPID\tUID\tCOMMAND")
 	for _, r := range l.Locks {
-		dir := r.Dir
-		if r.DirBytes != nil {
-			dir = string(r.DirBytes)
-		}
 		pid := strconv.Itoa(r.Pid)
 		if r.Client != "" && r.Cmd == "" {
 			pid = "-" // who took the lease is gone
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%d\t%s\n", plain(dir), r.Kind, r.Protocol, r.Token,
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%d\t%s\n", plain(r.Dir), r.Kind, r.Protocol, r.Token,
 			r.Since.UTC().Format(time.RFC3339), pid, r.UID, shorten(ownerText(r)))
 		for _, k := range r.Blockers {
 			fmt.Fprintf(w, "  open: %s\t\t\t\t\t%s\n", plain(k.Path), blockerText(k))
@@ -142,11 +140,7 @@ func (fs *FS) showLocks() []byte {
 		fmt.Fprintf(w, "%s\tleft-open\t\t\t\t%s\n", plain(k.Path), blockerText(k))
 	}
 	for _, o := range l.Orphans {
-		path := o.Path
-		if o.PathBytes != nil {
-			path = string(o.PathBytes)
-		}
-		fmt.Fprintf(w, "%s\torphan\t\t\t\t\t\t\n", plain(path))
+		fmt.Fprintf(w, "%s\torphan\t\t\t\t\t\t\n", plain(o.Path))
 	}
 	w.Flush()
 	return b.Bytes()

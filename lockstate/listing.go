@@ -16,24 +16,25 @@ type Listing struct {
 
 // A Row is one lock of a [Listing].
 type Row struct {
-	Dir      string    `json:"dir"`
-	DirBytes []byte    `json:"dir_bytes,omitempty"` // the path, when it is not valid UTF-8
-	Kind     string    `json:"kind"`                // implicit, explicit, shared or lease
-	Protocol string    `json:"protocol"`            // how it was taken: mkdir, create, link …
-	Token    uint64    `json:"token"`
-	Since    time.Time `json:"since"`
-	Pid      int       `json:"pid"`
-	Start    uint64    `json:"start"` // clock ticks after boot, proc(5)
-	UID      uint32    `json:"uid"`
-	Cmd      string    `json:"cmd"`
-	Client   string    `json:"client"`
-	Scope    string    `json:"scope"`              // process, group, session, cgroup or client: whose lock it is
-	TTL      float64   `json:"ttl,omitempty"`      // of a lease, in seconds
-	Deadline float64   `json:"deadline,omitempty"` // of a lease, in seconds from now
-	Why      string    `json:"why,omitempty"`
-	OnCrash  string    `json:"on_crash,omitempty"` // R7; as the mount does if not there
-	File     string    `json:"file,omitempty"`     // the lock file's name
-	Blockers []Blocker `json:"blockers"`
+	Dir       string    `json:"dir"`
+	DirBytes  []byte    `json:"dir_bytes,omitempty"` // the path, when it is not valid UTF-8
+	Kind      string    `json:"kind"`                // implicit, explicit, shared or lease
+	Protocol  string    `json:"protocol"`            // how it was taken: mkdir, create, link …
+	Token     uint64    `json:"token"`
+	Since     time.Time `json:"since"`
+	Pid       int       `json:"pid"`
+	Start     uint64    `json:"start"` // clock ticks after boot, proc(5)
+	UID       uint32    `json:"uid"`
+	Cmd       string    `json:"cmd"`
+	Client    string    `json:"client"`
+	Scope     string    `json:"scope"`              // process, group, session, cgroup or client: whose lock it is
+	TTL       float64   `json:"ttl,omitempty"`      // of a lease, in seconds
+	Deadline  float64   `json:"deadline,omitempty"` // of a lease, in seconds from now
+	Why       string    `json:"why,omitempty"`
+	OnCrash   string    `json:"on_crash,omitempty"` // R7; as the mount does if not there
+	File      string    `json:"file,omitempty"`     // the lock file's name
+	FileBytes []byte    `json:"file_bytes,omitempty"`
+	Blockers  []Blocker `json:"blockers"`
 }
 
 // A Blocker is a write handle that keeps others from acquiring a directory

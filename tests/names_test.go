@@ -253,3 +253,24 @@ func TestNamesJSON(t *testing.T) {
 		t.Errorf("acquire --json: %v, %+v, %v", r, lock, err)
 	}
 }
+
+// TestNamesListed: locks --json has those of a mountpoint and of a lock file, and why shows
+// the latter.
+func TestNamesListed(t *testing.T) {
+	dir := filepath.Join(tempDir(t), "m\xff")
+	mustDo(t, os.MkdirAll(dir+"/D", 0o755))
+	m := newMount(t, dir, dir)
+	m.serve("--lock-name", "l*")
+	agent(t).must("put", m.At("D/l\xfe"), "", "creat,excl")
+	var listed struct {
+		Mountpoint []byte `json:"mountpoint_bytes"`
+		Locks      []struct {
+			File []byte `json:"file_bytes"`
+		}
+	}
+	r := m.stagefs("locks", "--json", m.Path)
+	if err := json.Unmarshal([]byte(r.Out), &listed); err != nil || string(listed.Mountpoint) != dir || len(listed.Locks) != 1 || string(listed.Locks[0].File) != "l\xfe" {
+		t.Errorf("locks --json: %v, %q, %v", r, listed, err)
+	}
+	m.wantWhy("D", `lock file: "l\xfe"`)
+}

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
@@ -186,6 +187,11 @@ func (c *command) printLocksJSON(mountpoint string) error {
 	}
 	if object["mountpoint"], err = json.Marshal(mountpoint); err != nil {
 		return err
+	}
+	if !utf8.ValidString(mountpoint) {
+		if object["mountpoint_bytes"], err = json.Marshal([]byte(mountpoint)); err != nil {
+			return err
+		}
 	}
 	w := json.NewEncoder(c.out)
 	w.SetEscapeHTML(false)

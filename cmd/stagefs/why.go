@@ -141,7 +141,7 @@ func (c *command) printGoverning(rel string, rows []lockstate.Row, unlocked stri
 			fmt.Fprintf(c.out, "  reason: %s\n", quote(row.Why))
 		}
 		if row.File != "" {
-			fmt.Fprintf(c.out, "  lock file: %s\n", quote(row.File))
+			fmt.Fprintf(c.out, "  lock file: %s\n", quote(bytesOf(row.File, row.FileBytes)))
 		}
 		if row.Client != "" {
 			fmt.Fprintf(c.out, "  it ends in %.0f s, unless the client renews it\n", row.Deadline)
