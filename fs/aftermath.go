@@ -317,7 +317,7 @@ func (fs *FS) notePresence(m *making) {
 		return // a private file, or noted by noteLinking
 	}
 	id := fs.fileID(&m.st)
-	if len(m.covered(fs)) == 0 && !fs.table.Holds(m.r.process(), m.r.parent.dir) {
+	if len(m.covered(fs)) == 0 && !fs.table.HoldsAll(m.r.process(), m.r.parent.dir) {
 		fs.table.Entered(m.r.parent.dir, id, nil, nil, true) // W5: it is a stranger's
 		return
 	}

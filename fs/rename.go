@@ -392,7 +392,7 @@ func (fs *FS) entering(c *lockstate.Change, v *victim, dir *lockstate.Dir, at li
 		return nil
 	}
 	return fs.aliasWriter(join(fs.table.Path(at.parent.dir), at.name), func(p *procid.Process) bool {
-		return fs.table.Holds(p, c.Into)
+		return fs.table.HoldsAll(p, c.Into)
 	})
 }
 

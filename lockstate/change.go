@@ -205,8 +205,7 @@ func (t *Table) judgeLocked(c *Change) error {
 	for _, d := range c.Trees {
 		var err error
 		d.walkRows(func(r *row) bool {
-			// Of the rows on one directory the last is in force.
-			if r == r.dir.top() || r.dir.top().pending && r == granted(r.dir.rows) {
+			if r.inForce() {
 				err = t.judgeRowLocked(c, r)
 			}
 			return err == nil

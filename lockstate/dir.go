@@ -99,6 +99,13 @@ func (d *Dir) inForce() (r, behind *row) {
 	return r, behind
 }
 
+// inForce reports whether r is one of the rows on its directory that have to be held, as
+// for [Dir.inForce].
+func (r *row) inForce() bool {
+	top := r.dir.top()
+	return r == top || top.pending && r == granted(r.dir.rows)
+}
+
 // within reports whether d is top or beneath it.
 func (d *Dir) within(top *Dir) bool {
 	for ; d != nil; d = d.parent {

@@ -76,16 +76,18 @@ func (t *Table) openHandle(c *Change, name string) (*Handle, error) {
 	}
 	for i, d := range c.Dirs {
 		h.enterLocked(d)
-		r := d.governing()
+		r, behind := d.inForce()
 		if r == nil {
 			continue
 		}
 		if i == 0 {
 			h.under = r.token
 		}
-		if r.revocable { // one name is enough: it is the file that changes
-			h.revocable = true
-			t.revokeByLocked(h, r.token)
+		for _, r := range [...]*row{r, behind} {
+			if r != nil && r.revocable { // one name is enough: it is the file that changes
+				h.revocable = true
+				t.revokeByLocked(h, r.token)
+			}
 		}
 	}
 	return h, nil

@@ -235,6 +235,48 @@ func TestL2Unsure(t *testing.T) {
 	})
 }
 
+// L2: who carries the ID of a lease that is about to be granted does not hold what somebody
+// else has until then, whatever asks; L3: and what is opened until then can be revoked by both.
+func TestL2Pending(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		held := f.take(f.parent, "a", lockstate.Explicit)
+		f.carried[f.stranger.ID()] = lockstate.Claim{Client: "x", UID: 1000}
+		g, err := f.Acquire(closed, lockstate.Request{
+			Process: f.child, Dir: f.dir("a"), Kind: lockstate.Explicit, Protocol: "command", Command: true, Client: "x", UID: 1000,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := func(p *procid.Process) [3]bool {
+			foreign := slices.ContainsFunc(f.Foreign(p), func(l lockstate.Lock) bool { return l.Token == held.Token })
+			return [3]bool{f.Holds(p, f.dir("a")), f.HoldsAll(p, f.dir("a")), foreign}
+		}
+		if got, want := all(f.stranger), [3]bool{true, false, true}; got != want {
+			t.Errorf("of the client, Holds, HoldsAll and whether the other lock is Foreign: %v, want %v", got, want)
+		}
+		if got, want := all(f.child), [3]bool{true, true, false}; got != want {
+			t.Errorf("of a holder of both: %v, want %v", got, want)
+		}
+		g.Commit()
+		if got, want := all(f.stranger), [3]bool{true, true, false}; got != want {
+			t.Errorf("of the client, once it has the lease: %v, want %v", got, want)
+		}
+
+		l := f.mustLease(f.child, "b", "y", time.Minute)
+		g, err = f.Acquire(closed, f.request(f.grandchild, "b", lockstate.Explicit))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := f.open(f.grandchild, "b")
+		g.Abort()
+		f.EndAs(l.Token, lockstate.Ending{Reason: lockstate.Broken})
+		if !h.Revoked() {
+			t.Error("what was opened under a lease is not revoked with it, since a lock was about to be granted in front of it")
+		}
+	})
+}
+
 // L2: claims are looked up only where a refusal depends on them, and who was
 // found once is not asked again.
 func TestL2Claims(t *testing.T) {

@@ -96,7 +96,7 @@ func (t *Table) Foreign(p *procid.Process) []Lock {
 	defer t.mu.Unlock()
 	var all []Lock
 	for _, r := range t.tokens {
-		if r == r.dir.top() && !r.holds(p) {
+		if r.inForce() && !r.holds(p) {
 			all = append(all, r.lock())
 		}
 	}

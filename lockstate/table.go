@@ -174,25 +174,32 @@ func (t *Table) Governing(d *Dir) (Lock, bool) {
 // Holds reports whether p may write under the lock that governs d. It reports
 // true for a free directory.
 func (t *Table) Holds(p *procid.Process, d *Dir) bool {
-	holds, _ := t.holds(p, d)
+	holds, _ := t.holds(p, d, false)
+	return holds
+}
+
+// HoldsAll is Holds, also of the lock that is in force as long as that one is about to be
+// acquired: it may come to nothing.
+func (t *Table) HoldsAll(p *procid.Process, d *Dir) bool {
+	holds, _ := t.holds(p, d, true)
 	return holds
 }
 
 // MayHold is Holds, but reports true also where it can't be said yet.
 func (t *Table) MayHold(p *procid.Process, d *Dir) bool {
-	holds, sure := t.holds(p, d)
+	holds, sure := t.holds(p, d, false)
 	return holds || !sure
 }
 
-func (t *Table) holds(p *procid.Process, d *Dir) (holds, sure bool) {
+func (t *Table) holds(p *procid.Process, d *Dir, all bool) (holds, sure bool) {
 	if t.rows.Load() == 0 {
 		return true, true
 	}
 	var a asking
 	for {
 		t.mu.Lock()
-		r := d.governing()
-		holds = r == nil || t.holdsLocked(r, p, &a)
+		r, behind := d.inForce()
+		holds = r == nil || t.holdsLocked(r, p, &a) && (!all || behind == nil || t.holdsLocked(behind, p, &a))
 		t.mu.Unlock()
 		if holds || !t.resolve(p, &a) {
 			return holds, !a.unsure

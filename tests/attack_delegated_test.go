@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -22,11 +23,10 @@ func TestC3dAttackPending(t *testing.T) {
 	taker.must("open", "h", m.At("D/sub/f"), "wronly")
 	member.must("open", "l", m.At("D/sub/devserver"), "rdonly")
 
-	answer := unansweredOpen(t, m.Back("D/slow"))
+	answer, stands := awaitedOpen(t, m.Back("D/slow"))
 	defer answer()
 	stuck := other.Start("truncate", m.At("D/slow"), "1")
-	waiting := m.waiting()
-	eventually(t, "the truncation is stuck", func() bool { return waiting() >= 1 })
+	eventually(t, "the truncation is stuck", stands)
 	got := taker.Start("ctl", m.control("ctl"), "acquire D client=x wait=10ms")
 	eventually(t, "the lease is on its way", func() bool { return looks.Try("getxattr", m.At("D"), "user.stagefs.token") == "ok" })
 	if s := member.Try("flock", "l"); s == "ok" {
@@ -61,11 +61,10 @@ func TestL2AttackPending(t *testing.T) {
 			holder.must("creat", m.At(c.held, "devserver"), "wronly,creat,excl")
 			taker, other := holder.Child(), holder.Child()
 
-			answer := unansweredOpen(t, m.Back("D/sub/slow"))
+			answer, stands := awaitedOpen(t, m.Back("D/sub/slow"))
 			defer answer()
 			stuck := other.Start("truncate", m.At("D/sub/slow"), "1")
-			waiting := m.waiting()
-			eventually(t, "the truncation is stuck", func() bool { return waiting() >= 1 })
+			eventually(t, "the truncation is stuck", stands)
 			taker.Start("ctl", m.control("ctl"), "acquire D/sub client=x wait=10ms")
 			eventually(t, "the lease is on its way", func() bool {
 				return looks.Get("getxattr", m.At("D/sub"), "user.stagefs.kind") == "lease"
@@ -92,4 +91,77 @@ func TestL2AttackPending(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestW3AttackPending: nor is what somebody else holds there changed through a name elsewhere
+// that nobody has looked up.
+func TestW3AttackPending(t *testing.T) {
+	need(t, "root", "fuse")
+	m := mount(t)
+	for _, d := range []string{"D", "out"} {
+		openDir(t, m.Back(d))
+	}
+	for _, f := range []string{"slow", "f", "other"} {
+		openFile(t, m.Back("D", f), "of before")
+	}
+	mustDo(t, os.Link(m.Back("D/f"), m.Back("out/f")))
+	holder, member, looks := agent(t), carrier(t, 0, "x"), agent(t)
+	holder.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	taker, other := holder.Child(), holder.Child()
+
+	answer, stands := awaitedOpen(t, m.Back("D/slow"))
+	defer answer()
+	stuck := other.Start("truncate", m.At("D/slow"), "1")
+	eventually(t, "the truncation is stuck", stands)
+	taker.Start("ctl", m.control("ctl"), "acquire D client=x wait=10ms")
+	eventually(t, "the lease is on its way", func() bool {
+		return looks.Get("getxattr", m.At("D"), "user.stagefs.kind") == "lease"
+	})
+	member.want("EBUSY", "open", "h", m.At("D/other"), "wronly") // it is known as one of the client's now
+	if got := member.Try("open", "h", m.At("out/f"), "wronly"); got != "EBUSY" {
+		t.Errorf("open = %s, want EBUSY", got)
+	}
+	taker.Kill()
+	answer()
+	stuck()
+	m.wantOwner("D", holder.Pid)
+	if got := member.Try("write", "h", "evil"); got == "ok" {
+		t.Error("written beneath somebody else's lock")
+	}
+}
+
+// TestL3AttackPending: what is opened under a lease while somebody is about to get a lock in
+// front of it is revoked with the lease.
+func TestL3AttackPending(t *testing.T) {
+	need(t, "root", "fuse")
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	for _, f := range []string{"slow", "f"} {
+		openFile(t, m.Back("D", f), "of before")
+	}
+	holder, looks := carrier(t, 0, "x"), agent(t)
+	holder.mustCommand(m, "acquire D client=x ttl=1h")
+	taker, other := holder.Child(), holder.Child()
+	member := taker.Child()
+
+	answer, stands := awaitedOpen(t, m.Back("D/slow"))
+	defer answer()
+	stuck := other.Start("truncate", m.At("D/slow"), "1")
+	eventually(t, "the truncation is stuck", stands)
+	taker.Start("ctl", m.control("ctl"), "acquire D wait=10ms")
+	eventually(t, "the lock is on its way", func() bool {
+		return looks.Get("getxattr", m.At("D"), "user.stagefs.kind") == "explicit"
+	})
+	member.must("open", "h", m.At("D/f"), "wronly")
+	taker.Kill()
+	answer()
+	stuck()
+	eventually(t, "the lock has come to nothing", func() bool {
+		return looks.Get("getxattr", m.At("D"), "user.stagefs.kind") == "lease"
+	})
+	member.must("write", "h", "mine")
+	if got := m.Ctl("break D over"); got != "ok" {
+		t.Fatalf("break = %s", got)
+	}
+	member.want("EBUSY", "write", "h", "evil")
 }

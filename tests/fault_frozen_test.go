@@ -359,6 +359,13 @@ func TestFaultStuckReplace(t *testing.T) {
 // process ends.
 func unansweredOpen(t *testing.T, file string) (answer func()) {
 	t.Helper()
+	answer, _ = awaitedOpen(t, file)
+	return answer
+}
+
+// awaitedOpen is unansweredOpen, and came reports whether somebody opens it.
+func awaitedOpen(t *testing.T, file string) (answer func(), came func() bool) {
+	t.Helper()
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC, unix.O_RDONLY)
 	if err == nil {
 		err = unix.FanotifyMark(fd, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM, unix.AT_FDCWD, file)
@@ -367,7 +374,10 @@ func unansweredOpen(t *testing.T, file string) (answer func()) {
 		t.Fatalf("fanotify(7) has no permission events here: %v", err)
 	}
 	var once sync.Once
-	return func() { once.Do(func() { unix.Close(fd) }) }
+	return func() { once.Do(func() { unix.Close(fd) }) }, func() bool {
+		n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n > 0
+	}
 }
 
 // over reports whether the program has ended.
