@@ -124,6 +124,7 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 		}
 		f := n.lockFile()
 		f.count(h, h.mode, 1)
+		f.cutLocked(h, h.flags&unix.O_TRUNC != 0 && !x.Flushed)
 		if h.fd.get() >= 0 {
 			fs.spare.take()
 			if h.flags&unix.O_ACCMODE != unix.O_RDONLY {

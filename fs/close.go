@@ -18,6 +18,7 @@ func (fs *FS) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 		if h.lock != nil {
 			h.lock.Closing()
 		}
+		h.noticed()
 		in.NodeId = h.node.id // which the locks on the file go by
 		fs.closedCopy(in, h)
 	}

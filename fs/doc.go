@@ -75,7 +75,8 @@
 //	        FS.aliasMu     operations on files with several links
 //	          FS.lockMu    the locks on a lock file, and what they keep
 //	            advisory.Table
-//	          file.mu      how an open file is reached
+//	          file.cut     what is written by the kernel's size, and O_TRUNC
+//	          file.mu      how an open file is reached; beneath file.cut, too
 //	            handleTable.mu, shard.mu
 //	          changesUnderWay.mu
 //	          nodeTable.mu

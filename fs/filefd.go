@@ -165,6 +165,9 @@ func (fs *FS) truncateOpen(h *handle) error {
 		defer done()
 		use = fd
 	}
+	f := h.node.tab.files.get(h.node) // there while h is open
+	f.cut.Lock()
+	defer f.cut.Unlock()
 	return ignoringEINTR(func() error { return unix.Ftruncate(use, 0) })
 }
 
@@ -207,7 +210,7 @@ func (h *handle) openFD() int {
 // In an empty file there is nothing to be changed; whatever makes it longer goes
 // through the kernel, which asks again then.
 func (n *node) attrsValidFor(size uint64) time.Duration {
-	if size > 0 && n.mayBeMapped() {
+	if size > 0 && n.mayBeMapped() || n.isUnsized() {
 		return 0
 	}
 	return n.tab.validFor
@@ -217,6 +220,12 @@ func (n *node) attrsValidFor(size uint64) time.Duration {
 func (n *node) mayBeMapped() bool {
 	f := n.tab.files.get(n)
 	return f != nil && f.mapped.Load()
+}
+
+// isUnsized reports whether the kernel may have a wrong size of n.
+func (n *node) isUnsized() bool {
+	f := n.tab.files.get(n)
+	return f != nil && f.unsized.Load()
 }
 
 // A budget is how many descriptors may be open for files. The rest is for

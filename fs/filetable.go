@@ -31,6 +31,15 @@ type file struct {
 
 	unwritten unwritten
 
+	// cut is held for a write whose offset is the kernel's guess of the end, and alone
+	// while O_TRUNC is carried out; cutting counts the handles in whose open(2) the kernel
+	// may still be, inDoubt says that its size may be wrong since one of those, and unsized
+	// either, for who does not wait. See cut.go.
+	cut     sync.RWMutex
+	cutting int
+	inDoubt bool
+	unsized atomic.Bool
+
 	hot       *hotDir   // while there are writers, or handles that linger
 	lingering []*handle // closed, but perhaps still mapped
 	watched   bool      // the node is pinned for them

@@ -23,6 +23,8 @@ type handle struct {
 
 	heard uint64 // see unwritten; protected by its file's mutex
 
+	cuts bool // the kernel may still be in its open(2) with O_TRUNC; protected by its file's mutex
+
 	// fresh handles made the kernel drop the pages that it had of the file.
 	fresh bool
 

@@ -149,6 +149,7 @@ func (fs *FS) beginData(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.
 	}
 	fs.keepLocked(f, fd)
 	f.count(h, mode, 1)
+	f.cutLocked(h, h.flags&unix.O_TRUNC != 0)
 	h.heard = f.unwritten.times
 	fs.heatLocked(n, f)
 	h.mode = mode
@@ -313,6 +314,7 @@ func (fs *FS) end(h *handle) {
 	defer n.unlockFile(f)
 	fs.closeOwnLocked(f, h)
 	f.count(h, h.mode, -1)
+	f.noticedLocked(h)
 	if h.id != 0 && h.writesPast(h.mode) && h.mapsWritable() { // else nobody has had it to map
 		f.lingering = append(f.lingering, h)
 	} else {

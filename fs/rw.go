@@ -75,7 +75,7 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 					return err
 				}
 			}
-			n, status = writeAt(fd, in, data, h.beside() && in.Flags&unix.O_APPEND != 0)
+			n, status = fs.writeUncut(h, fd, in, data)
 			return errorOf(status)
 		}))
 	}))
