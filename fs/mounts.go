@@ -75,7 +75,7 @@ func mountedOn(mounts []MountEntry, on func(*MountEntry) bool) (all []MountEntry
 }
 
 // ReadMounts reads the mount table: it knows dead and hanging mounts too, and
-// touches none. Later entries cover earlier ones.
+// touches none. Of mounts at one path, later ones cover earlier ones.
 func ReadMounts() ([]MountEntry, error) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -84,8 +84,8 @@ func ReadMounts() ([]MountEntry, error) {
 	return ParseMounts(string(b)), nil
 }
 
-// ParseMounts reads lines as proc_pid_mountinfo(5) describes them. It skips
-// those that are not.
+// ParseMounts reads lines as proc_pid_mountinfo(5) describes them, and returns them in
+// the order of [ReadMounts]. It skips those that are not.
 func ParseMounts(text string) []MountEntry {
 	var all []MountEntry
 	for line := range strings.Lines(text) {
@@ -103,6 +103,36 @@ func ParseMounts(text string) []MountEntry {
 			ID: id, Parent: parent, Dev: l[2], Root: unescape(l[3]), Path: unescape(l[4]), Options: l[5],
 			FSType: r[0], Source: unescape(r[1]), FSOptions: r[2],
 		})
+	}
+	return stacked(all)
+}
+
+// stacked returns mounts in an order in which none comes before the one that it is on.
+// The kernel has them by age, and one that was made beneath another is the younger one.
+func stacked(mounts []MountEntry) []MountEntry {
+	at := make(map[int]int, len(mounts)) // by ID
+	for i, m := range mounts {
+		at[m.ID] = i
+	}
+	early := func(m MountEntry) bool { on, there := at[m.Parent]; return there && on > at[m.ID] }
+	if !slices.ContainsFunc(mounts, early) {
+		return mounts
+	}
+	all := make([]MountEntry, 0, len(mounts))
+	put := make([]bool, len(mounts))
+	var add func(i int)
+	add = func(i int) {
+		if put[i] {
+			return
+		}
+		put[i] = true
+		if on, there := at[mounts[i].Parent]; there {
+			add(on)
+		}
+		all = append(all, mounts[i])
+	}
+	for i := range mounts {
+		add(i)
 	}
 	return all
 }

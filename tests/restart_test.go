@@ -3,12 +3,14 @@
 package tests
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -38,6 +40,62 @@ func TestS1NoGap(t *testing.T) {
 	twice := func(dir string) { mustDo(t, unix.Mount(dir, dir, "", unix.MS_BIND, "")) }
 	t.Run("directory, two dead mounts", func(t *testing.T) { wantNoGap(t, staticDir(t), twice) })
 	t.Run("volume, two dead mounts", func(t *testing.T) { wantNoGap(t, volume(t), twice) })
+}
+
+// TestS1NoGapMidway: nor is there one if a daemon is killed when its mount is beneath the dead
+// one, and has not detached that.
+func TestS1NoGapMidway(t *testing.T) {
+	needInject(t)
+	for _, supervised := range []bool{false, true} {
+		t.Run(fmt.Sprintf("supervised %v", supervised), func(t *testing.T) {
+			dir := staticDir(t)
+			m := newMount(t, dir, dir)
+			var armed atomic.Bool
+			detaching, forever := make(chan int, 1), make(chan struct{})
+			t.Cleanup(func() { close(forever) })
+			m.inject(&fault{call: unix.SYS_UMOUNT2, until: func(a asked) <-chan struct{} {
+				if !armed.Swap(false) {
+					return nil
+				}
+				detaching <- a.pid
+				return forever
+			}})
+			opts := []string{"--unlocked", "deny"}
+			if supervised {
+				opts = append(opts, "--supervise")
+			}
+			m.serve(opts...)
+			a := agent(t)
+			a.must("mkdir", m.At("D"))
+			out := tempDir(t) + "/wrote"
+			startCmd(t, exec.Command("sh", "-c", `while :; do { echo x >"$0"/naked; } 2>/dev/null && echo wrote >>"$1"; done`, m.Path, out))
+			for range 3 {
+				old := m.daemon()
+				armed.Store(true)
+				mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+				if !supervised {
+					<-m.gone
+					m.start(opts)
+				}
+				mustDo(t, syscall.Kill(<-detaching, syscall.SIGKILL))
+				if !supervised {
+					<-m.gone
+					if n := mountsOn(t, dir); n != 2 {
+						t.Errorf("%d mounts at the path, want two dead ones", n)
+					}
+					m.start(opts)
+				}
+				m.awaitSupervised(old)
+				if n := mountsOn(t, dir); n != 1 {
+					t.Errorf("%d mounts at the path, want 1", n)
+				}
+				m.wantOwner("D", a.Pid)
+			}
+			if wrote, err := os.ReadFile(out); err == nil {
+				t.Errorf("the stranger wrote %d times", len(wrote)/len("wrote\n"))
+			}
+		})
+	}
 }
 
 // volume is a directory that is the root of a file system.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stagefs/stagefs/fs"
@@ -34,6 +35,31 @@ func TestMountTable(t *testing.T) {
 	}
 	if got := fs.TopMount(all, "/srv"); got != nil {
 		t.Errorf("fs.TopMount(/srv) = %+v, want none", got)
+	}
+}
+
+// TestMountTableBeneath: a mount that was made beneath another is the younger one, and does not
+// cover it.
+func TestMountTableBeneath(t *testing.T) {
+	all := fs.ParseMounts(`54 55 0:50 / /srv/static rw - fuse.stagefs above rw
+55 56 0:49 / /srv/static rw - fuse.stagefs below rw
+57 54 0:51 / /srv/static/within rw - tmpfs none rw
+56 22 0:40 / /srv rw - tmpfs none rw
+22 1 0:21 / / rw - ext4 /dev/vda rw
+23 23 0:22 / /loop rw - tmpfs none rw
+`)
+	var ids []int
+	for _, m := range all {
+		ids = append(ids, m.ID)
+	}
+	if want := []int{22, 56, 55, 54, 57, 23}; !slices.Equal(ids, want) {
+		t.Errorf("fs.ParseMounts has them in the order %v, want %v", ids, want)
+	}
+	if got := fs.TopMount(all, "/srv/static"); got == nil || got.ID != 54 {
+		t.Errorf("fs.TopMount = %+v, want 54", got)
+	}
+	if got := fs.MountOf(all, "/srv/static/x"); got.ID != 54 {
+		t.Errorf("fs.MountOf = %+v, want 54", got)
 	}
 }
 
