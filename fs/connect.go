@@ -28,7 +28,7 @@ func (s *Server) mount(o *Options) error {
 	switch {
 	case errors.Is(err, transport.ErrGone):
 		return fmt.Errorf("%s: %w", s.mountpoint, ErrUnmounted)
-	case errors.Is(err, ErrUnmounted):
+	case errors.Is(err, ErrUnmounted), errors.Is(err, ErrNotTaken):
 		return err
 	case err == nil && note != "":
 		o.Log.Info("a faster transport can't be had", "in use", s.transport.Name(), "why", note)
@@ -130,43 +130,26 @@ func (s *Server) servedBefore(dir string) bool {
 // the connection. The mount behaves as the backing does: with its flags.
 func (s *Server) mountDirect(o *Options) (int, error) {
 	mountpoint, root := s.mountpoint, s.fs.back.root
-	fd, err := openDevice()
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, err
+		return -1, fmt.Errorf("/dev/fuse: %w: %w", ErrNoFuse, err)
 	}
 	if dead := s.deadThere(); dead != nil && !dead.cleared {
-		why := dead.mountBeneath(o, fd, root)
-		if why == nil {
+		err := dead.mountBeneath(o, fd, root)
+		if err == nil {
 			return fd, nil
 		}
-		unix.Close(fd) // it may have been used: the kernel takes it for no second mount then
-		if errors.Is(why, ErrUnmounted) {
-			return -1, why
+		unix.Close(fd)
+		if !errors.Is(err, ErrUnmounted) {
+			// To clear it would lay the backing open, behind locks that are restored already.
+			err = fmt.Errorf("%s: %w: %w", mountpoint, ErrNotTaken, err)
 		}
-		if fd, err = openDevice(); err != nil {
-			return -1, err
-		}
-		if err := dead.clear(); err != nil {
-			unix.Close(fd)
-			return -1, err
-		}
-		if dead.gone && o.Successor {
-			unix.Close(fd)
-			return -1, fmt.Errorf("%s: %w", mountpoint, ErrUnmounted)
-		}
-		s.warn(laidOpen, plain(mountpoint), fmt.Errorf("the new mount could not be made beneath the dead one: %w", why))
+		return -1, err
 	}
 	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read=%d", fd, maxWrite)
 	if err := unix.Mount(o.Dir, mountpoint, mountType, o.mountFlags(root), data); err != nil {
 		unix.Close(fd)
 		return -1, fmt.Errorf("mount %s: %w", mountpoint, err)
-	}
-	return fd, nil
-}
-
-func openDevice() (fd int, err error) {
-	if fd, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
-		return -1, fmt.Errorf("/dev/fuse: %w: %w", ErrNoFuse, err)
 	}
 	return fd, nil
 }

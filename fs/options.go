@@ -77,6 +77,7 @@ var (
 	ErrMountpointBusy = errors.New("is a mountpoint already")
 	ErrInside         = errors.New("is inside the static directory: mount elsewhere, or over the directory itself")
 	ErrStaleMount     = errors.New("is a dead mount")
+	ErrNotTaken       = errors.New("the dead mount there is kept, as no other can be made in its place")
 	ErrUnmounted      = errors.New("was unmounted before it was served")
 	ErrState          = errors.New("what an earlier daemon recorded cannot be judged now")
 	ErrNewerState     = filestore.ErrNewer

@@ -3,6 +3,7 @@ package fs
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -159,6 +160,22 @@ var errCovered = errors.New("the directory cannot be reached past the dead mount
 // errOrdinary: fusermount3 mounts nothing beneath another mount.
 var errOrdinary = fmt.Errorf("%w by an ordinary user", errCovered)
 
+// errNotBeneath: the kernel doesn't either.
+var errNotBeneath = errors.New("the kernel can mount nothing beneath the dead mount, as Linux 6.5 can")
+
+// canMountBeneath returns errNotBeneath if that is so. It mounts nothing.
+func (o *Options) canMountBeneath() error {
+	if o.Compat {
+		return errNotBeneath
+	}
+	const none = math.MaxInt32 // what no descriptor is
+	err := unix.MoveMount(none, "", none, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveMountBeneath)
+	if err != unix.EBADF {
+		return fmt.Errorf("%w: %w", errNotBeneath, os.NewSyscallError("move_mount", err))
+	}
+	return nil
+}
+
 // clear detaches the dead mount, and dead ones below it.
 func (d *deadMount) clear() error {
 	if id, _ := mountAt(d.path); id != d.entry.ID {
@@ -191,14 +208,15 @@ func openStatic(o *Options) (root int, dead *deadMount, err error) {
 		root, err = openBacking(dir)
 		return root, nil, err
 	}
-	if unix.Geteuid() == 0 {
-		root, err = dead.openBelow(o)
-	} else {
+	if unix.Geteuid() != 0 {
 		err = errOrdinary
+	} else if err = o.canMountBeneath(); err == nil {
+		root, err = dead.openBelow(o)
 	}
-	if errors.Is(err, errCovered) {
+	if errors.Is(err, errCovered) || errors.Is(err, errNotBeneath) {
 		// Until the new mount is there the backing lies open, as before the first.
 		dead.why = err
+		o.Mounted(false)
 		if err := dead.clear(); err != nil {
 			return -1, nil, err
 		}
@@ -216,7 +234,8 @@ func openStatic(o *Options) (root int, dead *deadMount, err error) {
 }
 
 // mountBeneath mounts with the connection fuse beneath the dead mount, and
-// detaches that.
+// detaches that. If it fails the dead mount is still there, or somebody has unmounted
+// it: that is [ErrUnmounted].
 func (d *deadMount) mountBeneath(o *Options, fuse, root int) error {
 	ctx, err := unix.Fsopen("fuse", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -254,12 +273,7 @@ func (d *deadMount) mountBeneath(o *Options, fuse, root int) error {
 		return err
 	}
 	defer unix.Close(lowest)
-	if o.Compat {
-		err = unix.EINVAL // as Linux 5.10 answers
-	} else {
-		err = unix.MoveMount(mnt, "", lowest, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveMountBeneath)
-	}
-	if err != nil {
+	if err := unix.MoveMount(mnt, "", lowest, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveMountBeneath); err != nil {
 		return os.NewSyscallError("move_mount", err)
 	}
 	o.Mounted(true)
@@ -284,7 +298,7 @@ func (d *deadMount) thin() (fd int, err error) {
 		}
 		if !OnMount(procPath(fd), d.entry.ID) {
 			unix.Close(fd)
-			return -1, errors.New("the dead mount is not there any more")
+			return -1, fmt.Errorf("%s: %w", d.path, ErrUnmounted)
 		}
 		if d.husks == 0 {
 			return fd, nil

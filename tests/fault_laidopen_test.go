@@ -4,10 +4,12 @@ package tests
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -27,6 +29,16 @@ func TestFaultLaidOpen(t *testing.T) {
 		m := newMount(t, dir, dir)
 		mustDo(t, os.Chown(filepath.Dir(m.State), nobody, nobody))
 		m.user = nobody
+		t.Cleanup(m.stop)
+		start := func() *exec.Cmd { m.start(nil); return m.cmd }
+		wantNoTrust(t, start, m.log, dir, back)
+	})
+	t.Run("nothing can be mounted beneath", func(t *testing.T) {
+		needInject(t)
+		dir := staticDir(t)
+		back := backDoor(t, dir)
+		m := newMount(t, dir, dir)
+		m.inject(notBeneath())
 		t.Cleanup(m.stop)
 		start := func() *exec.Cmd { m.start(nil); return m.cmd }
 		wantNoTrust(t, start, m.log, dir, back)
@@ -62,6 +74,73 @@ func TestFaultLaidOpen(t *testing.T) {
 		}
 		wantNoTrust(t, start, log, dir, back)
 	})
+}
+
+// notBeneath has a daemon find that nothing can be mounted beneath another mount, as before
+// Linux 6.5.
+func notBeneath() *fault {
+	const beneath = 0x200 // MOVE_MOUNT_BENEATH
+	return &fault{call: unix.SYS_MOVE_MOUNT, is: func(a asked) bool { return a.args[4]&beneath != 0 }, errno: unix.EINVAL, times: 1 << 30}
+}
+
+// TestFaultLaidOpenSupervised: a supervisor starts one such daemon after the other, also if
+// one is killed when it has cleared the dead mount and its own is not there yet.
+func TestFaultLaidOpenSupervised(t *testing.T) {
+	needInject(t)
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	var armed atomic.Bool
+	mounting, forever := make(chan int, 1), make(chan struct{})
+	t.Cleanup(func() { close(forever) })
+	m.inject(notBeneath(), &fault{call: unix.SYS_MOUNT, until: func(a asked) <-chan struct{} {
+		if !armed.Swap(false) {
+			return nil
+		}
+		mounting <- a.pid
+		return forever
+	}})
+	m.serve("--supervise")
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	token := m.Locks()["D"].Token
+	for _, midway := range []bool{false, true} {
+		old := m.daemon()
+		armed.Store(midway)
+		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+		if midway {
+			mustDo(t, syscall.Kill(<-mounting, syscall.SIGKILL))
+		}
+		m.awaitSupervised(old)
+		if row := m.Locks()["D"]; row.Token != token || row.Pid != a.Pid {
+			t.Errorf("midway %v: D: %+v, want token %d of pid %d", midway, row, token, a.Pid)
+		}
+	}
+}
+
+// TestFaultNotBeneath: a daemon that cannot take the dead mount's place after all, where one
+// could as a rule, leaves it where it is, and says so. The next one takes it.
+func TestFaultNotBeneath(t *testing.T) {
+	needInject(t)
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	const none = math.MaxInt32 // by which a daemon asks whether the kernel can
+	m.inject(&fault{call: unix.SYS_MOVE_MOUNT, is: func(a asked) bool { return a.args[0] != none }, errno: unix.ENOMEM, times: 1})
+	m.serve()
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	token := m.Locks()["D"].Token
+	m.kill()
+	m.start(nil)
+	<-m.gone
+	if status := m.cmd.ProcessState.ExitCode(); status != 71 || !strings.Contains(m.Log(), "cannot allocate memory") {
+		t.Errorf("status %d, want 71, and why\n%s", status, m.Log())
+	}
+	a.want("ENOTCONN", "mkdir", m.At("E"))
+	m.start(nil)
+	m.awaitReady()
+	if row := m.Locks()["D"]; row.Token != token || row.Pid != a.Pid {
+		t.Errorf("D: %+v, want token %d of pid %d", row, token, a.Pid)
+	}
 }
 
 // backDoor is a path to the content of a directory also when that is covered.

@@ -116,6 +116,7 @@ func TestExitStatuses(t *testing.T) {
 		{fs.ErrReadOnly, 66, "read-write"},
 		{fs.ErrMountpointBusy, 73, "another mountpoint"},
 		{fs.ErrStaleMount, 73, "umount -l"},
+		{fs.ErrNotTaken, 71, "umount"},
 		{fs.ErrNoFuse, 71, "stagefs doctor"},
 		{fs.ErrNoTransport, 71, "stagefs doctor"},
 		{fmt.Errorf("%w: it is another's", filestore.ErrDir), 77, "--state-dir"},
