@@ -415,6 +415,9 @@ func TestRecordSame(t *testing.T) {
 		case time.Time:
 			v.Set(reflect.ValueOf(time.Unix(1, 0)))
 			return
+		case procid.ID:
+			v.Set(reflect.ValueOf(procid.ID{Pid: 1}))
+			return
 		}
 		switch v.Kind() {
 		case reflect.Bool:

@@ -23,7 +23,10 @@ func (r *Resolver) Carry() []Carried {
 	defer r.mu.Unlock()
 	all := make([]Carried, 0, len(r.groups))
 	for id, g := range r.groups {
-		if g.fd >= 0 {
+		// Of two with the same pid and start time, the next daemon knows the later one.
+		last := r.pids[id.Pid]
+		later := last != nil && last != g && last.proc.id.Start == id.Start
+		if g.fd >= 0 && !later {
 			all = append(all, Carried{ID: id, UID: g.proc.uid, Chain: g.proc.chain, FD: g.fd, Leaderless: g.told.leader})
 		}
 	}

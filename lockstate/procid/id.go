@@ -17,6 +17,9 @@ var ErrUnknown = errors.New("unknown process")
 type ID struct {
 	Pid   int    // thread group id in the daemon's pid namespace
 	Start uint64 // clock ticks since boot, proc(5) stat field 22
+	// again tells a process from those before it in the same tick, as long as these are
+	// known. It is not written down: the next daemon knows one at most.
+	again uint64
 }
 
 // String returns "pid@start".

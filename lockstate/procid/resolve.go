@@ -48,6 +48,7 @@ func (r *Resolver) resolve(tid uint32, how patience, f *flight, failed *failure)
 	if err != nil {
 		return nil, fmt.Errorf("%w: thread %d: %w", ErrUnknown, tid, err)
 	}
+	r.tellApart(s)
 	if g, ok := r.attach(tid, s, nil); ok {
 		return g, nil
 	}
@@ -75,6 +76,21 @@ func (r *Resolver) resolve(tid uint32, how patience, f *flight, failed *failure)
 	return g, nil
 }
 
+// tellApart sees to it that no process has the ID of a dead one of which more than the
+// ID is known: what becomes of that one's locks may not have been carried out yet. The
+// pid went round within one tick of the clock then.
+func (r *Resolver) tellApart(s *sighting) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if g := r.pids[s.id.Pid]; g != nil && g.proc.id.Start == s.id.Start && !readable(g.fd) {
+		s.id = g.proc.id
+		return
+	}
+	for r.groups[s.id] != nil {
+		s.id.again++
+	}
+}
+
 // attach caches the thread of s as one of a process that is known already, or
 // else of p. It reports false, and leaves the descriptors of s alone, when there
 // is no process to attach it to.
@@ -84,15 +100,13 @@ func (r *Resolver) attach(tid uint32, s *sighting, p *Process) (*group, bool) {
 	if r.closed {
 		return nil, false
 	}
-	g := r.groups[s.id]
+	g := r.pids[s.id.Pid]
 	switch {
-	case g != nil && !readable(g.fd):
+	case g != nil && g.proc.id.Start == s.id.Start && !readable(g.fd):
 		unix.Close(s.group)
 	case p == nil:
 		return nil, false
 	default:
-		// A dead group with the same ID is another process: the pid went round
-		// within one tick of the clock.
 		g = &group{proc: p, fd: s.group, told: told{leader: s.leaderless}}
 		r.groups[s.id] = g
 		r.pids[s.id.Pid] = g

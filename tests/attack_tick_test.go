@@ -1,0 +1,112 @@
+//go:build linux
+
+package tests
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// sameTick is a program that takes a lock in a process of a certain number, kills it,
+// and takes another one in a process of the same number that began in the same tick
+// of the kernel's clock. The daemon is stopped between the two, and so learns of both
+// at once.
+const sameTick = `
+import ctypes, os, signal, struct, sys, time
+at, daemon = sys.argv[1], int(sys.argv[2])
+libc = ctypes.CDLL(None, use_errno=True)
+def clone(number):
+    number = ctypes.c_int(number)
+    args = struct.pack("=11Q", 0, 0, 0, 0, 17, 0, 0, 0, ctypes.addressof(number), 1, 0)
+    return libc.syscall(435, args, len(args)) # clone3(2)
+def child(d, tell):
+    os.mkdir(d)
+    os.close(os.open(d + "/f", os.O_CREAT | os.O_WRONLY))
+    os.write(tell, b"x")
+    while True:
+        signal.pause()
+def start(pid):
+    with open("/proc/%d/stat" % pid) as s:
+        return s.read().rpartition(")")[2].split()[19]
+def end(pid):
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return 0
+number = os.fork() # which is free from now on
+if number == 0:
+    os._exit(0)
+os.waitpid(number, 0)
+hits, pid = 0, 0
+try:
+    for i in range(200):
+        if hits == 20:
+            break
+        first, second = "%s/first%d" % (at, i), "%s/second%d" % (at, i)
+        told, tell = os.pipe()
+        others = [] # whose ends are carried out at the same time
+        for n in range(5):
+            others.append(os.fork())
+            if others[n] == 0:
+                child("%s/other%d.%d" % (at, i, n), tell)
+            os.read(told, 1)
+        time.sleep(.01 - time.clock_gettime(time.CLOCK_BOOTTIME) % .01) # a tick begins
+        pid = clone(number)
+        if pid < 0: # somebody else has the number
+            for other in others:
+                end(other)
+            continue
+        if pid == 0:
+            child(first, tell)
+        os.read(told, 1)
+        began = start(pid)
+        os.kill(daemon, signal.SIGSTOP)
+        for other in others:
+            os.kill(other, signal.SIGKILL)
+        end(pid)
+        pid = clone(number)
+        if pid == 0:
+            child(second, tell)
+        os.kill(daemon, signal.SIGCONT)
+        for other in others:
+            os.waitpid(other, 0)
+        if pid < 0:
+            continue
+        os.close(tell)
+        os.read(told, 1)
+        os.close(told)
+        while os.path.exists(first): # the end of its lock has not been carried out
+            time.sleep(.001)
+        if start(pid) == began:
+            hits += 1
+            if not os.path.exists(second + "/f"):
+                sys.exit("%s: what the new process made is gone" % second)
+            try:
+                os.mkdir(second + "/stranger")
+                sys.exit("%s: its lock has ended" % second)
+            except OSError:
+                pass
+        pid = end(pid)
+finally:
+    if pid > 0:
+        os.kill(pid, signal.SIGKILL)
+print(hits)
+`
+
+// TestH1AttackTick: a process that has number and start time of a dead owner loses
+// nothing by what becomes of that one's locks.
+func TestH1AttackTick(t *testing.T) {
+	need(t, "root", "fuse", "python3")
+	m := mount(t, "--on-crash=destroy")
+	daemon := m.daemon()
+	t.Cleanup(func() { syscall.Kill(daemon, syscall.SIGCONT) })
+	r := run(t, "python3", "-c", sameTick, m.Path, itoa(daemon))
+	if r.Status != 0 {
+		t.Fatal(r)
+	}
+	hits := strings.TrimSpace(r.Out)
+	t.Logf("%s times in the same tick", hits)
+	if hits == "0" {
+		t.Skip("no process began in the same tick as another one of the same number")
+	}
+}
