@@ -182,6 +182,28 @@ func TestL1Client(t *testing.T) {
 	m.awaitFree("D")
 }
 
+// TestL1ClientWaits: a lease lasts its TTL from when it is granted, however long it has
+// stood in line before.
+func TestL1ClientWaits(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	first, err := goclient.Acquire(t.Context(), m.At("D"), goclient.Options{Client: "first"})
+	mustDo(t, err)
+	waited := make(chan error, 1)
+	go func() {
+		next, err := goclient.Acquire(t.Context(), m.At("D"), goclient.Options{Client: "next", TTL: time.Second, Wait: true})
+		if err == nil {
+			time.Sleep(10 * time.Millisecond) // as somebody does who works
+			err = errors.Join(next.Err(), next.Release(false))
+		}
+		waited <- err
+	}()
+	time.Sleep(2 * time.Second)
+	mustDo(t, first.Release(false))
+	mustDo(t, <-waited)
+	m.awaitFree("D")
+}
+
 // TestR3Client: a lease goes with its directory, also if its client takes the name that
 // this had again, for another one.
 func TestR3Client(t *testing.T) {

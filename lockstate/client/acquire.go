@@ -151,8 +151,34 @@ func (s *system) lock(ctx context.Context, p place, c conn, opts Options, made b
 		return nil, err
 	}
 	l := newLock(s, p, c, opts, r, sent)
+	if err := l.begin(ctx); err != nil {
+		if l.line != c {
+			l.line.close()
+		}
+		return nil, err
+	}
 	l.start()
 	return l, nil
+}
+
+// begin renews a lease that was long in coming: it stood in line, and may have most of
+// its time or nothing left. It fails if that is over.
+func (l *Lock) begin(ctx context.Context) error {
+	if l.client == "" || l.token == 0 || l.sys.now()-l.renewed < l.ttl/16 {
+		return nil
+	}
+	late, done := lenient(ctx)
+	defer done()
+	err := l.Renew(late)
+	switch {
+	case err == nil:
+		return nil
+	case cancelled(ctx):
+		return fmt.Errorf("%w: %w", ErrFailedToLock, context.Cause(ctx))
+	case errors.Is(err, ErrNoLock), l.Err() == nil && l.sys.now() >= l.deadline:
+		l.lose(&reply{Reason: "expired"})
+	}
+	return l.Err()
 }
 
 // take sends the command of an acquisition.
