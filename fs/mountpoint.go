@@ -93,7 +93,7 @@ func checkMountpoint(o *Options, root int) (at string, dead *deadMount, err erro
 	case dead == nil:
 	case dir == dead.path:
 		return dir, nil, nil // its place is taken when all else is ready
-	case len(dead.below) > dead.husks || unix.Geteuid() != 0 || o.canMountBeneath() != nil:
+	case len(dead.below) > dead.husks || unix.Geteuid() != 0 || dead.takeWay(o) != nil:
 		if err := dead.clear(); err != nil {
 			return "", nil, err
 		}

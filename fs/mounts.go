@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // A MountEntry is one line of /proc/self/mountinfo.
@@ -21,6 +23,8 @@ type MountEntry struct {
 	FSType    string
 	Source    string
 	FSOptions string // of the file system
+
+	Propagation string // such as "shared:7 master:2", see proc_pid_mountinfo(5); "": private
 }
 
 // mountType is the type of a stagefs mount in mount tables.
@@ -28,6 +32,20 @@ const mountType = "fuse.stagefs"
 
 // IsStagefs reports whether it is a stagefs mount, a dead one perhaps.
 func (m *MountEntry) IsStagefs() bool { return m.FSType == mountType }
+
+// shared reports whether what is mounted on m comes to its peers, too.
+func (m *MountEntry) shared() bool { return strings.Contains(m.Propagation, "shared:") }
+
+// propagation returns the flag of mount(2) that makes m what it is, if it isn't shared.
+func (m *MountEntry) propagation() uintptr {
+	switch {
+	case strings.Contains(m.Propagation, "master:"):
+		return unix.MS_SLAVE
+	case m.Propagation == "unbindable":
+		return unix.MS_UNBINDABLE
+	}
+	return unix.MS_PRIVATE
+}
 
 // TopMount returns what is mounted exactly at a path, nil if nothing is: of several, the
 // last one, which covers the others.
@@ -101,7 +119,7 @@ func ParseMounts(text string) []MountEntry {
 		}
 		all = append(all, MountEntry{
 			ID: id, Parent: parent, Dev: l[2], Root: unescape(l[3]), Path: unescape(l[4]), Options: l[5],
-			FSType: r[0], Source: unescape(r[1]), FSOptions: r[2],
+			FSType: r[0], Source: unescape(r[1]), FSOptions: r[2], Propagation: strings.Join(l[6:], " "),
 		})
 	}
 	return stacked(all)

@@ -24,6 +24,7 @@ type deadMount struct {
 	below []MountEntry // others at the same path, the uppermost last
 	husks int          // so many of those, the uppermost, are of stagefs too
 	hides bool         // mounts within the directory, which were there before
+	tucks bool         // a mount comes beneath it by way of a peer, see tuck
 
 	cleared bool  // it is not there any more
 	why     error // it had to be cleared before there was another mount; nil: it had not
@@ -160,20 +161,13 @@ var errCovered = errors.New("the directory cannot be reached past the dead mount
 // errOrdinary: fusermount3 mounts nothing beneath another mount.
 var errOrdinary = fmt.Errorf("%w by an ordinary user", errCovered)
 
-// errNotBeneath: the kernel doesn't either.
-var errNotBeneath = errors.New("the kernel can mount nothing beneath the dead mount, as Linux 6.5 can")
+// errNotBeneath: nor can root's daemon.
+var errNotBeneath = errors.New("nothing can be mounted beneath the dead mount before Linux 6.5")
 
-// canMountBeneath returns errNotBeneath if that is so. It mounts nothing.
-func (o *Options) canMountBeneath() error {
-	if o.Compat {
-		return errNotBeneath
-	}
+// canMountBeneath reports whether the kernel mounts beneath another mount (MOVE_MOUNT_BENEATH).
+func canMountBeneath() bool {
 	const none = math.MaxInt32 // what no descriptor is
-	err := unix.MoveMount(none, "", none, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveMountBeneath)
-	if err != unix.EBADF {
-		return fmt.Errorf("%w: %w", errNotBeneath, os.NewSyscallError("move_mount", err))
-	}
-	return nil
+	return unix.MoveMount(none, "", none, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveMountBeneath) == unix.EBADF
 }
 
 // clear detaches the dead mount, and dead ones below it.
@@ -210,7 +204,7 @@ func openStatic(o *Options) (root int, dead *deadMount, err error) {
 	}
 	if unix.Geteuid() != 0 {
 		err = errOrdinary
-	} else if err = o.canMountBeneath(); err == nil {
+	} else if err = dead.takeWay(o); err == nil {
 		root, err = dead.openBelow(o)
 	}
 	if errors.Is(err, errCovered) || errors.Is(err, errNotBeneath) {
@@ -273,19 +267,34 @@ func (d *deadMount) mountBeneath(o *Options, fuse, root int) error {
 		return err
 	}
 	defer unix.Close(lowest)
-	if err := unix.MoveMount(mnt, "", lowest, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveMountBeneath); err != nil {
-		return os.NewSyscallError("move_mount", err)
+	id := 0
+	if d.tucks {
+		id, err = d.tuck(mnt)
+	} else {
+		err = os.NewSyscallError("move_mount", unix.MoveMount(mnt, "", lowest, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveMountBeneath))
+	}
+	if err != nil {
+		return err
 	}
 	o.Mounted(true)
 	d.cleared = true
-	if err := detachOpen(lowest); !errors.Is(err, ErrNoMount) {
+	err = detachOpen(lowest)
+	gone := errors.Is(err, ErrNoMount) // then whoever has unmounted it just now wants nothing there
+	switch {
+	case d.tucks && gone && OnMount(d.path, id):
+		err = detach(d.path, true)
+	case d.tucks:
+		d.settle(id)
+	case gone:
+		err = detachOpen(mnt)
+	}
+	if err != nil && !errors.Is(err, ErrNoMount) {
 		return err
 	}
-	// Whoever has unmounted it just now wants nothing there.
-	if err := detachOpen(mnt); err != nil && !errors.Is(err, ErrNoMount) {
-		return err
+	if gone {
+		return fmt.Errorf("%s: %w", d.path, ErrUnmounted)
 	}
-	return fmt.Errorf("%s: %w", d.path, ErrUnmounted)
+	return nil
 }
 
 // thin detaches all of the dead mounts but the lowest, which keeps the backing

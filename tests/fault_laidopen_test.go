@@ -38,7 +38,7 @@ func TestFaultLaidOpen(t *testing.T) {
 		dir := staticDir(t)
 		back := backDoor(t, dir)
 		m := newMount(t, dir, dir)
-		m.inject(notBeneath())
+		m.inject(notBeneath()...)
 		t.Cleanup(m.stop)
 		start := func() *exec.Cmd { m.start(nil); return m.cmd }
 		wantNoTrust(t, start, m.log, dir, back)
@@ -76,11 +76,14 @@ func TestFaultLaidOpen(t *testing.T) {
 	})
 }
 
-// notBeneath has a daemon find that nothing can be mounted beneath another mount, as before
-// Linux 6.5.
-func notBeneath() *fault {
+// notBeneath has a daemon find that nothing can be mounted beneath another mount: not as
+// since Linux 6.5, and not by way of another mount namespace.
+func notBeneath() []*fault {
 	const beneath = 0x200 // MOVE_MOUNT_BENEATH
-	return &fault{call: unix.SYS_MOVE_MOUNT, is: func(a asked) bool { return a.args[4]&beneath != 0 }, errno: unix.EINVAL, times: 1 << 30}
+	return []*fault{
+		{call: unix.SYS_MOVE_MOUNT, is: func(a asked) bool { return a.args[4]&beneath != 0 }, errno: unix.EINVAL, times: 1 << 30},
+		{call: unix.SYS_UNSHARE, errno: unix.EPERM, times: 1 << 30},
+	}
 }
 
 // TestFaultLaidOpenSupervised: a supervisor starts one such daemon after the other, also if
@@ -92,13 +95,13 @@ func TestFaultLaidOpenSupervised(t *testing.T) {
 	var armed atomic.Bool
 	mounting, forever := make(chan int, 1), make(chan struct{})
 	t.Cleanup(func() { close(forever) })
-	m.inject(notBeneath(), &fault{call: unix.SYS_MOUNT, until: func(a asked) <-chan struct{} {
+	m.inject(append(notBeneath(), &fault{call: unix.SYS_MOUNT, until: func(a asked) <-chan struct{} {
 		if !armed.Swap(false) {
 			return nil
 		}
 		mounting <- a.pid
 		return forever
-	}})
+	}})...)
 	m.serve("--supervise")
 	a := agent(t)
 	a.must("mkdir", m.At("D"))

@@ -3,7 +3,6 @@
 package tests
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +23,8 @@ import (
 func TestS1NoGap(t *testing.T) {
 	need(t, "root", "fuse")
 	t.Run("directory", func(t *testing.T) { wantNoGap(t, staticDir(t), func(string) {}) })
+	// Where the kernel has to be tricked into it; but not with volumes.
+	t.Run("directory, Linux 5.10", func(t *testing.T) { wantNoGap(t, staticDir(t), func(string) {}, "--compat") })
 	t.Run("volume", func(t *testing.T) { wantNoGap(t, volume(t), func(string) {}) })
 	t.Run("shared volume", func(t *testing.T) {
 		dir := volume(t)
@@ -39,6 +40,26 @@ func TestS1NoGap(t *testing.T) {
 	// As a daemon leaves it that is killed while it takes a dead mount's place.
 	twice := func(dir string) { mustDo(t, unix.Mount(dir, dir, "", unix.MS_BIND, "")) }
 	t.Run("directory, two dead mounts", func(t *testing.T) { wantNoGap(t, staticDir(t), twice) })
+	t.Run("directory, two dead mounts, Linux 5.10", func(t *testing.T) { wantNoGap(t, staticDir(t), twice, "--compat") })
+	for flag, name := range map[uintptr]string{unix.MS_SHARED: "shared", unix.MS_PRIVATE: "private", unix.MS_SLAVE: "slave"} {
+		t.Run("in a volume, Linux 5.10, "+name, func(t *testing.T) {
+			around := volume(t)
+			mustDo(t, unix.Mount("", around, "", unix.MS_SHARED, ""))
+			if flag == unix.MS_SLAVE {
+				peer := tempDir(t)
+				mustDo(t, unix.Mount(around, peer, "", unix.MS_BIND, ""))
+				t.Cleanup(func() { unix.Unmount(peer, unix.MNT_DETACH) })
+			}
+			mustDo(t, unix.Mount("", around, "", flag, ""))
+			dir := filepath.Join(around, "static")
+			mustDo(t, os.Mkdir(dir, 0o755))
+			before := propagationOf(t, around)
+			wantNoGap(t, dir, func(string) {}, "--compat")
+			if after := propagationOf(t, around); after != before {
+				t.Errorf("the mount around is %q, was %q", after, before)
+			}
+		})
+	}
 	t.Run("volume, two dead mounts", func(t *testing.T) { wantNoGap(t, volume(t), twice) })
 }
 
@@ -46,8 +67,9 @@ func TestS1NoGap(t *testing.T) {
 // one, and has not detached that.
 func TestS1NoGapMidway(t *testing.T) {
 	needInject(t)
-	for _, supervised := range []bool{false, true} {
-		t.Run(fmt.Sprintf("supervised %v", supervised), func(t *testing.T) {
+	for name, opts := range map[string][]string{"bare": nil, "supervised": {"--supervise"}, "Linux 5.10": {"--compat"}, "Linux 5.10, supervised": {"--compat", "--supervise"}} {
+		supervised := slices.Contains(opts, "--supervise")
+		t.Run(name, func(t *testing.T) {
 			dir := staticDir(t)
 			m := newMount(t, dir, dir)
 			var armed atomic.Bool
@@ -60,10 +82,7 @@ func TestS1NoGapMidway(t *testing.T) {
 				detaching <- a.pid
 				return forever
 			}})
-			opts := []string{"--unlocked", "deny"}
-			if supervised {
-				opts = append(opts, "--supervise")
-			}
+			opts := append(opts, "--unlocked", "deny")
 			m.serve(opts...)
 			a := agent(t)
 			a.must("mkdir", m.At("D"))
@@ -109,9 +128,11 @@ func volume(t *testing.T) string {
 
 // wantNoGap kills the daemon of a directory again and again, does something to what
 // it leaves, and starts another.
-func wantNoGap(t *testing.T, dir string, atDead func(dir string)) {
-	m := mountDir(t, dir, dir, "--unlocked", "deny")
-	mounts := mountsOn(t, dir)
+func wantNoGap(t *testing.T, dir string, atDead func(dir string), opts ...string) {
+	t.Helper()
+	opts = append(opts, "--unlocked", "deny")
+	m := mountDir(t, dir, dir, opts...)
+	mounts, propagation := mountsOn(t, dir), propagationOf(t, dir)
 	out := tempDir(t) + "/wrote"
 	// Each turn goes through the path anew, and finds what is there then.
 	loop := exec.Command("sh", "-c", `while :; do { echo x >"$0"/naked; } 2>/dev/null && echo wrote >>"$1"; done`, m.Path, out)
@@ -119,7 +140,7 @@ func wantNoGap(t *testing.T, dir string, atDead func(dir string)) {
 	for range 10 {
 		m.kill()
 		atDead(dir)
-		m.start([]string{"--unlocked", "deny"})
+		m.start(opts)
 		m.awaitReady()
 	}
 	if wrote, err := os.ReadFile(out); err == nil {
@@ -131,6 +152,23 @@ func wantNoGap(t *testing.T, dir string, atDead func(dir string)) {
 	if n := mountsOn(t, dir); n != mounts {
 		t.Errorf("%d mounts at the path, want %d", n, mounts)
 	}
+	if now := propagationOf(t, dir); now != propagation {
+		t.Errorf("the mount is %q, was %q", now, propagation)
+	}
+}
+
+// propagationOf says whether the mount at a path has peers or a master; not which.
+func propagationOf(t *testing.T, path string) (how string) {
+	t.Helper()
+	lines := mountLines(t, path)
+	for _, f := range lines[len(lines)-1][6:] {
+		if f == "-" {
+			break
+		}
+		kind, _, _ := strings.Cut(f, ":")
+		how += kind + " "
+	}
+	return how
 }
 
 // mountsOn counts the mounts on a directory.
