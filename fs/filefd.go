@@ -206,11 +206,12 @@ func (h *handle) openFD() int {
 }
 
 // attrsValidFor is how long the kernel may keep the attributes of n, which has so
-// many bytes: not at all while a mapping changes it of which the kernel tells nobody.
-// In an empty file there is nothing to be changed; whatever makes it longer goes
-// through the kernel, which asks again then.
+// many bytes: not at all while the kernel may have a wrong size of it, or a mapping changes
+// it of which the kernel tells nobody. In an empty file there is nothing to be changed;
+// whatever makes it longer goes through the kernel, which asks again then.
 func (n *node) attrsValidFor(size uint64) time.Duration {
-	if size > 0 && n.mayBeMapped() || n.isUnsized() {
+	f := n.tab.files.get(n)
+	if f != nil && (f.unsized.Load() || size > 0 && f.mapped.Load()) {
 		return 0
 	}
 	return n.tab.validFor
@@ -220,12 +221,6 @@ func (n *node) attrsValidFor(size uint64) time.Duration {
 func (n *node) mayBeMapped() bool {
 	f := n.tab.files.get(n)
 	return f != nil && f.mapped.Load()
-}
-
-// isUnsized reports whether the kernel may have a wrong size of n.
-func (n *node) isUnsized() bool {
-	f := n.tab.files.get(n)
-	return f != nil && f.unsized.Load()
 }
 
 // A budget is how many descriptors may be open for files. The rest is for
