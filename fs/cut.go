@@ -52,8 +52,11 @@ func (h *handle) noticed() {
 // before the file was cut off.
 func (fs *FS) writeUncut(h *handle, fd int, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	back, atEnd := in.WriteFlags&fuse.WRITE_CACHE != 0, in.Flags&unix.O_APPEND != 0
+	if !back && !atEnd {
+		return writeAt(fd, in, data, false)
+	}
 	f := h.node.tab.files.get(h.node)
-	if f == nil || !back && !atEnd {
+	if f == nil {
 		return writeAt(fd, in, data, atEnd && h.beside())
 	}
 	f.cut.RLock()

@@ -264,7 +264,8 @@ func findProcess(is func(proc string) bool) (pid int) {
 
 // suspect is daemonOf for a daemon that does not answer. Who may not see what
 // another's daemon has open finds one by its command line, if it is stopped or dying:
-// one that has the directory's or the mount's whole path there, or else its last part.
+// one that has the directory's or the mount's whole path there, or else, if it can't be
+// seen what it has open, its last part.
 func suspect(mount *fs.MountEntry) int {
 	if pid := daemonOf(mount); pid != 0 {
 		return pid
@@ -286,11 +287,20 @@ func suspect(mount *fs.MountEntry) int {
 		case !slices.Contains(args, "mount"):
 		case has(func(a string) bool { return a == mount.Source || a == mount.Path }):
 			return pid
-		case likely == 0 && has(func(a string) bool { return filepath.Base(a) == filepath.Base(mount.Source) }):
+		case likely == 0 && hidden(proc) && has(func(a string) bool { return filepath.Base(a) == filepath.Base(mount.Source) }):
 			likely = pid
 		}
 	}
 	return likely
+}
+
+// hidden reports whether it can't be seen what a process has open.
+func hidden(proc string) bool {
+	seen, _ := procid.Within(insideTime, func() bool {
+		_, err := os.ReadDir(proc + "/fd")
+		return err == nil
+	})
+	return !seen
 }
 
 // commandLine returns that of a process, also if its first thread has ended, but not
