@@ -88,7 +88,9 @@ func TestM2Leaving(t *testing.T) {
 				if st := b.Get("fstat", "x"); !strings.Contains(st, "nlink=0 ") {
 					t.Errorf("the file has %s, want nlink=0", st)
 				}
-				b.want("ENOENT", "stat", m.At("D", name))
+				if !strings.Contains(tt.call[len(tt.call)-1], "creat") { // before Linux 6.12 that waits, and makes another file
+					b.want("ENOENT", "stat", m.At("D", name))
+				}
 			})
 		}
 	})

@@ -26,9 +26,10 @@ func direct(t *testing.T, dir string) (log string) {
 	mustDo(t, os.WriteFile(path, make([]byte, 10_000), 0o644))
 	for _, mode := range []int{unix.O_RDONLY, unix.O_RDWR} {
 		fd, err := unix.Open(path, mode|unix.O_DIRECT, 0)
-		if err != nil {
-			return fmt.Sprintf("open: %v", err) // tmpfs before Linux 6.6
+		if err != nil && filepath.Base(dir) == "bare" {
+			t.Skipf("open: %v", err) // tmpfs before Linux 6.6
 		}
+		mustDo(t, err)
 		for _, at := range []struct{ offset, size int }{{0, 4096}, {0, 1000}, {100, 4096}, {4096, 8192}, {10_000, 100}, {20_000, 4096}} {
 			buf := alignedBuffer(at.size)
 			n, err := unix.Pread(fd, buf, int64(at.offset))
