@@ -278,23 +278,22 @@ func (d *deadMount) mountBeneath(o *Options, fuse, root int) error {
 	}
 	o.Mounted(true)
 	d.cleared = true
-	err = detachOpen(lowest)
-	gone := errors.Is(err, ErrNoMount) // then whoever has unmounted it just now wants nothing there
-	switch {
-	case d.tucks && gone && OnMount(d.path, id):
-		err = detach(d.path, true)
-	case d.tucks:
+	if err = detachOpen(lowest); err == nil && d.tucks {
 		d.settle(id)
-	case gone:
+	}
+	if !errors.Is(err, ErrNoMount) {
+		return err
+	}
+	// Whoever has unmounted it just now wants nothing there.
+	if !d.tucks {
 		err = detachOpen(mnt)
+	} else if OnMount(d.path, id) {
+		err = detach(d.path, true)
 	}
 	if err != nil && !errors.Is(err, ErrNoMount) {
 		return err
 	}
-	if gone {
-		return fmt.Errorf("%s: %w", d.path, ErrUnmounted)
-	}
-	return nil
+	return fmt.Errorf("%s: %w", d.path, ErrUnmounted)
 }
 
 // thin detaches all of the dead mounts but the lowest, which keeps the backing

@@ -42,6 +42,26 @@ func TestC3dAttackPending(t *testing.T) {
 	stuck()
 }
 
+// pend has taker ask for dir, whose lock is of a kind then, and keeps that waiting for other,
+// who truncates the file slow there, until end is called: then it comes to nothing.
+func (m *Mount) pend(taker, other *Agent, dir, as, kind string) (end func()) {
+	m.t.Helper()
+	answer, stands := awaitedOpen(m.t, m.Back(dir, "slow"))
+	m.t.Cleanup(answer)
+	stuck := other.Start("truncate", m.At(dir, "slow"), "1")
+	eventually(m.t, "the truncation is stuck", stands)
+	taker.Start("ctl", m.control("ctl"), "acquire "+dir+" "+as+" wait=10ms")
+	looks := agent(m.t)
+	eventually(m.t, "the request is on its way", func() bool {
+		return looks.Get("getxattr", m.At(dir), "user.stagefs.kind") == kind
+	})
+	return func() {
+		taker.Kill()
+		answer()
+		stuck()
+	}
+}
+
 // TestL2AttackPending: nor does it let those who will hold by it in where somebody else holds
 // still.
 func TestL2AttackPending(t *testing.T) {
@@ -56,28 +76,19 @@ func TestL2AttackPending(t *testing.T) {
 			for _, f := range []string{"slow", "f", "in/devserver"} {
 				openFile(t, m.Back("D/sub", f), "of before")
 			}
-			holder, member, looks := agent(t), carrier(t, 0, "x"), agent(t)
+			holder, member := agent(t), carrier(t, 0, "x")
 			member.must("open", "l", m.At("D/sub/in/devserver"), "rdonly")
 			holder.must("creat", m.At(c.held, "devserver"), "wronly,creat,excl")
 			taker, other := holder.Child(), holder.Child()
 
-			answer, stands := awaitedOpen(t, m.Back("D/sub/slow"))
-			defer answer()
-			stuck := other.Start("truncate", m.At("D/sub/slow"), "1")
-			eventually(t, "the truncation is stuck", stands)
-			taker.Start("ctl", m.control("ctl"), "acquire D/sub client=x wait=10ms")
-			eventually(t, "the lease is on its way", func() bool {
-				return looks.Get("getxattr", m.At("D/sub"), "user.stagefs.kind") == "lease"
-			})
+			end := m.pend(taker, other, "D/sub", "client=x", "lease")
 			got := "EBUSY"
 			if what == "open" {
 				got = member.Try("open", "h", m.At("D/sub/f"), "wronly")
 			} else {
 				got = member.Try("flock", "l")
 			}
-			taker.Kill()
-			answer()
-			stuck()
+			end()
 			if what == "open" && got == "ok" {
 				if got = member.Try("write", "h", "evil"); got == "ok" {
 					t.Error("written beneath somebody else's lock")
@@ -105,25 +116,16 @@ func TestW3AttackPending(t *testing.T) {
 		openFile(t, m.Back("D", f), "of before")
 	}
 	mustDo(t, os.Link(m.Back("D/f"), m.Back("out/f")))
-	holder, member, looks := agent(t), carrier(t, 0, "x"), agent(t)
+	holder, member := agent(t), carrier(t, 0, "x")
 	holder.must("creat", m.At("D/devserver"), "wronly,creat,excl")
 	taker, other := holder.Child(), holder.Child()
 
-	answer, stands := awaitedOpen(t, m.Back("D/slow"))
-	defer answer()
-	stuck := other.Start("truncate", m.At("D/slow"), "1")
-	eventually(t, "the truncation is stuck", stands)
-	taker.Start("ctl", m.control("ctl"), "acquire D client=x wait=10ms")
-	eventually(t, "the lease is on its way", func() bool {
-		return looks.Get("getxattr", m.At("D"), "user.stagefs.kind") == "lease"
-	})
+	end := m.pend(taker, other, "D", "client=x", "lease")
 	member.want("EBUSY", "open", "h", m.At("D/other"), "wronly") // it is known as one of the client's now
 	if got := member.Try("open", "h", m.At("out/f"), "wronly"); got != "EBUSY" {
 		t.Errorf("open = %s, want EBUSY", got)
 	}
-	taker.Kill()
-	answer()
-	stuck()
+	end()
 	m.wantOwner("D", holder.Pid)
 	if got := member.Try("write", "h", "evil"); got == "ok" {
 		t.Error("written beneath somebody else's lock")
@@ -139,25 +141,16 @@ func TestL3AttackPending(t *testing.T) {
 	for _, f := range []string{"slow", "f"} {
 		openFile(t, m.Back("D", f), "of before")
 	}
-	holder, looks := carrier(t, 0, "x"), agent(t)
+	holder := carrier(t, 0, "x")
 	holder.mustCommand(m, "acquire D client=x ttl=1h")
 	taker, other := holder.Child(), holder.Child()
 	member := taker.Child()
 
-	answer, stands := awaitedOpen(t, m.Back("D/slow"))
-	defer answer()
-	stuck := other.Start("truncate", m.At("D/slow"), "1")
-	eventually(t, "the truncation is stuck", stands)
-	taker.Start("ctl", m.control("ctl"), "acquire D wait=10ms")
-	eventually(t, "the lock is on its way", func() bool {
-		return looks.Get("getxattr", m.At("D"), "user.stagefs.kind") == "explicit"
-	})
+	end := m.pend(taker, other, "D", "", "explicit")
 	member.must("open", "h", m.At("D/f"), "wronly")
-	taker.Kill()
-	answer()
-	stuck()
+	end()
 	eventually(t, "the lock has come to nothing", func() bool {
-		return looks.Get("getxattr", m.At("D"), "user.stagefs.kind") == "lease"
+		return member.Get("getxattr", m.At("D"), "user.stagefs.kind") == "lease"
 	})
 	member.must("write", "h", "mine")
 	if got := m.Ctl("break D over"); got != "ok" {
