@@ -28,7 +28,6 @@ const coolTime = time.Second
 type hotDir struct {
 	in    *hotDirs
 	id    uint64
-	place hotPlace
 	kept  atomic.Bool // the record outlives the daemon
 	files int         // protected by hotDirs.mu, as is since
 	since time.Time   // when files fell to 0
@@ -125,7 +124,7 @@ func (h *hotDirs) enter(p hotPlace) *hotDir {
 		}
 		return d
 	}
-	d = &hotDir{in: h, id: h.recordLocked(hotRecord{hotPlace: p}), place: p, files: 1}
+	d = &hotDir{in: h, id: h.recordLocked(hotRecord{hotPlace: p}), files: 1}
 	h.dirs[p] = d
 	h.mu.Unlock()
 	_ = h.store.Flush() // it tries again by itself, and tells who asks

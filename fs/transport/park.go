@@ -157,7 +157,7 @@ func (o *own) again(at *slot, r *Parked) {
 		c.interrupt(h.Unique)
 	}
 	if r.place == nil {
-		out := make([]byte, int(c.outSize()))
+		out := make([]byte, c.outSize())
 		n := c.wait(at, &h, [][]byte{r.Raw}, [][]byte{out})
 		switch {
 		case n == 0:
