@@ -97,7 +97,7 @@ func (fs *FS) revocable(n *node) bool {
 	}
 	dirs, _ := n.covering()
 	for _, d := range dirs {
-		if l, ok := fs.table.Governing(d); ok && l.Revocable {
+		if l, ok := fs.table.Governing(d); ok && l.Client != "" {
 			return true
 		}
 	}

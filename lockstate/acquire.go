@@ -28,12 +28,10 @@ type Request struct {
 
 	asked *asking
 
-	// Revocable: handles opened under the lock can be revoked (L3).
-	Revocable bool
-	Command   bool   // a command keeps it instead (A7)
-	Why       string // what it is for, for the listing
-	OnCrash   string // see Lock
-	New       bool   // see Lock
+	Command bool   // a command keeps it instead (A7)
+	Why     string // what it is for, for the listing
+	OnCrash string // see Lock
+	New     bool   // the directory was made for this lock
 }
 
 // Acquire admits a request or refuses it with a [*HeldError] (C3). An implicit
@@ -183,12 +181,10 @@ func (t *Table) newRowLocked(q *Request, heirs []procid.Ancestor) *row {
 	r := &row{
 		dir: q.Dir, kind: q.Kind, protocol: q.Protocol, file: q.File, owner: q.Process, heirs: heirs,
 		token: t.token, since: t.now(), pending: true,
-		revocable: q.Revocable,
-		command:   q.Command, why: q.Why, onCrash: q.OnCrash, isNew: q.New, scope: q.Scope,
+		command: q.Command, why: q.Why, onCrash: q.OnCrash, isNew: q.New, scope: q.Scope,
 		content: content{fresh: q.Kind == Implicit},
 	}
 	if q.Client != "" {
-		r.revocable = true // L3
 		r.lease = &lease{client: q.Client, uid: q.UID, ttl: q.TTL, at: -1, clock: t.clock}
 		if r.lease.ttl == 0 {
 			r.lease.ttl = DefaultTTL

@@ -110,8 +110,8 @@ func (c *checker) leases() {
 		case r.lease.at < 0:
 			c.failf("I8: the lease of token %d never ends", r.token)
 		}
-		if r.lease.client == "" || r.scope.Kind != ProcessScope || !r.revocable {
-			c.failf("I9: the lease of token %d is of no client, or of a scope, or cannot be revoked", r.token)
+		if r.lease.client == "" || r.scope.Kind != ProcessScope {
+			c.failf("I9: the lease of token %d is of no client, or of a scope", r.token)
 		}
 		for _, o := range r.dir.rows {
 			if o != r && o.key() == r.key() && o.kind == r.kind && !o.doomed && !r.doomed {

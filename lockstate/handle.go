@@ -84,7 +84,7 @@ func (t *Table) openHandle(c *Change, name string) (*Handle, error) {
 			h.under = r.token
 		}
 		for _, r := range [...]*row{r, behind} {
-			if r != nil && r.revocable { // one name is enough: it is the file that changes
+			if r != nil && r.lease != nil { // one name is enough: it is the file that changes
 				h.revocable = true
 				t.revokeByLocked(h, r.token)
 			}
@@ -103,7 +103,7 @@ func (t *Table) revokeByLocked(h *Handle, token uint64) {
 	}
 }
 
-// Revocable reports whether the handle was opened under a lock that may be
+// Revocable reports whether the handle was opened under a lease, which may be
 // taken from its holder (L3): each change through it passes [Handle.Begin].
 func (h *Handle) Revocable() bool { return h != nil && h.revocable }
 

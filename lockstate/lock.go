@@ -57,7 +57,6 @@ type Lock struct {
 	Opened   []FileID // of one of these files, as clients of that mount see them
 	Command  bool     // a command took it, and only a command gives it back (A7)
 	Why      string   // what its owner says that it is for
-	New      bool     // the directory was made for this lock
 	OnCrash  string   // what becomes of the content if the owner crashes (R7); "": the mount's default
 	Changed  bool     // something beneath was changed since the owner has it (R5)
 	Scope    Scope    // who owns it together with Owner (H3)
@@ -68,10 +67,6 @@ type Lock struct {
 	TTL      time.Duration // of a lease
 	Deadline time.Duration // of a lease, on the clock of the table
 	Pending  bool          // it is about to be acquired: a lease has no deadline yet
-
-	// Revocable: what is opened for writing under it loses the right to
-	// write when the lock is taken from its holder (L3).
-	Revocable bool
 }
 
 // KindName names the kind of a lock as listings and events do.
@@ -108,12 +103,10 @@ type row struct {
 	command  bool             // kept until a command ends it (A7)
 	why      string
 	onCrash  string
-	isNew    bool
+	isNew    bool          // see Request.New
 	pending  bool          // not committed
 	decided  chan struct{} // closed when it is, or has ended before; nil: nobody waits for that
 	changed  bool
-	// revocable is set once, before the row is in force.
-	revocable bool
 	// lostKey: the lock on a descriptor that kept it was one of a daemon that
 	// died. It counts until the owner ends it, or dies.
 	lostKey bool
@@ -206,9 +199,8 @@ func (r *row) lock() Lock {
 	l := Lock{
 		Dir: r.dir, Path: r.dir.path(), Kind: r.kind, Protocol: r.protocol,
 		Owner: r.owner.ID(), UID: r.owner.UID(), Token: r.token, Since: r.since, File: r.file,
-		Revocable: r.revocable,
-		Files:     r.fileNames(), Keys: slices.Collect(maps.Keys(r.keys)),
-		LostKey: r.lostKey, Opened: slices.Clone(r.opened), Command: r.command, Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed,
+		Files: r.fileNames(), Keys: slices.Collect(maps.Keys(r.keys)),
+		LostKey: r.lostKey, Opened: slices.Clone(r.opened), Command: r.command, Why: r.why, OnCrash: r.onCrash, Changed: r.changed,
 		Scope: r.scope, Sealed: r.sealed, Crashed: r.crashed, Pending: r.pending,
 	}
 	if r.lease != nil {

@@ -40,13 +40,13 @@ type Record struct {
 	OnCrash   string            `json:"on_crash,omitempty"`
 	New       bool              `json:"new,omitempty"`
 	Changed   bool              `json:"changed,omitempty"`
-	Revocable bool              `json:"revocable,omitempty"`
-	Instead   uint64            `json:"instead,omitempty"` // the token of a lock that was about to end when its owner took this one
-	Sealed    bool              `json:"sealed,omitempty"`  // R7: its owner crashed,
-	Fresh     bool              `json:"fresh,omitempty"`   // the directory was made under the lock,
-	Foreign   []FileID          `json:"foreign,omitempty"` // and in it these came from elsewhere
-	Scope     *Scope            `json:"scope,omitempty"`   // H3
-	Lease     *LeaseRecord      `json:"lease,omitempty"`   // L1
+	Revocable bool              `json:"revocable,omitempty"` // it has a Lease: for versions that go by it
+	Instead   uint64            `json:"instead,omitempty"`   // the token of a lock that was about to end when its owner took this one
+	Sealed    bool              `json:"sealed,omitempty"`    // R7: its owner crashed,
+	Fresh     bool              `json:"fresh,omitempty"`     // the directory was made under the lock,
+	Foreign   []FileID          `json:"foreign,omitempty"`   // and in it these came from elsewhere
+	Scope     *Scope            `json:"scope,omitempty"`     // H3
+	Lease     *LeaseRecord      `json:"lease,omitempty"`     // L1
 }
 
 // A LeaseRecord is what is recorded of a lease besides.
@@ -93,7 +93,7 @@ func (t *Table) recordLocked(r *row) Record {
 		Token: r.token, World: t.world, Path: Bytes(r.dir.path()), Inode: r.inode, Move: r.move,
 		Kind: r.kind, Protocol: r.protocol, Owner: r.owner.ID(), UID: r.owner.UID(), Lineage: r.heirs,
 		Since: r.since, File: Bytes(r.file), Keys: len(r.keys) > 0 || r.lostKey || r.leaving, Opened: r.opened, Command: r.command,
-		Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed, Revocable: r.revocable, Instead: r.instead,
+		Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed, Revocable: r.lease != nil, Instead: r.instead,
 		Sealed: r.sealed || r.crashed,
 	}
 	// The next daemon may have another policy: what nobody notes now it cannot know then.
@@ -253,7 +253,7 @@ func (t *Table) restoreLocked(rec Record, d *Dir, owner *procid.Process, files [
 		dir: d, kind: rec.Kind, protocol: rec.Protocol, owner: owner, heirs: rec.Lineage,
 		token: rec.Token, since: rec.Since, file: string(rec.File), inode: rec.Inode,
 		command: rec.Command, why: rec.Why, onCrash: rec.OnCrash, isNew: rec.New,
-		revocable: rec.Revocable, instead: rec.Instead, lostKey: rec.Keys, opened: rec.Opened, crashed: rec.Sealed,
+		instead: rec.Instead, lostKey: rec.Keys, opened: rec.Opened, crashed: rec.Sealed,
 	}
 	for _, name := range files {
 		r.files = append(r.files, lockFile{name, rec.InodeOf(name)})
@@ -280,7 +280,6 @@ func (t *Table) restoreLocked(rec Record, d *Dir, owner *procid.Process, files [
 		r.scope = *rec.Scope
 	}
 	if rec.Lease != nil {
-		r.revocable = true
 		r.lease = &lease{
 			client: rec.Lease.Client, uid: rec.Lease.UID, ttl: rec.Lease.TTL, deadline: rec.Lease.Deadline, until: rec.Lease.Until,
 			at: -1, clock: t.clock,

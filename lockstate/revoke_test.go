@@ -7,12 +7,11 @@ import (
 	"github.com/stagefs/stagefs/lockstate"
 )
 
-// takeRevocable makes p the owner of a revocable lock on path and opens a
-// handle beneath it.
+// takeRevocable takes a lease on path and opens a handle beneath it.
 func takeRevocable(f *fixture, path string) (lockstate.Lock, *lockstate.Handle) {
 	f.Helper()
 	q := f.request(f.parent, path, lockstate.Explicit)
-	q.Revocable = true
+	q.Client = "c"
 	g, err := f.Acquire(closed, q)
 	if err != nil {
 		f.Fatalf("Acquire(%s) = %v, want a grant", path, err)
@@ -31,8 +30,8 @@ func TestRevocation(t *testing.T) {
 	f := newFixture(t, lockstate.Options{})
 	l, h := takeRevocable(f, "b/v")
 	defer h.Close()
-	if !l.Revocable || !h.Revocable() || h.Revoked() {
-		t.Errorf("Revocable = %t, %t, Revoked() = %t, want true, true, false", l.Revocable, h.Revocable(), h.Revoked())
+	if !h.Revocable() || h.Revoked() {
+		t.Errorf("Revocable() = %t, Revoked() = %t, want true, false", h.Revocable(), h.Revoked())
 	}
 	op, err := h.Begin()
 	if err != nil {

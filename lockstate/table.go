@@ -66,8 +66,8 @@ type Table struct {
 	leases leaseHeap            // by deadline
 	tokens map[uint64]*row
 	keys   map[any]*row
-	// revocable are the open handles by the token of the revocable lock
-	// that they were opened under (L3).
+	// revocable are the open handles by the token of the lease that they were
+	// opened under (L3).
 	revocable map[uint64]map[*Handle]struct{}
 	bell      chan struct{} // closed when something ends that somebody may wait for
 	token     uint64        // the last one given out
