@@ -200,25 +200,11 @@ func (m *MountEntry) device() uint64 {
 	return a<<20 | b
 }
 
-// MountInfo is one stagefs mount.
-type MountInfo struct {
-	Mountpoint string
-	Source     string // the static directory
-}
-
-// Mounts returns the stagefs mounts, dead ones included.
-func Mounts() ([]MountInfo, error) {
-	lines, err := ReadMounts()
-	if err != nil {
-		return nil, err
-	}
-	var all []MountInfo
-	for _, m := range lines {
-		if m.IsStagefs() {
-			all = append(all, MountInfo{Mountpoint: m.Path, Source: m.Source})
-		}
-	}
-	return all, nil
+// Mounts returns the stagefs mounts, dead ones included; the source of one is its
+// static directory.
+func Mounts() ([]MountEntry, error) {
+	mounts, err := ReadMounts()
+	return slices.DeleteFunc(mounts, func(m MountEntry) bool { return !m.IsStagefs() }), err
 }
 
 // FindMount returns the innermost stagefs mount at or above path, and path

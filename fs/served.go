@@ -39,7 +39,7 @@ func isMounted(dir string) bool {
 		return true
 	}
 	mounts, err := Mounts()
-	return err != nil || slices.ContainsFunc(mounts, func(m MountInfo) bool { return m.Source == dir || m.Source == at })
+	return err != nil || slices.ContainsFunc(mounts, func(m MountEntry) bool { return m.Source == dir || m.Source == at })
 }
 
 // DaemonOf returns the process that has a static directory to itself, as a daemon

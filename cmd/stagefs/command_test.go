@@ -67,8 +67,8 @@ func (m *fakeMount) run(t *testing.T, args ...string) (status int) {
 		args: args, in: strings.NewReader(""), out: &m.out, err: &m.err,
 		mount:   func(fs.Options) (server, error) { return nil, errors.New("no mounting in this test") },
 		unmount: func(string, bool) error { return errors.New("no unmounting in this test") },
-		mounts: func() ([]fs.MountInfo, error) {
-			return []fs.MountInfo{{Mountpoint: m.dir, Source: "/src"}}, nil
+		mounts: func() ([]fs.MountEntry, error) {
+			return []fs.MountEntry{{Path: m.dir, Source: "/src"}}, nil
 		},
 		find: func(path string) (string, string, error) {
 			if !below(path, m.dir) {

@@ -105,7 +105,7 @@ func ended(pidfd int, within time.Duration) bool {
 // mountpointOf reports whether a static directory is served here, and where, if that
 // is seen.
 func mountpointOf(dir string) (at string, here bool) {
-	mounts, err := fs.ReadMounts()
+	mounts, err := fs.Mounts()
 	if err != nil {
 		return "", true
 	}
@@ -114,7 +114,7 @@ func mountpointOf(dir string) (at string, here bool) {
 		real = dir
 	}
 	for _, m := range mounts {
-		if m.IsStagefs() && (m.Source == dir || m.Path == dir || m.Source == real || m.Path == real) {
+		if m.Source == dir || m.Path == dir || m.Source == real || m.Path == real {
 			return m.Path, true
 		}
 	}

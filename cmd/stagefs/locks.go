@@ -130,7 +130,7 @@ func (c *command) chosenMounts(path string) ([]string, error) {
 	}
 	var mounts []string
 	for _, m := range all {
-		mounts = append(mounts, m.Mountpoint)
+		mounts = append(mounts, m.Path)
 	}
 	if len(mounts) == 0 {
 		return nil, exitf(exitUnavailable, "there is no stagefs mount; make one with: stagefs mount DIR")

@@ -101,7 +101,7 @@ func TestWatch(t *testing.T) {
 	var out syncBuffer
 	c := &command{
 		args: []string{"locks", "--watch"}, out: &out, err: &out,
-		mounts: func() ([]fs.MountInfo, error) { return []fs.MountInfo{{Mountpoint: m.dir}}, nil },
+		mounts: func() ([]fs.MountEntry, error) { return []fs.MountEntry{{Path: m.dir}}, nil },
 		find:   func(string) (string, string, error) { return "", "", fs.ErrNoMount },
 	}
 	status := make(chan int, 1)

@@ -12,7 +12,7 @@ import (
 // pathInMount returns where a path is to be found in a mount whose static directory it is,
 // or is beneath; "" if there is none elsewhere.
 func pathInMount(path string) string {
-	mounts, err := fs.ReadMounts()
+	mounts, err := fs.Mounts()
 	if err != nil {
 		return ""
 	}
@@ -21,7 +21,7 @@ func pathInMount(path string) string {
 		return ""
 	}
 	for _, m := range mounts {
-		if !m.IsStagefs() || m.Root != "/" {
+		if m.Root != "/" {
 			continue
 		}
 		if source, err := fs.AbsoluteOf(m.Source); err == nil && source != m.Path && below(path, source) {

@@ -44,15 +44,12 @@ func daemonSays(mountpoint string) (d daemonInfo, err error) {
 
 // checkMounts looks for mounts whose daemon is gone, or does not answer.
 func checkMounts() finding {
-	mounts, err := fs.ReadMounts()
+	mounts, err := fs.Mounts()
 	if err != nil {
 		return finding{"mounts", statusWarn, err.Error(), ""}
 	}
 	var live, bad, fixes []string
 	for _, e := range mounts {
-		if !e.IsStagefs() {
-			continue
-		}
 		if state, fix := mountState(&e); state == "" {
 			d, _ := daemonSays(e.Path) // another user's is not to be read
 			if d.unwritable == "" {

@@ -27,7 +27,7 @@ type command struct {
 	out, err io.Writer
 	mount    func(fs.Options) (server, error)
 	unmount  func(mountpoint string, lazy bool) error
-	mounts   func() ([]fs.MountInfo, error)
+	mounts   func() ([]fs.MountEntry, error)
 	find     func(path string) (mountpoint, rel string, err error)
 
 	// Of a daemon that serves: made before it mounts.
