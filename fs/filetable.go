@@ -112,6 +112,9 @@ func (f *file) handles() int { return f.passing + f.cached + f.direct }
 // a mapping that has outlived one.
 func (f *file) writtenPast() bool { return f.writers > 0 || len(f.lingering) > 0 }
 
+// openToWrite reports whether we, or the kernel for a handle, have it open for writing.
+func (f *file) openToWrite() bool { return f.writers > 0 || f.writing > 0 }
+
 // isOpen reports whether there are handles of n.
 func (n *node) isOpen() bool {
 	f := n.tab.files.get(n)

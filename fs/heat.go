@@ -38,7 +38,7 @@ func (fs *FS) reheatLocked(n *node, f *file) {
 func (fs *FS) hotPlaceOf(n *node) (p hotPlace, ok bool) {
 	parent, nlink, fd := n.homeBut(link{})
 	if parent != nil {
-		return placeOf(fs.table.Path(parent.dir), fs.opts.Depth), true
+		return fs.placeIn(parent), true
 	}
 	if nlink > 1 && fd >= 0 {
 		var st unix.Statx_t
@@ -47,6 +47,11 @@ func (fs *FS) hotPlaceOf(n *node) (p hotPlace, ok bool) {
 		}
 	}
 	return everywhere, nlink > 1 // the only name has gone, if there was one
+}
+
+// placeIn returns where the next daemon finds a file in a directory.
+func (fs *FS) placeIn(parent *node) hotPlace {
+	return placeOf(fs.table.Path(parent.dir), fs.opts.Depth)
 }
 
 // homeBut returns a directory in the tree where n has a name other than l, or
@@ -115,7 +120,7 @@ func (fs *FS) heatElsewhere(v *victim, l link) *hotDir {
 		return nil
 	}
 	if parent, _, _ := v.node.homeBut(l); parent != nil {
-		return fs.hot.enter(placeOf(fs.table.Path(parent.dir), fs.opts.Depth))
+		return fs.hot.enter(fs.placeIn(parent))
 	}
 	return fs.hot.enter(everywhere)
 }
@@ -129,7 +134,7 @@ func (fs *FS) heatLink(n, parent *node) *hotDir {
 	if home, _, _ := n.homeBut(link{}); home != nil {
 		return nil
 	}
-	return fs.hot.enter(placeOf(fs.table.Path(parent.dir), fs.opts.Depth))
+	return fs.hot.enter(fs.placeIn(parent))
 }
 
 // reheat records where m takes files that are open past the daemon, before it
@@ -144,8 +149,7 @@ func (fs *FS) reheat(m *renaming) (done func()) {
 			path := join(fs.table.Path(there.parent.dir), there.name)
 			to = append(to, fs.hot.enter(hotPlace{lockstate.Bytes(path), true}))
 		case dir == nil && fs.isHot(v.node):
-			path := fs.table.Path(there.parent.dir)
-			to = append(to, fs.hot.enter(placeOf(path, fs.opts.Depth)))
+			to = append(to, fs.hot.enter(fs.placeIn(there.parent)))
 		}
 	}
 	move(m.src, m.srcDir, m.to)

@@ -24,12 +24,16 @@ import (
 // checkLocked ends the handles that linger on a file, if nobody can write to
 // it any more. fd is a read-only descriptor of it.
 func (fs *FS) checkLocked(f *file, fd int) {
-	if len(f.lingering) == 0 || f.writers > 0 || f.writing > 0 || fd < 0 {
+	if len(f.lingering) == 0 || f.openToWrite() || fd < 0 {
 		return
 	}
 	if readLease(fd) != nil {
 		return // EAGAIN; and when in doubt, it lingers
 	}
+	fs.endLingeringLocked(f)
+}
+
+func (fs *FS) endLingeringLocked(f *file) {
 	for _, h := range f.lingering {
 		fs.handles.over(h)
 	}
@@ -39,7 +43,7 @@ func (fs *FS) checkLocked(f *file, fd int) {
 // stillMappedLocked reports whether somebody may write to the file through a
 // mapping that has outlived its handle. The caller holds FS.ns.
 func (fs *FS) stillMappedLocked(n *node, f *file) bool {
-	if len(f.lingering) == 0 || f.writers > 0 || f.writing > 0 {
+	if len(f.lingering) == 0 || f.openToWrite() {
 		return len(f.lingering) > 0
 	}
 	fd := f.fd
@@ -206,14 +210,11 @@ func (fs *FS) lookAgain(n *node) (mapped []*handle) {
 	defer fs.ns.RUnlock()
 	f := n.lockFile()
 	defer n.unlockFile(f)
-	open := f.writers > 0 || f.writing > 0
+	open := f.openToWrite()
 	if fs.stillMappedLocked(n, f) && (n.forgotten() || fs.vanishedLocked(n, f)) {
 		// It has no name and nobody can give it one: what is written to
 		// it is seen by nobody but the mapping's own processes.
-		for _, h := range f.lingering {
-			fs.handles.over(h)
-		}
-		f.lingering = nil
+		fs.endLingeringLocked(f)
 	}
 	if !open {
 		mapped = slices.Clone(f.lingering)
@@ -239,7 +240,7 @@ func (n *node) forgotten() bool {
 // vanishedLocked reports whether the file was taken from the backing past the
 // mount, so that nothing can be learnt of it any more. The caller holds FS.ns.
 func (fs *FS) vanishedLocked(n *node, f *file) bool {
-	if f.fd >= 0 || f.writers > 0 || f.writing > 0 {
+	if f.fd >= 0 || f.openToWrite() {
 		return false
 	}
 	fd, err := fs.openNode(n, unix.O_PATH)
