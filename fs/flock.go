@@ -213,10 +213,7 @@ func (fs *FS) tryClosing(cancel <-chan struct{}, node uint64, try func() error) 
 	for {
 		err := try()
 		var c *advisory.ConflictError
-		if !errors.As(err, &c) {
-			return statusOf(err)
-		}
-		if !fs.awaitRelease(cancel, node, &c.Lock, &closing) {
+		if !errors.As(err, &c) || !fs.awaitRelease(cancel, node, &c.Lock, &closing) {
 			return statusOf(err)
 		}
 	}

@@ -23,19 +23,18 @@ func (fs *FS) leadsOnly(dir string, names []string) bool {
 	if err != nil {
 		return false
 	}
+	defer func() { drop(fd) }()
 	for _, name := range names {
 		if only, ok := onlyEntry(fd); !ok || only.name != name {
-			unix.Close(fd)
 			return false
 		}
-		next, err := openAt(fd, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-		unix.Close(fd)
+		at := fd
+		fd, err = openAt(at, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		unix.Close(at)
 		if err != nil {
 			return false
 		}
-		fd = next
 	}
-	unix.Close(fd)
 	return true
 }
 

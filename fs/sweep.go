@@ -104,17 +104,7 @@ func (c *clearing) counterpart(from, dir string) (int, error) {
 		if i > 0 {
 			path = join(path, name)
 		}
-		if err := unix.Mkdirat(at, name, 0o700); err == nil {
-			err = c.likeOriginal(at, name, path)
-			if err != nil {
-				unix.Close(at)
-				return -1, err
-			}
-		} else if err != unix.EEXIST {
-			unix.Close(at)
-			return -1, err
-		}
-		next, err := openAt(at, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		next, err := c.openLike(at, name, path)
 		unix.Close(at)
 		if err != nil {
 			return -1, err
@@ -122,6 +112,18 @@ func (c *clearing) counterpart(from, dir string) (int, error) {
 		at = next
 	}
 	return at, nil
+}
+
+// openLike opens a directory at a descriptor, which it makes if there is none.
+func (c *clearing) openLike(at int, name, original string) (int, error) {
+	err := unix.Mkdirat(at, name, 0o700)
+	if err == nil {
+		err = c.likeOriginal(at, name, original)
+	}
+	if err != nil && err != unix.EEXIST {
+		return -1, err
+	}
+	return openAt(at, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 }
 
 func (c *clearing) likeOriginal(at int, name, original string) error {
