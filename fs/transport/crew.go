@@ -22,10 +22,10 @@ type crew struct {
 }
 
 // busy is called when a thread has taken a request.
-func (w *crew) busy() {
-	w.taken.Add(1)
-	if w.idle.Add(-1) <= 0 {
-		w.watch.look()
+func (c *crew) busy() {
+	c.taken.Add(1)
+	if c.idle.Add(-1) <= 0 {
+		c.watch.look()
 	}
 }
 

@@ -81,7 +81,7 @@ func (k *keeper) grow() error {
 	}
 	c.growMu.Lock()
 	defer c.growMu.Unlock()
-	if c.ended.Load() || c.stopping.Load() {
+	if c.Stopping() {
 		return unix.ENODEV
 	}
 	k.mu.Lock()

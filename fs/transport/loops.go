@@ -53,7 +53,7 @@ func (l *loops) fill() {
 func (l *loops) start() error {
 	l.conn.growMu.Lock()
 	defer l.conn.growMu.Unlock()
-	if l.conn.ended.Load() || l.conn.stopping.Load() {
+	if l.conn.Stopping() {
 		return unix.ENODEV
 	}
 	if l.threads.Load() >= maxLoops {
@@ -90,7 +90,7 @@ func (l *loops) run(at *slot, buf []byte) {
 	const writeHeader, readHeader = int(unsafe.Sizeof(fuse.WriteIn{})), outHeaderSize
 	in, out := buf[page-writeHeader:l.size], buf[l.size+page-readHeader:]
 	ins, outs := [1][]byte{}, [1][]byte{out}
-	h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
+	h := headerAt(in)
 	c.inflight.forLong(at)
 	for {
 		at.reading.Store(true)
@@ -191,7 +191,7 @@ func (c *conn) write(answer []byte) {
 // aside answers a request that may wait without end, on no thread.
 func (l *loops) aside(req []byte) {
 	c, req := l.conn, slices.Clone(req)
-	h := (*fuse.InHeader)(unsafe.Pointer(&req[0]))
+	h := headerAt(req)
 	size := 64
 	switch h.Opcode {
 	case opSetlkw:
@@ -255,7 +255,7 @@ const getVersion = 0x80087601
 // longest returns how long the answer to a request may be.
 func longest(in [][]byte) int {
 	const cmd = 12 // after the header and the handle and the flags
-	if (*fuse.InHeader)(unsafe.Pointer(&in[0][0])).Opcode != opIoctl {
+	if headerOf(in).Opcode != opIoctl {
 		return math.MaxInt
 	}
 	args := in[0][inHeaderSize:]

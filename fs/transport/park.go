@@ -68,7 +68,7 @@ func (r *Parked) header() *fuse.InHeader {
 	if r.place != nil {
 		return r.place.request()
 	}
-	return (*fuse.InHeader)(unsafe.Pointer(&r.Raw[0]))
+	return headerAt(r.Raw)
 }
 
 // undone reports whether a request that was carried out waited, and was only
@@ -111,7 +111,7 @@ func (c *conn) parkPlace(order uint64, q *queue, p *place) {
 // takeOver decides about what a thread has read after the transport was told to
 // stop, and reports whether that was all that is to be done about it.
 func (c *conn) takeOver(req []byte) bool {
-	switch (*fuse.InHeader)(unsafe.Pointer(&req[0])).Opcode {
+	switch headerAt(req).Opcode {
 	case opForget, opBatchForget: // nobody waits for an answer
 		return false
 	case opNotifyReply:

@@ -125,7 +125,10 @@ func (c *conn) carryOut(q *quick, cancel <-chan struct{}, in, out [][]byte) int 
 }
 
 // headerOf returns the header of a request whose parts are in.
-func headerOf(in [][]byte) *fuse.InHeader { return (*fuse.InHeader)(unsafe.Pointer(&in[0][0])) }
+func headerOf(in [][]byte) *fuse.InHeader { return headerAt(in[0]) }
+
+// headerAt returns the header that a request begins with.
+func headerAt(req []byte) *fuse.InHeader { return (*fuse.InHeader)(unsafe.Pointer(&req[0])) }
 
 // raw is ask, or EIO if that panics.
 func (c *conn) raw(q *quick, cancel <-chan struct{}, in [][]byte, out []byte) (status fuse.Status, data []byte) {

@@ -249,13 +249,13 @@ func made(op uint32, rnd *rand.Rand, ext bool) (req []byte, fixed int) {
 	case opGetXattr, opListXattr:
 		(*fuse.GetXAttrIn)(unsafe.Pointer(&req[0])).Size = uint32(rnd.IntN(3) * rnd.IntN(200))
 	}
-	h := (*fuse.InHeader)(unsafe.Pointer(&req[0]))
+	h := headerAt(req)
 	h.Opcode, h.TotalExtlen = op, 0
 	h.NodeId = h.NodeId>>1 | 1 // not what go-fuse keeps for itself
 	if ext {                   // supplementary groups: one
 		e := []uint32{16, 32, 1, 1000}
 		req = append(req, unsafe.Slice((*byte)(unsafe.Pointer(&e[0])), 16)...)
-		h = (*fuse.InHeader)(unsafe.Pointer(&req[0]))
+		h = headerAt(req)
 		h.TotalExtlen = 2
 	}
 	h.Length = uint32(len(req))
@@ -264,7 +264,7 @@ func made(op uint32, rnd *rand.Rand, ext bool) (req []byte, fixed int) {
 
 // do has a request carried out on a thread of its own kind.
 func (c *conn) do(at *slot, in, out [][]byte) []byte {
-	h := (*fuse.InHeader)(unsafe.Pointer(&in[0][0]))
+	h := headerOf(in)
 	switch {
 	case c.lockAtOnce(at, in, out) > 0:
 	case c.takes(h):
@@ -361,7 +361,7 @@ func TestQuickShort(t *testing.T) {
 
 func mkdirRequest(unique uint64) []byte {
 	req := make([]byte, inHeaderSize+8, 64)
-	h := (*fuse.InHeader)(unsafe.Pointer(&req[0]))
+	h := headerAt(req)
 	h.Opcode, h.Unique, h.NodeId = opMkdir, unique, 1
 	return append(req, "x\x00"...)
 }

@@ -161,7 +161,7 @@ func (u *uring) relieve(q *queue) error {
 func (u *uring) growQueue(q *queue, node uint64) error {
 	u.conn.growMu.Lock()
 	defer u.conn.growMu.Unlock()
-	if u.conn.ended.Load() || u.conn.stopping.Load() {
+	if u.conn.Stopping() {
 		return unix.ENODEV
 	}
 	start := make(chan bool, 1)
