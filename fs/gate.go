@@ -169,6 +169,7 @@ func (r *request) tryOnce(try func() error) error {
 	return err
 }
 
+// locked is try with FS.ns held, alone or not.
 func (fs *FS) locked(exclusive bool, try func() error) error {
 	if exclusive {
 		fs.lockNames()

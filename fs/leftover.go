@@ -139,12 +139,12 @@ var (
 
 // mayRemove reports why a file that was left is not to be removed now. The
 // caller holds FS.ns alone.
-func (l *identity) mayRemove(fs *FS, dir string, st *unix.Statx_t) error {
+func (id *identity) mayRemove(fs *FS, dir string, st *unix.Statx_t) error {
 	found := fs.identityOf(st)
-	if l.ino == 0 {
+	if id.ino == 0 {
 		found = identityOf(st) // a copy of what was there before is only younger
 	}
-	if !l.is(found) {
+	if !id.is(found) {
 		return errOther
 	}
 	d, ok := fs.table.Find(split(dir)...)
@@ -159,9 +159,9 @@ func (l *identity) mayRemove(fs *FS, dir string, st *unix.Statx_t) error {
 }
 
 // is reports whether a file is the one that was left.
-func (l *identity) is(found identity) bool {
-	if l.ino == 0 {
-		return found.birth != 0 && found.birth < l.birth
+func (id *identity) is(found identity) bool {
+	if id.ino == 0 {
+		return found.birth != 0 && found.birth < id.birth
 	}
-	return found == *l
+	return found == *id
 }

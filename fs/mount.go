@@ -312,7 +312,7 @@ func (s *Server) warn(format string, args ...any) {
 	s.warnings = append(s.warnings, fmt.Sprintf(format, args...))
 }
 
-// openStore takes the directory for this daemon (M1) and reads the state.
+// openStore opens the state of the directory, which is this daemon's by now (M1).
 func (s *Server) openStore(o *Options, root int) error {
 	dir, err := o.stateDir()
 	if err != nil {
