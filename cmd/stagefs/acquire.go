@@ -53,7 +53,7 @@ func (c *command) acquireAction(ctx *cli.Context) error {
 			return err
 		}
 		signals := make(chan os.Signal, 1)
-		notifyStop(signals, ignoredStops())
+		notifyUnignored(signals, stopSignals()...)
 		if err := writeClientFile(file, id); err != nil {
 			return err
 		}

@@ -5,7 +5,6 @@ package main
 import (
 	"errors"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -40,11 +39,7 @@ var passedOn = []syscall.Signal{
 // reports true, the child is made to end.
 func (ch *child) run(lost <-chan struct{}, ends func() bool) (syscall.WaitStatus, error) {
 	signals := make(chan os.Signal, 16)
-	for _, sig := range passedOn {
-		if !signal.Ignored(sig) { // nohup
-			signal.Notify(signals, sig)
-		}
-	}
+	notifyUnignored(signals, passedOn...)
 	// The signal on a parent's death is sent when the *thread* that made
 	// the child ends, prctl(2). This one is never given back.
 	runtime.LockOSThread()

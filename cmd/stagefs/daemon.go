@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -51,7 +50,7 @@ func (c *command) startDaemon() error {
 
 	// In its session the daemon does not hear what the terminal sends.
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP) // to the end, as in serve
+	notifyStop(signals, nil) // to the end, as in serve
 	answer := make(chan bool, 1)
 	go func() {
 		n, _ := r.Read(make([]byte, 1))

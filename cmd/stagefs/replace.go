@@ -88,7 +88,7 @@ func (c *command) replaceMount(given string) error {
 // stops a daemon and all that has to do with it needs this one still. over ends that.
 func endLate() (over func()) {
 	signals := make(chan os.Signal, 1)
-	notifyStop(signals, ignoredStops())
+	notifyUnignored(signals, stopSignals()...)
 	done := make(chan struct{})
 	go func() {
 		select {

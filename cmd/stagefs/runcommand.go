@@ -170,11 +170,7 @@ func (c *command) awaitAwake(lock *client.Lock, within bool) bool {
 		return true
 	}
 	signals := make(chan os.Signal, 4)
-	for _, sig := range append(stopSignals(), syscall.SIGQUIT) {
-		if !signal.Ignored(sig) {
-			signal.Notify(signals, sig)
-		}
-	}
+	notifyUnignored(signals, append(stopSignals(), syscall.SIGQUIT)...)
 	defer signal.Stop(signals)
 	c.complain("the command has ended, and its lock can't be released: %s", silence(mount))
 	for stopped(pid) {

@@ -28,19 +28,24 @@ func stopSignals() []syscall.Signal {
 
 // ignoredStops are those that this program was started to ignore: nohup, and a
 // shell that starts something in the background, ask for that.
-func ignoredStops() (ignored []syscall.Signal) {
-	for _, s := range stopSignals() {
-		if signal.Ignored(s) {
-			ignored = append(ignored, s)
-		}
-	}
-	return ignored
+func ignoredStops() []syscall.Signal {
+	return slices.DeleteFunc(stopSignals(), func(s syscall.Signal) bool { return !signal.Ignored(s) })
 }
 
 // notifyStop has the stop signals sent to ch, but for the ignored ones.
 func notifyStop(ch chan<- os.Signal, ignored []syscall.Signal) {
 	for _, s := range stopSignals() {
 		if !slices.Contains(ignored, s) {
+			signal.Notify(ch, s)
+		}
+	}
+}
+
+// notifyUnignored has signals sent to ch, but for those that this program was started to
+// ignore.
+func notifyUnignored(ch chan<- os.Signal, signals ...syscall.Signal) {
+	for _, s := range signals {
+		if !signal.Ignored(s) {
 			signal.Notify(ch, s)
 		}
 	}

@@ -126,7 +126,7 @@ const (
 // the end of this process.
 func (c *command) supervise(o fs.Options, starter *os.File) error {
 	signals := make(chan os.Signal, 4)
-	notifyStop(signals, ignoredStops()) // to the end, as in serve
+	notifyUnignored(signals, stopSignals()...) // to the end, as in serve
 	keepServing()
 	runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), 2)) // it has next to nothing to do, and needs fewer threads so
 	spareThreads(8)
