@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -158,13 +157,11 @@ func (c *command) printStatus(ctx *cli.Context, d *client.Dir, s client.Status) 
 		_, err := fmt.Fprintln(c.out, s.Token)
 		return err
 	}
-	w := json.NewEncoder(c.out)
-	w.SetEscapeHTML(false)
 	var bytes []byte
 	if !utf8.ValidString(d.Path()) {
 		bytes = []byte(d.Path())
 	}
-	return w.Encode(struct {
+	return c.printJSON(struct {
 		Dir      string  `json:"dir"`
 		DirBytes []byte  `json:"dir_bytes,omitempty"` // when it is not valid UTF-8
 		Token    uint64  `json:"token"`

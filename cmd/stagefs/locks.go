@@ -193,9 +193,14 @@ func (c *command) printLocksJSON(mountpoint string) error {
 			return err
 		}
 	}
+	return c.printJSON(object)
+}
+
+// printJSON prints a value on a line of its own, with names as they are.
+func (c *command) printJSON(v any) error {
 	w := json.NewEncoder(c.out)
 	w.SetEscapeHTML(false)
-	return w.Encode(object)
+	return w.Encode(v)
 }
 
 // watchPause is how long what happens at once is gathered.

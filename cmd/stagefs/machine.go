@@ -91,14 +91,12 @@ func (m machine) checkDevice() finding {
 	return f
 }
 
-const capSysAdmin = 21
-
 func (m machine) checkUser() finding {
 	if m.euid != 0 {
 		return finding{"user", statusWarn, "an ordinary user's mount is for the processes of that user alone", "mount as root for full service"}
 	}
 	caps, err := strconv.ParseUint(procid.Status(m.read("/proc/self/status")).Field("CapEff"), 16, 64)
-	if err == nil && caps&(1<<capSysAdmin) == 0 {
+	if err == nil && caps&(1<<unix.CAP_SYS_ADMIN) == 0 {
 		return finding{"user", statusFail, "root without the right to mount (CAP_SYS_ADMIN)", "in a container: --cap-add SYS_ADMIN"}
 	}
 	return finding{"user", statusOK, "root", ""}

@@ -370,7 +370,6 @@ func explainMount(o fs.Options, err error) error {
 	case errors.Is(err, unix.EMFILE):
 		return exitf(exitOS, "%s: the daemon may not have enough files open (%s): ulimit -Hn %d or more; LimitNOFILE= in a systemd unit", quote(o.Dir), openFiles(), enoughFiles)
 	case errors.Is(err, fs.ErrNoFuse) && os.Geteuid() != 0 && unix.Access(target(o), unix.W_OK) != nil:
-		// fusermount3 has said the same, but go-fuse does not pass it on.
 		return exitf(exitNoPerm, "%s: ordinary users can only mount over directories that they may write; mount as root", quote(target(o)))
 	}
 	if mount := foreignDead(target(o)); mount != nil {

@@ -116,8 +116,6 @@ func readQuarantine(mountpoint string) ([]lockstate.Quarantined, error) {
 
 // printQuarantine prints what was put aside at rel or beneath it.
 func (c *command) printQuarantine(all []lockstate.Quarantined, rel string, asJSON bool) error {
-	enc := json.NewEncoder(c.out)
-	enc.SetEscapeHTML(false)
 	w := tabwriter.NewWriter(c.out, 0, 8, 2, ' ', 0)
 	if !asJSON {
 		fmt.Fprintln(w, "ID\tTIME\tOWNER\tREASON\tDIRECTORY")
@@ -127,7 +125,7 @@ func (c *command) printQuarantine(all []lockstate.Quarantined, rel string, asJSO
 			continue
 		}
 		if asJSON {
-			if err := enc.Encode(q); err != nil {
+			if err := c.printJSON(q); err != nil {
 				return err
 			}
 			continue

@@ -33,7 +33,7 @@ type handover struct {
 	Debug bool   // log every decision
 	Cwd   string // where the command line was typed
 
-	Mountpoint string // for messages
+	Mountpoint string
 
 	Ignored []syscall.Signal // stop signals that do not stop it
 }
