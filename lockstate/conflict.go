@@ -68,7 +68,7 @@ func (t *Table) heldAboveLocked(q *Request, own *row) (gov *row, err error) {
 			rows, sharers = splitShared(rows)
 		}
 		if len(sharers) > 0 && q.Kind != Shared {
-			if other := t.otherSharer(d, q); other != nil {
+			if other := d.otherSharer(q); other != nil {
 				return nil, t.heldLocked(other)
 			}
 		}
@@ -129,7 +129,7 @@ func (r *row) ownedBy(q *Request) bool {
 
 // otherSharer returns a shared lock on d that is not the requester's own. If
 // there is none, it may turn its own into an exclusive one.
-func (t *Table) otherSharer(d *Dir, q *Request) *row {
+func (d *Dir) otherSharer(q *Request) *row {
 	for _, r := range d.rows {
 		if r.kind == Shared && r.key() != q.key() {
 			return r

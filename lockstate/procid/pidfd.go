@@ -70,7 +70,7 @@ func readable(fd int) bool {
 // credentials, which are always there while the process is not reaped.
 func info(fd int, mask uint64) (pidfdInfo, error) {
 	in := pidfdInfo{mask: mask}
-	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), uintptr(pidfdGetInfo), uintptr(unsafe.Pointer(&in)))
+	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), pidfdGetInfo, uintptr(unsafe.Pointer(&in)))
 	if errno != 0 {
 		return pidfdInfo{}, errno
 	}
