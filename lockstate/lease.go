@@ -2,6 +2,8 @@ package lockstate
 
 import (
 	"container/heap"
+	"maps"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -151,9 +153,7 @@ func (t *Table) Join(p *procid.Process, d *Dir, client string, uid uint32, lives
 		}
 		var crowd []procid.ID
 		if len(r.lease.joined) >= maxJoined {
-			for id := range r.lease.joined {
-				crowd = append(crowd, id)
-			}
+			crowd = slices.Collect(maps.Keys(r.lease.joined))
 		} else {
 			r.join(p.ID())
 			t.noteLocked(r)

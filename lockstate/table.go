@@ -88,8 +88,8 @@ type Table struct {
 	staged    atomic.Uint64 // how often something was noted that flushStaged is to keep,
 	kept      atomic.Uint64 // and how much of that it has
 	rows      atomic.Int64  // len(tokens), readable without mu
+	leased    atomic.Int64  // how many of them are leases
 	listeners atomic.Int32
-	leased    atomic.Int64 // how many of them are leases
 }
 
 // Stats count what happened since the table was made.
