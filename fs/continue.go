@@ -44,6 +44,7 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 		return nil, err
 	}
 	procs.TakeUp(c.Procs)
+	procs.KeepOn(o.Shelf, false)
 	if err := s.newFS(o, c.Root, procs); err != nil {
 		return nil, err
 	}

@@ -103,6 +103,7 @@ func Mount(o Options) (_ *Server, err error) {
 		return nil, err
 	}
 	undo = append(undo, func() { procs.Close() })
+	procs.KeepOn(o.Shelf, true)
 	if !procs.KnowsExits() {
 		s.warn("it cannot be learnt how processes end: what an owner leaves that changed nothing passes to its parent even if it was killed")
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/stagefs/stagefs/fs/transport"
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/filestore"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // Options say what is mounted and how. Dir is required; the zero value of
@@ -46,6 +47,10 @@ type Options struct {
 	// Mounted is told when the mount is there, long before it answers, and when
 	// it is taken back because it cannot be served. nil: nobody asks.
 	Mounted func(there bool)
+
+	// Shelf has the processes of a supervised daemon that the next one wants to know
+	// of. nil: there is no supervisor.
+	Shelf *procid.Shelf
 
 	// Replace runs another program in this process, which goes on with what is
 	// in state by [Continue]. It returns only if that fails. nil: the daemon

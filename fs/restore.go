@@ -172,6 +172,13 @@ func (x *restoring) lock(s readRecord) (l lockstate.Lock, ok bool, err error) {
 		if !who.how.Known {
 			who.how = procid.Exit{Missed: true} // nobody watched: it may have succeeded, or not (R5, R7)
 		}
+		if who.how.Success() && !who.watched {
+			// Who inherits may be dead, too, and known to have succeeded.
+			if err := fs.watchLine(procid.Recorded(rec.Owner, rec.UID, rec.Lineage)); err != nil {
+				return l, false, err
+			}
+			who.watched = true
+		}
 		x.dead[rec.Owner] = who.how
 	case !who.watched:
 		if err := fs.watchLine(who.proc); err != nil {

@@ -391,3 +391,89 @@ func TestFaultSuperviseCloses(t *testing.T) {
 	e.answer()
 	eventually(t, "the next daemon serves", func() bool { now := m.daemon(); return now != 0 && now != pid })
 }
+
+// TestFaultSuperviseHandOver: a lock passes on from who succeeded while no daemon could
+// write that down (R5), also before the first one is there that can serve again. It ends
+// with who failed, and with who did so further up.
+func TestFaultSuperviseHandOver(t *testing.T) {
+	if r := run(t, stagefsBin(), "doctor"); !strings.Contains(r.Out, "parents and exit statuses") || strings.Contains(os.Getenv("STAGEFS_MOUNT_OPTS"), "--compat") {
+		t.Skip("it is not known how a process has ended that was reaped: Linux 6.15")
+	}
+	m := mountOver(t, "--supervise")
+	for _, c := range []struct {
+		name          string
+		parent, child int // statuses; -1: lives, -2: is killed
+		passes        bool
+		how           []string
+	}{
+		{"succeeded", -1, 0, true, []string{"once", "twice", "replaced"}},
+		{"both succeeded", 0, 0, true, []string{"once", "twice"}},
+		{"failed", -1, 1, false, []string{"once"}},
+		{"killed", -1, -2, false, []string{"once"}},
+		{"parent failed", 1, 0, false, []string{"once"}},
+	} {
+		for _, how := range c.how {
+			t.Run(c.name+" "+how, func(t *testing.T) {
+				m := m.on(t)
+				a := agent(t)
+				b := a.Child()
+				by := b.Child()
+				dir := c.name + how
+				by.must("mkdir", m.At(dir))
+				token := m.Locks()[dir].Token
+				if how == "replaced" {
+					m.replace()
+				}
+				old := m.daemon()
+				halt(t, old)
+				end := func(a *Agent, status int) {
+					switch status {
+					case -1:
+					case -2:
+						a.Kill()
+					default:
+						a.Exit(status)
+					}
+				}
+				end(by, c.child)
+				end(b, c.parent)
+				if how == "twice" {
+					mustDo(t, os.Chmod(m.State, 0o777)) // the next one can't start
+				}
+				mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+				if how == "twice" {
+					m.wantLog("can be written by others")
+					mustDo(t, os.Chmod(m.State, 0o700))
+				}
+				m.awaitSupervised(old)
+				owner := b.Pid
+				if c.parent >= 0 {
+					owner = a.Pid
+				}
+				if !c.passes {
+					m.awaitFree(dir)
+				} else if row := m.Locks()[dir]; row.Pid != owner || row.Token != token {
+					t.Errorf("%+v, want token %d of pid %d", row, token, owner)
+				}
+			})
+		}
+	}
+}
+
+// TestFaultSuperviseMany: of many hundred processes that have had locks, those are known
+// to the next daemon that had one at the end.
+func TestFaultSuperviseMany(t *testing.T) {
+	m := mountOver(t, "--supervise")
+	old := m.daemon()
+	if r := sh(t, m.Path, `i=0; while [ $i -lt 700 ]; do mkdir D && rmdir D || exit 1; i=$((i + 1)); done; exit 3`); r.Status != 3 {
+		t.Fatal(r)
+	}
+	a := agent(t)
+	b := a.Child()
+	b.must("mkdir", m.At("E"))
+	halt(t, old)
+	b.Exit(0)
+	mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+	m.awaitSupervised(old)
+	m.wantOwner("E", a.Pid)
+}

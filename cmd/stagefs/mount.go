@@ -106,9 +106,9 @@ func (c *command) mountAction(ctx *cli.Context) (err error) {
 			return explainMount(o, err)
 		}
 	}
-	o.Successor, o.Mounted = watched.again, watched.mounted
+	o.Successor, o.Mounted, o.Shelf = watched.again, watched.mounted, watched.shelf
 	c.ignored = ignoredStops()
-	h := handover{Debug: o.Debug, Mountpoint: target(o), Ignored: c.ignored}
+	h := handover{Debug: o.Debug, Mountpoint: target(o), Ignored: c.ignored, Shelf: o.Shelf}
 	h.Cwd, _ = syscall.Getwd() // os.Getwd looks at the directory
 	o.Replace = c.replaceBy(h)
 

@@ -36,6 +36,8 @@ type handover struct {
 	Mountpoint string
 
 	Ignored []syscall.Signal // stop signals that do not stop it
+
+	Shelf *procid.Shelf `json:",omitempty"` // its supervisor's
 }
 
 // replaceMount has the daemon of a mount replaced by this program.
@@ -173,6 +175,9 @@ func (h handover) exec(program, state, log *os.File) error {
 		h.Log = int(log.Fd())
 		inherited = append(inherited, h.Log)
 	}
+	if h.Shelf != nil {
+		inherited = append(inherited, h.Shelf.Put, h.Shelf.Take)
+	}
 	text, err := json.Marshal(h)
 	if err != nil {
 		return err
@@ -199,6 +204,10 @@ func takenOver() (h handover, ok bool) {
 	if h.Log != 0 {
 		unix.CloseOnExec(h.Log)
 	}
+	if h.Shelf != nil {
+		unix.CloseOnExec(h.Shelf.Put)
+		unix.CloseOnExec(h.Shelf.Take)
+	}
 	return h, true
 }
 
@@ -206,7 +215,7 @@ func takenOver() (h handover, ok bool) {
 // that cannot be done, it mounts anew, as after a crash (S1).
 func (c *command) takeOver(ctx context.Context, h handover) error {
 	os.WriteFile("/proc/self/comm", []byte("stagefs"), 0) // it is named after a descriptor
-	o := fs.Options{Mountpoint: h.Mountpoint, Version: versionText(), Replace: c.replaceBy(h)}
+	o := fs.Options{Mountpoint: h.Mountpoint, Version: versionText(), Replace: c.replaceBy(h), Shelf: h.Shelf}
 	if h.Log != 0 {
 		c.logFile = os.NewFile(uintptr(h.Log), "log")
 		o.Log = c.newLog(c.logFile, logLevel(h.Debug))

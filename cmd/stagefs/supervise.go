@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/fs"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // envSupervised tells a process that it is the daemon which `stagefs mount
@@ -24,11 +25,12 @@ import (
 const envSupervised = "STAGEFS_SUPERVISED"
 
 // A supervision is what a daemon knows of its supervisor: the value of
-// envSupervised is a descriptor, and "again" if that is so.
+// envSupervised are descriptors, and "again" if that is so.
 type supervision struct {
 	on    bool
-	again bool     // it takes the place of one that has mounted
-	told  *os.File // takes news, a byte each; nil: nobody asks
+	again bool          // it takes the place of one that has mounted
+	told  *os.File      // takes news, a byte each; nil: nobody asks
+	shelf *procid.Shelf // what the daemon before may have left; nil: there is none
 }
 
 // What a daemon tells its supervisor: the last of it counts when it has ended.
@@ -48,10 +50,19 @@ const maxReason = 3000
 func supervised() (s supervision) {
 	value := os.Getenv(envSupervised)
 	os.Unsetenv(envSupervised)
-	fd, again := strings.CutSuffix(value, again)
-	if n, err := strconv.Atoi(fd); err == nil && n > 2 {
-		unix.CloseOnExec(n)
-		s.told = os.NewFile(uintptr(n), "supervisor's pipe")
+	list, again := strings.CutSuffix(value, again)
+	var fds []int
+	for text := range strings.SplitSeq(list, ",") {
+		if n, err := strconv.Atoi(text); err == nil && n > 2 {
+			unix.CloseOnExec(n)
+			fds = append(fds, n)
+		}
+	}
+	if len(fds) > 0 {
+		s.told = os.NewFile(uintptr(fds[0]), "supervisor's pipe")
+	}
+	if len(fds) == 3 {
+		s.shelf = &procid.Shelf{Put: fds[1], Take: fds[2]}
 	}
 	s.on, s.again = value != "", again
 	return s
@@ -133,6 +144,10 @@ func (c *command) supervise(o fs.Options, starter *os.File) error {
 	if err := c.leaveStart(); err != nil {
 		return err
 	}
+	var shelf []*os.File
+	if s, err := procid.NewShelf(); err == nil { // without it, each daemon knows what was recorded
+		shelf = s.Files()
+	}
 
 	stopped, failures := false, 0
 	first := true                 // none has served or crashed
@@ -141,7 +156,7 @@ func (c *command) supervise(o fs.Options, starter *os.File) error {
 	said := make(map[string]bool) // why daemons have ended since one served well
 	for {
 		started := time.Now()
-		cmd, heard, err := c.startSupervised(starter, successor)
+		cmd, heard, err := c.startSupervised(starter, shelf, successor)
 		if err != nil && first {
 			return err
 		}
@@ -340,7 +355,7 @@ func (c *command) stoppedEnd(o fs.Options, err error, ours bool) error {
 // terminal: this process passes signals on. heard returns, once it has ended, what
 // it has told last, why it could not start, and whether the starter was told that it
 // answers.
-func (c *command) startSupervised(starter *os.File, successor bool) (cmd *exec.Cmd, heard func() (last byte, reason string, answered bool), err error) {
+func (c *command) startSupervised(starter *os.File, shelf []*os.File, successor bool) (cmd *exec.Cmd, heard func() (last byte, reason string, answered bool), err error) {
 	cmd = exec.Command("/proc/self/exe", c.args...)
 	cmd.Args[0] = "stagefs"
 	cmd.Env = os.Environ()
@@ -365,6 +380,10 @@ func (c *command) startSupervised(starter *os.File, successor bool) (cmd *exec.C
 	defer w.Close()
 	cmd.ExtraFiles = append(cmd.ExtraFiles, w)
 	value := strconv.Itoa(2 + len(cmd.ExtraFiles))
+	for _, f := range shelf {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, f)
+		value += "," + strconv.Itoa(2+len(cmd.ExtraFiles))
+	}
 	if successor {
 		value += again
 	}

@@ -33,6 +33,8 @@
 //     so its parent and its pidfd tell nothing (see husks).
 //   - A watch that has begun fires once, well within the 10 ms of R4, and no
 //     callback and no search for an exit status delays another watch.
+//   - What a [Shelf] has outlives this process, if another one has it open: then the next
+//     one learns how those have ended that are watched now, or have ended just before.
 //   - Nothing is left open after [Resolver.Close]; every descriptor is
 //     close-on-exec.
 //
@@ -45,6 +47,8 @@
 //     is dead while a debugger, which traces it, does not wait for it; 5 ms at most if
 //     somebody asks whether it lives, where the connector is open, or where
 //     [Resolver.Suspect] was called.
+//   - A shelf has the latest 512 at most, or as many as an ordinary user's socket buffer
+//     takes; and none before Linux 6.15.
 //   - Births are not known of from before FollowBirths, from while the kernel's
 //     buffers were full (see ringMost), and where perf_event_open(2) for all processes
 //     takes rights that the daemon does not have. A processor that is switched on, and

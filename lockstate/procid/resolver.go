@@ -49,6 +49,8 @@ type Resolver struct {
 	watched map[uint64]*group       // by group.serial; guarded by mu
 	late    map[ID][]func(ID, Exit) // watches that are about to begin; guarded by mu
 	serial  uint64                  // last group.serial given; guarded by mu
+	shelf   *Shelf                  // guarded by mu; nil: there is none
+	shelved int                     // how many are on it; guarded by mu
 }
 
 // NewResolver returns a resolver for the processes of the caller's pid

@@ -131,6 +131,7 @@ func (r *Resolver) watchLocked(g *group, fn func(ID, Exit)) error {
 	}
 	g.serial = r.serial
 	r.watched[g.serial] = g
+	r.shelveLocked(g)
 	if g.husk {
 		r.diedLocked(g)
 	}
