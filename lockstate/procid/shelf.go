@@ -22,8 +22,8 @@ type Shelf struct {
 const (
 	// shelfMost is how many pidfds there are at most. The cache has room for them.
 	shelfMost = maxThreads / 2
-	// shelfSlack is how many more there may be than twice what is watched, before those
-	// that are not watched any more are taken off.
+	// shelfSlack is how many more there are than twice what is watched, when those that
+	// are not watched any more are taken off.
 	shelfSlack = 32
 	// shelfLine bounds the text that comes with a pidfd: some hundred ancestors.
 	shelfLine = 8 << 10
@@ -157,8 +157,8 @@ func (r *Resolver) shelveLocked(g *group) {
 	if r.shelf == nil {
 		return
 	}
-	if r.shelved > 2*len(r.watched)+shelfSlack {
-		r.tidyShelfLocked()
+	if r.shelved >= min(2*len(r.watched)+shelfSlack, shelfMost) && len(r.watched) < shelfMost*3/4 {
+		r.tidyShelfLocked() // a quarter of what there is goes, at least
 	}
 	c := Carried{ID: g.proc.id, UID: g.proc.uid, Chain: g.proc.chain, FD: g.fd}
 	for r.shelved >= shelfMost && r.dropOldestLocked() {
