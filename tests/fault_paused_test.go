@@ -72,3 +72,42 @@ func TestFaultPaused(t *testing.T) {
 		t.Errorf("umount: %v, want %q", r, says)
 	}
 }
+
+// starve leaves a process some percent of a processor until the end of the test.
+func starve(t *testing.T, pid, percent int) {
+	t.Helper()
+	root, file, quota := "/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", itoa(percent*1000)
+	if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
+		root, file, quota = cgroupRoot(t), "cpu.max", quota+" 100000"
+	}
+	group := cgroupIn(t, root)
+	if err := os.WriteFile(filepath.Join(group, file), []byte(quota), 0); err != nil {
+		t.Skip("no processor time can be kept from a process here: ", err)
+	}
+	enter(t, pid, group)
+}
+
+// TestFaultStarved: where the daemon hardly gets a processor, holders and those who are to
+// hold are served, strangers refused, and the dead's locks end, with what was made under
+// them; all of it late.
+func TestFaultStarved(t *testing.T) {
+	m := mount(t, "--on-crash=destroy")
+	starve(t, m.cmd.Process.Pid, 3)
+	for range 5 {
+		a := agent(t)
+		a.must("mkdir", m.At("D"))
+		a.must("put", m.At("D/own"), "x", "creat")
+		a.Child().must("put", m.At("D/child's"), "x", "creat")
+		stranger(t).want("EBUSY", "creat", m.At("D/stranger's"), "wronly,creat")
+		a.Kill()
+		m.awaitFree("D")
+		if _, err := os.Lstat(m.Back("D")); err == nil {
+			t.Error("what was made under the lock is there yet")
+		}
+	}
+	// The locks pass from mkdir(1) to the shell, and from that to nobody (R5).
+	if r := sh(t, m.Path, `for i in 1 2 3 4 5; do mkdir E && (echo x >E/x) && sh -c 'echo y >E/y' && rm -r E || exit 1; done`); r.Status != 0 {
+		t.Error(r)
+	}
+	m.wantFree("E")
+}
