@@ -189,17 +189,15 @@ func (t *Table) strangeLocked(c *Change) {
 // judgeLocked decides about c.
 func (t *Table) judgeLocked(c *Change) error {
 	for _, d := range c.Dirs {
-		r, behind := d.inForce()
-		if r == nil {
-			if t.deny && !c.Free && !c.Named.locked() {
-				return &HeldError{Err: ErrUnlocked}
-			}
-			continue
-		}
-		for _, r := range [...]*row{r, behind} {
+		free := true
+		for r := range d.inForce() {
 			if err := t.judgeRowLocked(c, r); err != nil {
 				return err
 			}
+			free = false
+		}
+		if free && t.deny && !c.Free && !c.Named.locked() {
+			return &HeldError{Err: ErrUnlocked}
 		}
 	}
 	for _, d := range c.Trees {
@@ -219,7 +217,6 @@ func (t *Table) judgeLocked(c *Change) error {
 
 func (t *Table) judgeRowLocked(c *Change, r *row) error {
 	switch {
-	case r == nil:
 	case c.Process == nil && c.Who != nil:
 		return errWho
 	case !t.holdsLocked(r, c.Process, &c.asked):
@@ -231,17 +228,15 @@ func (t *Table) judgeRowLocked(c *Change, r *row) error {
 // judgeEntryLocked refuses what enters a locked directory while a process that
 // does not hold that directory can write to it.
 func (t *Table) judgeEntryLocked(c *Change) error {
-	if c.Into == nil {
-		return nil
-	}
-	r, behind := c.Into.inForce()
-	if r == nil {
+	if c.Into == nil || c.Into.governing() == nil {
 		return nil
 	}
 	var err error
 	harmless := func(h *Handle) bool {
-		if !r.holds(h.proc) || behind != nil && !behind.holds(h.proc) {
-			err = &HeldError{Err: ErrOpen, Handles: []HandleState{h.stateLocked()}}
+		for r := range c.Into.inForce() {
+			if !r.holds(h.proc) {
+				err = &HeldError{Err: ErrOpen, Handles: []HandleState{h.stateLocked()}}
+			}
 		}
 		return err == nil
 	}

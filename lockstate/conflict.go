@@ -57,7 +57,7 @@ func (t *Table) admitGrantLocked(q Request, own *row) error {
 // it is held by the caller. It returns the nearest of them whose holders delegate, own
 // aside: see granted.
 func (t *Table) heldAboveLocked(q *Request, own *row) (gov *row, err error) {
-	d, p := q.Dir, q.Process
+	d := q.Dir
 	for e := d; e != nil; e = e.parent {
 		rows := e.rows
 		if i := slices.Index(rows, own); i >= 0 {
@@ -79,18 +79,35 @@ func (t *Table) heldAboveLocked(q *Request, own *row) (gov *row, err error) {
 		if q.Kind == Shared && slices.ContainsFunc(sharers, func(s *row) bool { return s.key() == r.key() }) {
 			continue // its owner lets others share
 		}
-		if !t.holdsLocked(r, p, q.asked) && !r.ownedBy(q) {
-			return nil, t.heldLocked(r)
-		}
-		behind := granted(rows)
-		if r.pending && behind != nil && !r.ownedBy(q) && !t.holdsLocked(behind, p, q.asked) {
-			return nil, t.heldLocked(behind)
+		if err := t.heldHereLocked(rows, q); err != nil {
+			return nil, err
 		}
 		if gov == nil {
-			gov = behind
+			gov = granted(rows)
 		}
 	}
 	return gov, nil
+}
+
+// heldHereLocked is heldAboveLocked for one directory: rows are its own, from which the
+// last one and, as long as that is pending, the one behind it have to be the caller's.
+func (t *Table) heldHereLocked(rows []*row, q *Request) error {
+	top := true
+	for _, r := range slices.Backward(rows) {
+		if !top && r.kind == Shared {
+			continue // as for granted
+		}
+		top = false
+		switch own := r.ownedBy(q); {
+		case own && r.pending && r.dir == q.Dir:
+			return nil // the request is decided when that is: see twinError
+		case !own && !t.holdsLocked(r, q.Process, q.asked):
+			return t.heldLocked(r)
+		case !r.pending:
+			return nil
+		}
+	}
+	return nil
 }
 
 // granted returns the last of a directory's rows that somebody may write under, or nil. One

@@ -1,6 +1,7 @@
 package lockstate
 
 import (
+	"iter"
 	"slices"
 	"strings"
 )
@@ -90,20 +91,35 @@ func (d *Dir) granted() *row {
 	return nil
 }
 
-// inForce returns what is to be held to change something in d: the governing row and, as
-// long as that is pending, the one behind it that is in force until then, or nil.
-func (d *Dir) inForce() (r, behind *row) {
-	if r = d.governing(); r != nil && r.pending {
-		behind = d.granted()
+// inForce yields what is to be held to change something in d: the governing row and, as
+// long as that is pending, the one behind it. Each may come to nothing, and those behind it
+// then be in force.
+func (d *Dir) inForce() iter.Seq[*row] {
+	return func(yield func(*row) bool) {
+		top := true
+		for e := d; e != nil; e = e.parent {
+			for _, r := range slices.Backward(e.rows) {
+				if !top && r.kind == Shared {
+					continue // as for granted
+				}
+				if !yield(r) || !r.pending {
+					return
+				}
+				top = false
+			}
+		}
 	}
-	return r, behind
 }
 
 // inForce reports whether r is one of the rows on its directory that have to be held, as
 // for [Dir.inForce].
 func (r *row) inForce() bool {
-	top := r.dir.top()
-	return r == top || top.pending && r == granted(r.dir.rows)
+	for o := range r.dir.inForce() {
+		if o == r || o.dir != r.dir {
+			return o == r
+		}
+	}
+	return false
 }
 
 // within reports whether d is top or beneath it.

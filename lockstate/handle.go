@@ -76,15 +76,11 @@ func (t *Table) openHandle(c *Change, name string) (*Handle, error) {
 	}
 	for i, d := range c.Dirs {
 		h.enterLocked(d)
-		r, behind := d.inForce()
-		if r == nil {
-			continue
-		}
-		if i == 0 {
+		if r := d.governing(); r != nil && i == 0 {
 			h.under = r.token
 		}
-		for _, r := range [...]*row{r, behind} {
-			if r != nil && r.lease != nil { // one name is enough: it is the file that changes
+		for r := range d.inForce() {
+			if r.lease != nil { // one name is enough: it is the file that changes
 				h.revocable = true
 				t.revokeByLocked(h, r.token)
 			}

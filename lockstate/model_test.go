@@ -101,13 +101,8 @@ func (m *model) top(path string) *modelRow {
 
 // governing is the governing lock: that on the nearest directory at or above path.
 func (m *model) governing(path string) *modelRow {
-	return nearest(path, m.top)
-}
-
-// nearest is what of finds of the nearest directory at or above path of which it finds any.
-func nearest(path string, of func(string) *modelRow) *modelRow {
 	for _, p := range upward(path) {
-		if r := of(p); r != nil {
+		if r := m.top(p); r != nil {
 			return r
 		}
 	}
@@ -196,6 +191,23 @@ func (m *model) granted(path string) *modelRow {
 	return nil
 }
 
+// inForce is what has to be held to change something in path: the last row of the nearest
+// directory and, since one that is pending may come to nothing, those behind it down to one
+// that is not. What is shared keeps nobody out then.
+func (m *model) inForce(path string) (all []*modelRow) {
+	for _, q := range upward(path) {
+		for _, r := range slices.Backward(m.rows) {
+			if r.Path != q || len(all) > 0 && r.Kind == lockstate.Shared {
+				continue
+			}
+			if all = append(all, r); !r.pending {
+				return all
+			}
+		}
+	}
+	return all
+}
+
 // mayAcquire is C3, and A5.
 func (m *model) mayAcquire(p *procid.Process, path string, kind lockstate.Kind) verdict {
 	var sharers []*modelRow // those in front, and what they share
@@ -267,21 +279,16 @@ func (m *model) mayAcquire(p *procid.Process, path string, kind lockstate.Kind) 
 // mayChange is C1, C2, W1 and, for what enters by rename, W3.
 func (m *model) mayChange(p *procid.Process, paths, trees []string, into, entering string) verdict {
 	for _, q := range paths {
-		r := m.governing(q)
-		if r != nil && !r.holder(p) {
-			return heldBy(r)
-		}
-		if r != nil && r.pending { // what is in force until then has to be held, too
-			if g := nearest(q, m.granted); g != nil && !g.holder(p) {
-				return heldBy(g)
+		for _, r := range m.inForce(q) {
+			if !r.holder(p) {
+				return heldBy(r)
 			}
 		}
 	}
 	for _, tree := range trees {
 		v := verdict{}
 		for _, r := range m.rows {
-			top := m.top(r.Path)
-			if at(r.Path, tree) && (top == r || top.pending && m.granted(r.Path) == r) && !r.holder(p) {
+			if at(r.Path, tree) && slices.Contains(m.inForce(r.Path), r) && !r.holder(p) {
 				v.err = lockstate.ErrHeld
 				v.tokens = append(v.tokens, r.Token)
 			}
@@ -293,17 +300,11 @@ func (m *model) mayChange(p *procid.Process, paths, trees []string, into, enteri
 	if into == "" {
 		return verdict{}
 	}
-	r := m.governing(into)
-	if r == nil {
-		return verdict{}
-	}
-	behind := r
-	if g := nearest(into, m.granted); r.pending && g != nil {
-		behind = g
-	}
+	held := m.inForce(into)
 	v := verdict{}
 	for _, h := range m.handles {
-		if slices.ContainsFunc(h.paths, func(q string) bool { return at(q, entering) }) && !(r.holder(h.proc) && behind.holder(h.proc)) {
+		stranger := slices.ContainsFunc(held, func(r *modelRow) bool { return !r.holder(h.proc) })
+		if slices.ContainsFunc(h.paths, func(q string) bool { return at(q, entering) }) && stranger {
 			v.err = lockstate.ErrOpen
 			v.handles = append(v.handles, h)
 		}

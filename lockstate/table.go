@@ -178,7 +178,7 @@ func (t *Table) Holds(p *procid.Process, d *Dir) bool {
 	return holds
 }
 
-// HoldsAll is Holds, also of the lock that is in force as long as that one is about to be
+// HoldsAll is Holds, also of the locks behind that one as long as it is about to be
 // acquired: it may come to nothing.
 func (t *Table) HoldsAll(p *procid.Process, d *Dir) bool {
 	holds, _ := t.holds(p, d, true)
@@ -198,8 +198,12 @@ func (t *Table) holds(p *procid.Process, d *Dir, all bool) (holds, sure bool) {
 	var a asking
 	for {
 		t.mu.Lock()
-		r, behind := d.inForce()
-		holds = r == nil || t.holdsLocked(r, p, &a) && (!all || behind == nil || t.holdsLocked(behind, p, &a))
+		holds = true
+		for r := range d.inForce() {
+			if holds = t.holdsLocked(r, p, &a); !holds || !all {
+				break
+			}
+		}
 		t.mu.Unlock()
 		if holds || !t.resolve(p, &a) {
 			return holds, !a.unsure

@@ -66,7 +66,7 @@ func (m *Mount) pend(taker, other *Agent, dir, as, kind string) (end func()) {
 // still.
 func TestL2AttackPending(t *testing.T) {
 	need(t, "root", "fuse")
-	for _, c := range []struct{ what, held string }{{"open", "D"}, {"open", "D/sub"}, {"flock", "D/sub"}} {
+	for _, c := range []struct{ what, held string }{{"open", "D"}, {"open", "D/sub"}, {"flock", "D/sub"}, {"acquire", "D/sub"}} {
 		t.Run(c.what+" in "+c.held, func(t *testing.T) {
 			what := c.what
 			m := mount(t)
@@ -83,10 +83,13 @@ func TestL2AttackPending(t *testing.T) {
 
 			end := m.pend(taker, other, "D/sub", "client=x", "lease")
 			got := "EBUSY"
-			if what == "open" {
+			switch what {
+			case "open":
 				got = member.Try("open", "h", m.At("D/sub/f"), "wronly")
-			} else {
+			case "flock":
 				got = member.Try("flock", "l")
+			case "acquire":
+				got, _ = member.command(m, "acquire D/sub/in client=x")
 			}
 			end()
 			if what == "open" && got == "ok" {
@@ -99,6 +102,73 @@ func TestL2AttackPending(t *testing.T) {
 			}
 			if !oneOf(got, "EBUSY|EAGAIN") {
 				t.Errorf("%s = %s, want it refused", what, got)
+			}
+		})
+	}
+}
+
+// TestL2AttackPendingBoth: nor where that one is about to be had, too: the one in front of it
+// may come to nothing, and it to something.
+func TestL2AttackPendingBoth(t *testing.T) {
+	needInject(t)
+	for _, c := range []struct{ what, front, refused string }{
+		{"open", "D", "EBUSY"}, {"open", "D/sub", "EBUSY"}, {"rename", "D", "EBUSY"}, {"flock", "D", "EAGAIN"}, {"acquire", "D", "EBUSY"},
+	} {
+		t.Run(c.what+" in "+c.front, func(t *testing.T) {
+			m := newMount(t, staticDir(t), tempDir(t))
+			making, goesOn := make(chan struct{}), make(chan struct{})
+			m.inject(&fault{call: unix.SYS_MKDIRAT, until: func(a asked) <-chan struct{} {
+				if a.path(1) != "devserver" {
+					return nil
+				}
+				close(making)
+				return goesOn
+			}})
+			m.serve()
+			for _, d := range []string{"D", "D/sub", "D/sub/in"} {
+				openDir(t, m.Back(d))
+			}
+			for _, f := range []string{"slow", "sub/slow", "sub/f", "sub/in/devserver"} {
+				openFile(t, m.Back("D", f), "of before")
+			}
+			holder, member := agent(t), carrier(t, 0, "x")
+			taker, other := holder.Child(), holder.Child()
+			member.must("open", "l", m.At("D/sub/in/devserver"), "rdonly")
+			// The kernel looks up no name in a directory in which it has one made.
+			for _, path := range []string{m.At("D/sub/f"), m.At(c.front, "slow")} {
+				other.must("stat", path)
+			}
+
+			lock := holder.Start("mkdir", m.At("D/devserver"))
+			<-making
+			end := m.pend(taker, other, c.front, "client=x", "lease")
+			got := ""
+			switch c.what {
+			case "open":
+				got = member.Try("open", "h", m.At("D/sub/f"), "wronly")
+			case "rename":
+				got = member.Try("rename", m.At("D/sub/f"), m.At("D/sub/g"))
+			case "flock":
+				got = member.Try("flock", "l")
+			case "acquire":
+				got, _ = member.command(m, "acquire D/sub/in client=x")
+			}
+			close(goesOn)
+			if s := lock(); s != "ok" {
+				t.Fatalf("mkdir of the lock file = %s", s)
+			}
+			end()
+			m.wantOwner("D", holder.Pid)
+			if got != c.refused {
+				t.Errorf("%s = %s, want %s", c.what, got, c.refused)
+			}
+			if c.what == "open" && got == "ok" {
+				if got = member.Try("write", "h", "evil"); got == "ok" {
+					t.Error("written beneath somebody else's lock")
+				}
+			}
+			if row, there := m.Locks()["D/sub/in"]; there {
+				t.Errorf("locked beneath somebody else's lock: %+v", row)
 			}
 		})
 	}
