@@ -56,7 +56,7 @@ func (fs *FS) checkAliasWriters(r *request, dir *lockstate.Dir, g *lockstate.Gra
 	fs.aliasMu.Unlock()
 	p := r.process()
 	err := fs.aliasWriter(fs.table.Path(dir), func(o *procid.Process) bool {
-		return o.ID() == p.ID() || o.Descends(p.ID()) || g.Delegates(o) || fs.table.Holds(o, dir)
+		return o.ID() == p.ID() || o.Descends(p.ID()) || g.Keeps(o)
 	})
 	if err != nil {
 		return err

@@ -35,9 +35,9 @@ func TestConfirm(t *testing.T) {
 	}
 }
 
-// TestDelegates: a grant tells who had its directory before, which is the nearest lock's
-// holder and nobody who merely shares.
-func TestDelegates(t *testing.T) {
+// TestKeeps: a grant tells whose its directory is, or was before: the nearest lock's
+// holder's, and nobody's who merely shares.
+func TestKeeps(t *testing.T) {
 	f := newFixture(t, lockstate.Options{})
 	acquire := func(p *procid.Process, path string, k lockstate.Kind) *lockstate.Grant {
 		t.Helper()
@@ -48,20 +48,20 @@ func TestDelegates(t *testing.T) {
 		return g
 	}
 	free := acquire(f.parent, "a", lockstate.Explicit)
-	if free.Delegates(f.parent) || free.Delegates(f.stranger) {
-		t.Error("somebody has what was free")
+	if !free.Keeps(f.parent) || free.Keeps(f.stranger) {
+		t.Errorf("free: Keeps = %t for who gets it, %t for a stranger, want true and false", free.Keeps(f.parent), free.Keeps(f.stranger))
 	}
 	free.Commit()
 	for _, path := range []string{"a/b", "a"} { // beneath, and in front
 		g := acquire(f.child, path, lockstate.Explicit)
-		if !g.Delegates(f.parent) || g.Delegates(f.stranger) {
-			t.Errorf("%s: Delegates = %t for the holder, %t for a stranger, want true and false",
-				path, g.Delegates(f.parent), g.Delegates(f.stranger))
+		if !g.Keeps(f.parent) || g.Keeps(f.stranger) {
+			t.Errorf("%s: Keeps = %t for the holder, %t for a stranger, want true and false",
+				path, g.Keeps(f.parent), g.Keeps(f.stranger))
 		}
 		g.Abort()
 	}
 	f.take(f.stranger, "s", lockstate.Shared)
-	if acquire(f.parent, "s", lockstate.Shared).Delegates(f.stranger) {
-		t.Error("who shares delegates")
+	if acquire(f.parent, "s", lockstate.Shared).Keeps(f.stranger) {
+		t.Error("who shares keeps something")
 	}
 }

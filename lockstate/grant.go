@@ -132,11 +132,14 @@ func (g *Grant) SetKey(key any) {
 // further up (A2).
 func (g *Grant) Covered() bool { return g.row == nil }
 
-// Delegates reports whether p holds the lock that governs the directory beside the
-// grant's own: it may keep what it has open there (C3d).
-func (g *Grant) Delegates(p *procid.Process) bool {
+// Keeps reports whether p may keep what it has open in the directory (C3d): it holds the
+// grant's lock, or the one that governs the directory beside that.
+func (g *Grant) Keeps(p *procid.Process) bool {
 	if g.row == nil {
 		return false
+	}
+	if l, has := g.t.HoldsBy(p, g.row.token); has && l.Kind != Shared {
+		return true
 	}
 	g.t.mu.Lock()
 	defer g.t.mu.Unlock()

@@ -174,6 +174,41 @@ func TestL2AttackPendingBoth(t *testing.T) {
 	}
 }
 
+// TestC3dAttackPendingAlias: who is about to get a lock in front of one that is about to be had
+// keeps nothing open there either, by a name that nobody has looked up.
+func TestC3dAttackPendingAlias(t *testing.T) {
+	need(t, "root", "fuse")
+	m := mount(t)
+	for _, d := range []string{"D", "out"} {
+		openDir(t, m.Back(d))
+	}
+	for _, f := range []string{"first", "slow", "f"} {
+		openFile(t, m.Back("D", f), "of before")
+	}
+	mustDo(t, os.Link(m.Back("D/f"), m.Back("out/f")))
+	holder, member := agent(t), carrier(t, 0, "x")
+	first, taker, other := holder.Child(), holder.Child(), holder.Child()
+	member.must("open", "h", m.At("out/f"), "wronly")
+
+	answer, stands := awaitedOpen(t, m.Back("D/first"))
+	t.Cleanup(answer)
+	stuck := first.Start("truncate", m.At("D/first"), "1")
+	eventually(t, "the truncation is stuck", stands)
+	lock := holder.Start("ctl", m.control("ctl"), "acquire D")
+	eventually(t, "the lock is on its way", func() bool { return member.Try("getxattr", m.At("D"), "user.stagefs.kind") == "ok" })
+	end := m.pend(taker, other, "D", "client=x", "lease")
+	answer()
+	got := lock()
+	stuck()
+	end()
+	if got != "EBUSY" {
+		t.Errorf("acquire = %s, want EBUSY", got)
+	}
+	if s := member.Try("write", "h", "evil"); got == "ok" && s == "ok" {
+		t.Error("written beneath somebody else's lock")
+	}
+}
+
 // TestW3AttackPending: nor is what somebody else holds there changed through a name elsewhere
 // that nobody has looked up.
 func TestW3AttackPending(t *testing.T) {
