@@ -14,7 +14,7 @@ import (
 )
 
 // waysUnder returns what reaches the backing past the mount that is about to
-// be made over it (M5): working directories, roots and descriptors of
+// be made over it (M5): working directories, roots, descriptors and mappings of
 // processes, and other mounts. What is open on a dead mount over it reaches nothing.
 func waysUnder(dir string, dead *deadMount) ([]string, error) {
 	path, err := AbsoluteOf(dir)
@@ -110,12 +110,16 @@ func waysOf(pid int, path string, dead *deadMount) []string {
 	}
 	look("its working directory at", proc+"/cwd")
 	look("its root at", proc+"/root")
-	fds, err := os.ReadDir(proc + "/fd")
-	if err != nil {
-		return ways
-	}
+	fds, _ := os.ReadDir(proc + "/fd")
 	for _, fd := range fds {
 		look("descriptor "+fd.Name()+" open on", filepath.Join(proc, "fd", fd.Name()))
+	}
+	maps, _ := os.ReadFile(proc + "/maps")
+	for line := range strings.Lines(string(maps)) {
+		// proc_pid_maps(5): addresses, permissions …
+		if at, of, _ := strings.Cut(line, " "); len(of) > 4 && of[1] == 'w' && of[3] == 's' {
+			look("a writable mapping of", filepath.Join(proc, "map_files", at))
+		}
 	}
 	return ways
 }

@@ -285,6 +285,11 @@ func TestM5(t *testing.T) {
 		"cwd below":  func(t *testing.T, a *Agent, dir string) { openDir(t, dir+"/sub"); a.must("chdir", dir+"/sub") },
 		"descriptor": func(t *testing.T, a *Agent, dir string) { a.must("open", "h", dir+"/file", "wronly,creat") },
 		"directory":  func(t *testing.T, a *Agent, dir string) { a.must("open", "h", dir, "rdonly,directory") },
+		"mapping": func(t *testing.T, a *Agent, dir string) {
+			a.must("open", "h", dir+"/file", "rdwr,creat")
+			a.must("mmap", "m", "h")
+			a.must("close", "h")
+		},
 	}
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {

@@ -246,18 +246,29 @@ func TestS1VolumeUnmounted(t *testing.T) {
 	}
 }
 
-// TestS1Descriptors: what is open on the dead mount is no reason for --strict to
+// TestS1Descriptors: what is open on the dead mount, or mapped, is no reason for --strict to
 // refuse (M5). It reaches nothing, but for what passed the daemon: see
 // TestW3Crash.
 func TestS1Descriptors(t *testing.T) {
-	m := mountOver(t, "--no-passthrough")
-	a := agent(t)
-	a.must("open", "w", m.At("file"), "rdwr,creat")
-	m.kill()
-	m.start([]string{"--strict", "--no-passthrough"})
-	m.awaitReady()
-	a.want("ENOTCONN", "write", "w", "x")
-	a.want("ENOTCONN", "close", "w") // what close(2) says is no reason to try again
+	for _, opts := range [][]string{{"--no-passthrough"}, nil} {
+		t.Run(strings.Join(opts, " "), func(t *testing.T) {
+			m := mountOver(t, opts...)
+			a := agent(t)
+			for _, h := range []string{"mapped", "w"} {
+				a.must("open", h, m.At("file"), "rdwr,creat")
+			}
+			a.must("mmap", "m", "mapped")
+			a.must("close", "mapped")
+			m.kill()
+			m.start(append([]string{"--strict"}, opts...))
+			m.awaitReady()
+			if opts == nil {
+				return
+			}
+			a.want("ENOTCONN", "write", "w", "x")
+			a.want("ENOTCONN", "close", "w") // what close(2) says is no reason to try again
+		})
+	}
 }
 
 // daemon is the process that serves the mount.
