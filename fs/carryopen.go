@@ -16,6 +16,7 @@ type carriedFile struct {
 	FD        int
 	Kept      bool // of no account: it goes with the next HandoverFormat
 	Backing   int32
+	InDoubt   bool  // see file
 	Lingering []int // indices of handles
 }
 
@@ -75,7 +76,7 @@ func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
 	}
 	for n, f := range fs.nodes.files.all() {
 		f.mu.Lock()
-		x := carriedFile{Node: n.id, FD: f.fd, Backing: f.backing}
+		x := carriedFile{Node: n.id, FD: f.fd, Backing: f.backing, InDoubt: f.inDoubt}
 		for _, h := range f.lingering {
 			x.Lingering = append(x.Lingering, index[h])
 		}
@@ -146,6 +147,7 @@ func (fs *FS) takeUpFiles(files []carriedFile, handles []*handle) error {
 		}
 		f := n.lockFile()
 		f.fd, f.backing = x.FD, x.Backing
+		f.doubtLocked(f.inDoubt || x.InDoubt)
 		if f.fd >= 0 {
 			fs.spare.take()
 		}

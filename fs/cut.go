@@ -24,7 +24,12 @@ func (f *file) cutLocked(h *handle, cuts bool) {
 		h.cuts = true
 		f.cutting++
 	}
-	f.inDoubt = f.inDoubt || f.cutting > 0 && f.handles() > 1
+	f.doubtLocked(f.inDoubt || f.cutting > 0 && f.handles() > 1)
+}
+
+// doubtLocked takes note of whether the kernel's size may be wrong.
+func (f *file) doubtLocked(inDoubt bool) {
+	f.inDoubt = inDoubt
 	f.unsized.Store(f.cutting > 0 || f.inDoubt)
 }
 
@@ -34,8 +39,7 @@ func (f *file) noticedLocked(h *handle) {
 		h.cuts = false
 		f.cutting--
 	}
-	f.inDoubt = f.inDoubt && f.handles() > 0
-	f.unsized.Store(f.cutting > 0 || f.inDoubt)
+	f.doubtLocked(f.inDoubt && f.handles() > 0)
 }
 
 // noticed is noticedLocked at a close(2).
@@ -85,8 +89,7 @@ func (fs *FS) writeUncut(h *handle, fd int, in *fuse.WriteIn, data []byte) (uint
 func (fs *FS) wroteAtEnd(h *handle, asTold bool) {
 	f := h.node.lockFile()
 	if asTold && f.cutting == 0 {
-		f.inDoubt = false // it knows the size
-		f.unsized.Store(false)
+		f.doubtLocked(false) // it knows the size
 	}
 	cached := f.cached > 0
 	h.node.unlockFile(f)

@@ -108,6 +108,49 @@ func appendWhileCut(m *Mount, flags, size int) error {
 	return nil
 }
 
+// TestS1ReplaceCut: nor is it written over what was appended before the daemon was replaced,
+// though the kernel does not know where the file ends.
+func TestS1ReplaceCut(t *testing.T) {
+	replaceWays(t, func(t *testing.T, opts []string) {
+		m := mount(t, opts...)
+		path := m.At("file")
+		mustDo(t, os.WriteFile(path, nil, 0o644))
+		log, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+		mustDo(t, err)
+		defer log.Close()
+		const size = 100
+		add := func(letter rune) {
+			if _, err := log.WriteString(strings.Repeat(string(letter), size)); err != nil {
+				t.Error(err)
+			}
+		}
+		for range 8 { // mostly it knows too little after the first
+			mustDo(t, os.Truncate(path, 0))
+			var all sync.WaitGroup
+			all.Go(func() {
+				for _, letter := range "abcdefgh" {
+					add(letter)
+				}
+			})
+			all.Go(func() {
+				if err := cutOff(path); err != nil {
+					t.Error(err)
+				}
+			})
+			all.Wait()
+			before, err := os.ReadFile(m.Back("file"))
+			mustDo(t, err)
+			m.replace()
+			add('z')
+			got, err := os.ReadFile(m.Back("file"))
+			mustDo(t, err)
+			if want := string(before) + strings.Repeat("z", size); string(got) != want {
+				t.Fatalf("%s is there, want %s", letters(got, size), letters([]byte(want), size))
+			}
+		}
+	})
+}
+
 // letters tells of data by one character for each record.
 func letters(data []byte, size int) string {
 	var short []byte
