@@ -102,7 +102,7 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 // and does not surprise the parent (R5).
 func (t *Table) WatchedBy(token uint64, id procid.ID) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush() // the next daemon is not to hand it over either
 	r := t.tokens[token]
 	if r == nil || r.lease != nil || r.owner.ID() != id || len(r.heirs) == 0 || r.heirs[0].Reaper {
 		return

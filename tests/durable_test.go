@@ -367,3 +367,27 @@ func TestS1CandidateWon(t *testing.T) {
 	a.Kill()
 	eventually(t, "it goes with its creator", func() bool { return !exists(m.Back("D", candidateName(t, a))) })
 }
+
+// TestR5Watched: a lock that its owner watches is not handed over by the next daemon either,
+// nor by the next program.
+func TestR5Watched(t *testing.T) {
+	for name, next := range map[string]func(*Mount){
+		"killed":   func(m *Mount) { m.restart(nil) },
+		"replaced": (*Mount).replace,
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mountOver(t)
+			openDir(t, m.At("D"))
+			m.Ctl("release D")
+			parent := agent(t)
+			owner := parent.Child()
+			token := owner.mustCommand(m, "acquire D").Token
+			owner.must("open", "follow", m.control("ctl"), "rdwr")
+			owner.must("write", "follow", fmt.Sprintf("watch D token=%d", token))
+			next(m)
+			m.wantOwner("D", owner.Pid)
+			owner.Exit(0)
+			m.awaitFree("D")
+		})
+	}
+}
