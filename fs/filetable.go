@@ -20,6 +20,7 @@ type file struct {
 	direct   int
 	writers  int // handles of which may change it without a request,
 	mappable int // and of which by a mapping
+	paging   int // cached handles of which a mapping may change the kernel's pages
 
 	// mapped says whether it may be mapped writable past the daemon, for who does not wait:
 	// the backing may take long for what is done with mu held. As when mu was given back.
@@ -154,5 +155,8 @@ func (f *file) count(h *handle, mode ioMode, n int) {
 		f.direct += n
 	default:
 		f.cached += n
+		if h.lock != nil && h.mapsWritable() {
+			f.paging += n
+		}
 	}
 }

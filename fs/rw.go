@@ -217,11 +217,19 @@ func (fs *FS) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Statu
 	return status
 }
 
-// CopyFileRange is copy_file_range(2) between two files of the mount.
+// CopyFileRange is copy_file_range(2) between two files of the mount. The kernel drops all
+// pages in which something was copied to, also what somebody stores in a mapping of them
+// meanwhile: where there may be one, it is to copy through its pages itself.
 func (fs *FS) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
 	src, dst := fs.handles.get(in.FhIn, in.NodeId), fs.handles.get(in.FhOut, in.NodeIdOut)
 	if !src.isFile() || !dst.isFile() || dst.lock == nil && dst.opener == nil {
 		return 0, fuse.EBADF
+	}
+	f := dst.node.lockFile()
+	paged := f.paging > 0
+	dst.node.unlockFile(f)
+	if paged {
+		return 0, fuse.Status(unix.EOPNOTSUPP)
 	}
 	defer fs.wroteDirectly(dst, 0, 0)
 	n := 0
