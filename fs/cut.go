@@ -66,7 +66,9 @@ func (fs *FS) writeUncut(h *handle, fd int, in *fuse.WriteIn, data []byte) (uint
 	f.cut.RLock()
 	defer f.cut.RUnlock()
 	if !back && (!f.unsized.Load() || in.Flags&unix.O_DIRECT != 0) { // the parts of that may come in any order
-		return writeAt(fd, in, data, h.beside())
+		// Who has the file open past an earlier daemon may make it longer: of that, the
+		// kernel is not told here.
+		return writeAt(fd, in, data, h.beside() || f.adopted.Load())
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

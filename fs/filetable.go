@@ -2,6 +2,7 @@ package fs
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -44,6 +45,8 @@ type file struct {
 	hot       *hotDir   // while there are writers, or handles that linger
 	lingering []*handle // closed, but perhaps still mapped
 	watched   bool      // the node is pinned for them
+
+	adopted atomic.Bool // an earlier daemon's are among them, for who does not wait
 }
 
 // fileTable holds the files of a node table.
@@ -133,6 +136,7 @@ func (n *node) unlockFile(f *file) {
 		f.hot = nil
 	}
 	f.mapped.Store(f.mappable > 0 || len(f.lingering) > 0)
+	f.adopted.Store(slices.ContainsFunc(f.lingering, func(h *handle) bool { return h.lock.Owner().ID().Pid == 0 }))
 	if f.handles()+f.writing+len(f.lingering) == 0 {
 		f.dead = true
 		n.tab.files.drop(n)

@@ -283,3 +283,25 @@ func mapWhileCut(m *Mount) error {
 	}
 	return nil
 }
+
+// TestM2AppendedBesideDead: what is appended through a mount goes behind what somebody
+// writes meanwhile to a file that he has open past a dead daemon.
+func TestM2AppendedBesideDead(t *testing.T) {
+	m := mount(t)
+	needPassthrough(m)
+	openFile(t, m.Back("file"), "")
+	old, appends := agent(t), agent(t)
+	old.must("open", "x", m.At("file"), "wronly")
+	old.must("write", "x", "before ")
+	m.restart(nil)
+	appends.must("open", "x", m.At("file"), "wronly,append")
+	appends.must("write", "x", "one ")
+	old.must("pwrite", "x", "p", "4", "11")
+	appends.must("write", "x", "two")
+	if data, err := os.ReadFile(m.Back("file")); err != nil || string(data) != "before one pppptwo" {
+		t.Errorf("%q is there, %v", data, err)
+	}
+	if data, err := os.ReadFile(m.At("file")); err != nil || string(data) != "before one pppptwo" {
+		t.Errorf("%q is read, %v", data, err)
+	}
+}
