@@ -56,7 +56,7 @@ func mapWhileCopied(m *Mount) error {
 	}()
 	stored := (*uint64)(unsafe.Pointer(&mapped[0]))
 	lost, n := 0, uint64(0)
-	for until := seconds(2); time.Now().Before(until); {
+	for until := seconds(1); time.Now().Before(until); {
 		for range 1000 {
 			n++
 			atomic.StoreUint64(stored, n)

@@ -60,7 +60,7 @@ func appendWhileCut(m *Mount, flags, size int) error {
 	}
 	defer log.Close()
 	record := func(k int) []byte { return bytes.Repeat([]byte{byte('a' + k)}, size) }
-	for round, until := 0, seconds(2); time.Now().Before(until); round++ {
+	for round, until := 0, seconds(1); time.Now().Before(until); round++ {
 		const records = 8
 		var all sync.WaitGroup
 		failed := make([]error, 3)
@@ -202,7 +202,7 @@ func writeWhileCut(m *Mount, flags int) error {
 		return err
 	}
 	defer writer.Close()
-	for round, until := 0, seconds(2); time.Now().Before(until); round++ {
+	for round, until := 0, seconds(1); time.Now().Before(until); round++ {
 		var all sync.WaitGroup
 		failed := make([]error, 2)
 		all.Go(func() {
@@ -249,7 +249,7 @@ func TestM2MappedWhileTruncated(t *testing.T) {
 func mapWhileCut(m *Mount) error {
 	path := m.At("file")
 	const size = 3 * 4096
-	for round, until := 0, seconds(2); time.Now().Before(until); round++ {
+	for round, until := 0, seconds(1); time.Now().Before(until); round++ {
 		if err := os.WriteFile(path, bytes.Repeat([]byte("x"), size), 0o644); err != nil {
 			return err
 		}

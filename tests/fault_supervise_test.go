@@ -255,7 +255,7 @@ func TestFaultSuperviseNoThread(t *testing.T) {
 	supervisor.Store(int64(m.cmd.Process.Pid))
 	a := agent(t)
 	a.must("mkdir", m.At("D"))
-	for range 20 {
+	for range 12 {
 		old := m.daemon()
 		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
 		m.awaitSupervised(old)
