@@ -181,10 +181,7 @@ func probeTimeChanges(p *probe) {
 			p.must(unix.UtimesNanoAt(unix.AT_FDCWD, p.at(name), long, 0))
 			before[name] = p.times(name)
 		}
-		last := before[watch[len(watch)-1]].Ctim
-		for time.Since(time.Unix(last.Sec, last.Nsec)) < 6*time.Millisecond {
-			time.Sleep(time.Millisecond)
-		}
+		awaitLater(before[watch[len(watch)-1]].Ctim)
 		err := c.do()
 		line := errnoName(err)
 		for _, name := range watch {
@@ -201,6 +198,18 @@ func probeTimeChanges(p *probe) {
 			}
 		}
 		p.note("%s: %s", c.name, line)
+	}
+}
+
+// awaitLater returns when what is changed now gets a later time. The clock that file systems
+// go by is behind by a tick, and by some where the machine is busy.
+func awaitLater(t unix.Timespec) {
+	for {
+		var now unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now); err != nil || now.Nano() > t.Nano() {
+			return
+		}
+		time.Sleep(time.Millisecond)
 	}
 }
 
@@ -234,9 +243,7 @@ func probeMappedTimes(p *probe) {
 		p.must(unix.Truncate(p.at(name), 1<<20)) // a hole, that a write fills
 		for i := range 2 {
 			before := p.lookAt(name)
-			for time.Since(time.Unix(before.Ctime.Sec, int64(before.Ctime.Nsec))) < 10*time.Millisecond {
-				time.Sleep(time.Millisecond) // so that now is another time
-			}
+			awaitLater(unix.Timespec{Sec: before.Ctime.Sec, Nsec: int64(before.Ctime.Nsec)})
 			note := func(when string) {
 				after := p.lookAt(name)
 				p.note("%o %d %s: mtime changed %v, ctime %v, grew by %d", flags, i, when,
