@@ -154,10 +154,30 @@ func (fs *FS) openWritingAt(n *node, p *place) (fd int, done func(), err error) 
 	}, nil
 }
 
+// truncatesBy returns a descriptor of h's own by which its file can be truncated, or -1. One
+// that passes gets it here, and keeps it: where the first close(2) after a truncation writes
+// the file out (ext4's auto_da_alloc, XFS, btrfs), that is to be one after the new content
+// was written, and not that of a descriptor for a moment. The caller holds FS.ns.
+func (fs *FS) truncatesBy(h *handle) int {
+	if a := h.flags & unix.O_ACCMODE; a != unix.O_WRONLY && a != unix.O_RDWR {
+		return -1
+	}
+	if h.mode != ioPassing {
+		return h.fd.get()
+	}
+	f := h.node.lockFile()
+	defer h.node.unlockFile(f)
+	// What was heard on the descriptor that it has shared until now, its own would not hear.
+	if h.fd.get() < 0 && h.heard == f.unwritten.times {
+		_ = fs.openOwnLocked(h.node, f, h, -1, &unix.Statx_t{}) // else by one for a moment
+	}
+	return h.fd.get()
+}
+
 // truncateOpen carries out O_TRUNC for h, which has just begun. The caller holds FS.ns.
 func (fs *FS) truncateOpen(h *handle) error {
-	use := h.fd.get()
-	if a := h.flags & unix.O_ACCMODE; use < 0 || a != unix.O_WRONLY && a != unix.O_RDWR {
+	use := fs.truncatesBy(h)
+	if use < 0 {
 		fd, done, err := fs.openWritingAt(h.node, nil)
 		if err != nil {
 			return err
@@ -174,7 +194,7 @@ func (fs *FS) truncateOpen(h *handle) error {
 // truncate changes the size of n, through h if it may write. p is where n is.
 // The caller holds FS.ns.
 func (fs *FS) truncate(n *node, p place, h *handle, size int64) error {
-	if h != nil && h.fd.get() >= 0 && writes(h.flags) {
+	if h != nil && fs.truncatesBy(h) >= 0 {
 		return fs.writeFD(h, nil, "", func(fd int) error {
 			return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
 		})

@@ -1,0 +1,102 @@
+//go:build linux
+
+package tests
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestM2WrittenOut: where the file system writes out what has replaced a file's content when
+// that is closed, so that a crash of the machine does not leave an empty file, it does so
+// through the mount, too.
+func TestM2WrittenOut(t *testing.T) {
+	bare := filepath.Join(staticDir(t), "file")
+	for name, cut := range map[string]func(path string) (*os.File, error){
+		"O_TRUNC": func(path string) (*os.File, error) { return os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0) },
+		"ftruncate": func(path string) (*os.File, error) {
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			if err == nil {
+				err = f.Truncate(0)
+			}
+			return f, err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if !rewritten(t, bare, bare, cut, time.Second) {
+				t.Skip("the file system of the directory does not do so itself")
+			}
+			cutMounts(t, func(m *Mount) error {
+				if !rewritten(t, m.At("file"), m.Back("file"), cut, 10*time.Second) {
+					return errors.New("what was written before close(2) is in memory alone")
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// rewritten replaces the content of a file, and reports whether that has its place on the
+// disk soon. back is the file in its file system.
+func rewritten(t *testing.T, path, back string, cut func(path string) (*os.File, error), within time.Duration) bool {
+	t.Helper()
+	content := bytes.Repeat([]byte("content "), 4<<10)
+	f, err := os.Create(path)
+	mustDo(t, err)
+	_, err = f.Write(content)
+	mustDo(t, err)
+	mustDo(t, f.Sync())
+	mustDo(t, f.Close())
+	f, err = cut(path)
+	mustDo(t, err)
+	_, err = f.Write(content)
+	mustDo(t, err)
+	mustDo(t, f.Close())
+	look, err := os.Open(back) // and close(2) only at the end: that writes out, too
+	mustDo(t, err)
+	defer look.Close()
+	for until := time.Now().Add(within); ; time.Sleep(10 * time.Millisecond) {
+		placed, err := hasPlace(look)
+		if err == unix.EOPNOTSUPP || err == unix.ENOTTY {
+			return false
+		}
+		mustDo(t, err)
+		if placed || time.Now().After(until) {
+			return placed
+		}
+	}
+}
+
+// hasPlace reports whether the file system has given all that was written to a file a place
+// on its disk: see the kernel's Documentation/filesystems/fiemap.rst.
+func hasPlace(f *os.File) (bool, error) {
+	const (
+		fsIocFiemap = 0xc020660b
+		delalloc    = 4 // FIEMAP_EXTENT_DELALLOC
+	)
+	const most = 16
+	ask := make([]byte, 32+56*most) // struct fiemap, and of struct fiemap_extent
+	binary.NativeEndian.PutUint64(ask[8:], 1<<62)
+	binary.NativeEndian.PutUint32(ask[24:], most)
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), fsIocFiemap, uintptr(unsafe.Pointer(&ask[0])))
+	runtime.KeepAlive(ask)
+	if errno != 0 {
+		return false, errno
+	}
+	n := binary.NativeEndian.Uint32(ask[20:])
+	for i := range n {
+		if binary.NativeEndian.Uint32(ask[32+56*i+40:])&delalloc != 0 {
+			return false, nil
+		}
+	}
+	return n > 0, nil
+}
