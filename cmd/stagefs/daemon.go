@@ -39,6 +39,11 @@ func (c *command) startDaemon() error {
 	cmd.ExtraFiles = []*os.File{w}
 	cmd.Stderr = c.err
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+
+	// In its session the daemon does not hear what the terminal sends, and is told by this
+	// program. It inherits what that was started to ignore, which is so heard only later.
+	signals := make(chan os.Signal, 4)
+	notifyUnignored(signals, stopSignals()...) // to the end, as in serve
 	err = cmd.Start()
 	w.Close()
 	if err != nil {
@@ -48,9 +53,7 @@ func (c *command) startDaemon() error {
 	// (M5). This one is about to end, and is no find.
 	_ = os.Chdir("/")
 
-	// In its session the daemon does not hear what the terminal sends.
-	signals := make(chan os.Signal, 4)
-	notifyStop(signals, nil) // to the end, as in serve
+	notifyStop(signals, nil)
 	answer := make(chan bool, 1)
 	go func() {
 		n, _ := r.Read(make([]byte, 1))
