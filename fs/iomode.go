@@ -174,7 +174,6 @@ func (fs *FS) openFlags(n *node, f *file, h *handle, st *unix.Statx_t) (uint32, 
 		return fuse.FOPEN_PASSTHROUGH | fuse.FOPEN_DIRECT_IO, f.backing
 	case ioDirect:
 		n.plain.setPassed(true)
-		n.plain.setPaged(true) // by a private mapping
 		return fuse.FOPEN_DIRECT_IO, 0
 	}
 	if h.fresh = !fs.pagesAreGoodLocked(n, f, h, st); h.fresh {
@@ -193,15 +192,17 @@ func (fs *FS) openFlags(n *node, f *file, h *handle, st *unix.Statx_t) (uint32, 
 // dropped is before anybody reads or writes through them; then that waits for nobody.
 func (fs *FS) pagesAreGoodLocked(n *node, f *file, h *handle, st *unix.Statx_t) bool {
 	passed, alone := n.plain.passed(), f.cached+f.direct == 1
-	switch {
-	case !alone:
+	if !alone {
 		return !passed
-	case n.plain.paged() && (passed || h.lock == nil && fs.readChangesAtime(st)) &&
-		fs.kernel.InodeNotify(n.id, 0, 0) != fuse.OK:
-		return false
+	}
+	if n.plain.paged() && (passed || h.lock == nil && fs.readChangesAtime(st)) {
+		// It drops the attributes, too, so the next open would ask for them each time.
+		if fs.kernel.InodeNotify(n.id, 0, 0) != fuse.OK {
+			return false
+		}
+		n.plain.setPaged(false)
 	}
 	n.plain.setPassed(false)
-	n.plain.setPaged(true)
 	return true
 }
 

@@ -53,15 +53,17 @@ func (m *plainMark) passed() bool { return m.bits.Load()&passedBit != 0 }
 
 func (m *plainMark) setPassed(passed bool) { m.set(passedBit, passed) }
 
-// paged reports whether the kernel may keep pages of the file.
+// paged reports whether the kernel may keep pages of the file: it has asked to read,
+// or written by its page cache, since they were dropped.
 func (m *plainMark) paged() bool { return m.bits.Load()&pagedBit != 0 }
 
 func (m *plainMark) setPaged(paged bool) { m.set(pagedBit, paged) }
 
 func (m *plainMark) set(bit uint32, on bool) {
-	if on {
+	switch set := m.bits.Load()&bit != 0; {
+	case on && !set:
 		m.bits.Or(bit)
-	} else {
+	case !on && set:
 		m.bits.And(^bit)
 	}
 }

@@ -29,6 +29,7 @@ func (fs *FS) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Re
 		// The pages from before are gone: the kernel drops them in open(2).
 		h.node.plain.setPassed(false)
 	}
+	h.node.plain.setPaged(true) // with O_DIRECT by a private mapping
 	fd, temporary, err := fs.readFD(h)
 	if err != nil {
 		return nil, statusOf(err)
@@ -67,6 +68,9 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 	}
 	if h.lock == nil && h.opener == nil {
 		return 0, fuse.EBADF
+	}
+	if h.mode == ioCached {
+		h.node.plain.setPaged(true)
 	}
 	status = statusOf(fs.writeFD(h, &in.InHeader, "write", func(fd int) error {
 		return errorOf(fs.changing(cancel, &in.InHeader, h, "write", uint64(len(data)), func() error {

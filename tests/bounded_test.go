@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 )
 
@@ -41,13 +40,13 @@ func TestM2Bounded(t *testing.T) {
 	if got := m.openFiles() - idle; got > 4096+64 {
 		t.Errorf("the walk left %d descriptors open", got)
 	}
-	if got := m.nodes(); got < dirs {
+	if got := m.gauge("stagefs_nodes"); got < dirs {
 		t.Errorf("stagefs_nodes = %d after the walk, want %d at least", got, dirs)
 	}
 	for i := range dirs {
 		mustDo(t, os.RemoveAll(m.At("D"+strconv.Itoa(i))))
 	}
-	eventually(t, "what is gone is forgotten", func() bool { return m.nodes() < 100 && m.openFiles() < idle+100 })
+	eventually(t, "what is gone is forgotten", func() bool { return m.gauge("stagefs_nodes") < 100 && m.openFiles() < idle+100 })
 }
 
 // openFiles returns how many descriptors the daemon has.
@@ -56,20 +55,4 @@ func (m *Mount) openFiles() int {
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", m.cmd.Process.Pid))
 	mustDo(m.t, err)
 	return len(entries)
-}
-
-// nodes returns how many inodes the daemon says that it knows.
-func (m *Mount) nodes() int {
-	m.t.Helper()
-	metrics, err := os.ReadFile(m.control("metrics"))
-	mustDo(m.t, err)
-	for line := range strings.Lines(string(metrics)) {
-		if rest, ok := strings.CutPrefix(line, "stagefs_nodes "); ok {
-			n, err := strconv.Atoi(strings.TrimSpace(rest))
-			mustDo(m.t, err)
-			return n
-		}
-	}
-	m.t.Fatal("no stagefs_nodes in the metrics")
-	return 0
 }
