@@ -75,23 +75,26 @@ func (t *Table) heldAboveLocked(q *Request, own *row) (gov *row, err error) {
 		if len(rows) == 0 {
 			continue
 		}
-		r := rows[len(rows)-1]
-		if q.Kind == Shared && slices.ContainsFunc(sharers, func(s *row) bool { return s.key() == r.key() }) {
-			continue // its owner lets others share
-		}
-		if err := t.heldHereLocked(rows, q); err != nil {
+		if err := t.heldHereLocked(rows, sharers, q); err != nil {
 			return nil, err
 		}
-		if gov == nil {
+		if gov == nil && !q.letIn(rows[len(rows)-1], sharers) { // else it is none of the caller's
 			gov = granted(rows)
 		}
 	}
 	return gov, nil
 }
 
+// letIn reports whether the owner of r lets others share it, and q asks for that. One of
+// the sharers that is about to be acquired may come to nothing, and lets nobody in yet.
+func (q *Request) letIn(r *row, sharers []*row) bool {
+	return q.Kind == Shared && slices.ContainsFunc(sharers, func(s *row) bool { return !s.pending && s.key() == r.key() })
+}
+
 // heldHereLocked is heldAboveLocked for one directory: rows are its own, from which the
-// last one and, as long as that is pending, the one behind it have to be the caller's.
-func (t *Table) heldHereLocked(rows []*row, q *Request) error {
+// last one and, as long as that is pending, the one behind it have to be the caller's, or
+// shared by their owners.
+func (t *Table) heldHereLocked(rows, sharers []*row, q *Request) error {
 	top := true
 	for _, r := range slices.Backward(rows) {
 		if !top && r.kind == Shared {
@@ -101,7 +104,7 @@ func (t *Table) heldHereLocked(rows []*row, q *Request) error {
 		switch own := r.ownedBy(q); {
 		case own && r.pending && r.dir == q.Dir:
 			return nil // the request is decided when that is: see twinError
-		case !own && !t.holdsLocked(r, q.Process, q.asked):
+		case !own && !q.letIn(r, sharers) && !t.holdsLocked(r, q.Process, q.asked):
 			return t.heldLocked(r)
 		case !r.pending:
 			return nil

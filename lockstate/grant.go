@@ -221,6 +221,9 @@ func (g *Grant) Commit() (Lock, bool) {
 		t.rekeyLocked(r, k)
 	}
 	flush = t.replaceOthersLocked(r) || flush
+	if r.kind == Shared {
+		t.ringLocked() // its owner lets others share from now on
+	}
 	return r.lock(), true
 }
 

@@ -233,15 +233,23 @@ func (m *model) mayAcquire(p *procid.Process, path string, kind lockstate.Kind) 
 			return others
 		}
 	}
-	letsIn := kind == lockstate.Shared && gov != nil && slices.ContainsFunc(sharers, func(r *modelRow) bool { return r.Owner == gov.Owner })
-	if gov != nil && !letsIn && !gov.holder(p) {
-		return heldBy(gov)
+	// One who shares what is his lets others do so, when he has got both.
+	letsIn := func(r *modelRow) bool {
+		return kind == lockstate.Shared && slices.ContainsFunc(sharers, func(s *modelRow) bool { return !s.pending && s.Owner == r.Owner })
 	}
-	if !letsIn { // else it is none of p's
-		delegates = m.granted(path)
-		if gov != nil && gov.pending && delegates != nil && !delegates.holder(p) {
-			return heldBy(delegates)
+	for _, r := range slices.Backward(m.rows) {
+		if gov == nil || r.Path != path || r.Kind == lockstate.Shared {
+			continue
 		}
+		if !letsIn(r) && !r.holder(p) {
+			return heldBy(r)
+		}
+		if !r.pending {
+			break
+		}
+	}
+	if gov != nil && !letsIn(gov) { // else it is none of p's
+		delegates = m.granted(path)
 	}
 	for _, q := range upward(path)[1:] { // (a), (b)
 		r, behind := m.top(q), m.granted(q)
