@@ -31,6 +31,7 @@ var errnos = []struct {
 	{errMayMap, syscall.EBUSY},
 	{lockstate.ErrNotYours, syscall.EPERM},
 	{lockstate.ErrCrowd, syscall.ENOLCK},
+	{lockstate.ErrTokens, syscall.ENOLCK},
 	{advisory.ErrConflict, syscall.EAGAIN},
 	{advisory.ErrCancelled, syscall.EINTR},
 	{advisory.ErrDeadlock, syscall.EDEADLK},

@@ -33,6 +33,7 @@ func TestStatusOf(t *testing.T) {
 		{lockstate.ErrCancelled, fuse.EINTR, false},
 		{lockstate.ErrGone, fuse.ENOENT, false},
 		{lockstate.ErrNoLock, fuse.ENOENT, false},
+		{lockstate.ErrTokens, fuse.Status(unix.ENOLCK), false},
 		{errors.New("anything else"), fuse.EIO, false},
 	} {
 		if got := statusOf(c.err); got != c.want {

@@ -41,6 +41,8 @@ var (
 	ErrNotYours = errors.New("the lease is another user's")
 	// ErrCrowd: too many live processes joined a lease.
 	ErrCrowd = errors.New("too many processes joined the lease")
+	// ErrTokens: there is no higher token.
+	ErrTokens = errors.New("tokens are used up")
 	// ErrNoLock: there is no such lock.
 	ErrNoLock = errors.New("no such lock")
 )

@@ -2,6 +2,7 @@ package lockstate_test
 
 import (
 	"errors"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -354,6 +355,16 @@ func TestTokensGrowAcrossTables(t *testing.T) {
 			}
 			last = l.Token
 			f.end(l.Token)
+		}
+	}
+}
+
+// Tokens that are used up end neither in a loop nor in lower ones: nobody gets a lock.
+func TestTokensUsedUp(t *testing.T) {
+	for _, last := range []uint64{lockstate.MemberBase - 1, math.MaxUint64 - 5, math.MaxUint64} {
+		f := newFixture(t, lockstate.Options{LastToken: last})
+		if l, err := f.try(f.parent, "d", lockstate.Explicit); !errors.Is(err, lockstate.ErrTokens) {
+			t.Errorf("after token %d: token %d, %v, want ErrTokens", last, l.Token, err)
 		}
 	}
 }

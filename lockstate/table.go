@@ -261,8 +261,12 @@ func (t *Table) refill() error {
 	t.mu.Lock()
 	want := t.token + reserveBlock
 	enough := t.reserved > t.token+reserveBlock/2
+	used := t.token >= MemberBase-reserveBlock
 	t.mu.Unlock()
-	if enough {
+	switch {
+	case used:
+		return ErrTokens
+	case enough:
 		return nil
 	}
 	if err := t.reserve(want); err != nil {

@@ -97,7 +97,7 @@ func (s *Store) loadMark(fresh bool) error {
 func (s *Store) clockMark() uint64 {
 	latest := time.Now()
 	for _, name := range []string{s.key + ".tokens", s.key + ".tokens.tmp", s.key + ".lock"} {
-		if info, err := s.dir.Stat(name); err == nil && info.ModTime().After(latest) {
+		if info, err := s.dir.Stat(name); err == nil && info.ModTime().After(latest) && info.ModTime().Unix() < endOfMarks/1_000_000 {
 			latest = info.ModTime()
 		}
 	}
@@ -145,6 +145,10 @@ func (s *Store) exchange(a, b string) error {
 
 const markHeader = "stagefs-tokens 1 "
 
+// endOfMarks is above all marks: no daemon lives to give out so many tokens, and the
+// numbers of other records than locks' are not far (lockstate.MemberBase).
+const endOfMarks = 1 << 59
+
 // encodeMark writes one line: the header, the mark, and a checksum of both.
 func encodeMark(mark uint64) []byte {
 	line := markHeader + strconv.FormatUint(mark, 10)
@@ -152,7 +156,7 @@ func encodeMark(mark uint64) []byte {
 	return fmt.Appendf(nil, "%s %08x\n", line, sum)
 }
 
-// decodeMark accepts exactly what encodeMark writes.
+// decodeMark accepts exactly what encodeMark writes of a mark that can be.
 func decodeMark(data []byte) (mark uint64, ok bool) {
 	rest, ok := bytes.CutPrefix(data, []byte(markHeader))
 	if !ok {
@@ -163,5 +167,5 @@ func decodeMark(data []byte) (mark uint64, ok bool) {
 		return 0, false
 	}
 	mark, err := strconv.ParseUint(string(digits), 10, 64)
-	return mark, err == nil && bytes.Equal(data, encodeMark(mark))
+	return mark, err == nil && mark < endOfMarks && bytes.Equal(data, encodeMark(mark))
 }

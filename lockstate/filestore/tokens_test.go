@@ -2,8 +2,12 @@ package filestore_test
 
 import (
 	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -113,6 +117,27 @@ func TestMissing(t *testing.T) {
 	}
 }
 
+// A mark that cannot be is none, however well it is written: tokens would run into other
+// numbers, or begin anew. So is a time that cannot be.
+func TestMarkTooHigh(t *testing.T) {
+	for _, mark := range []uint64{1 << 60, math.MaxUint64 - 5, math.MaxUint64} {
+		dir := t.TempDir()
+		reserve(t, dir, 77)
+		file := filepath.Join(dir, "key.tokens")
+		line := "stagefs-tokens 1 " + strconv.FormatUint(mark, 10)
+		sum := crc32.Checksum([]byte(line), crc32.MakeTable(crc32.Castagnoli))
+		if err := os.WriteFile(file, fmt.Appendf(nil, "%s %08x\n", line, sum), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		future := time.Date(200_000, 1, 1, 0, 0, 0, 0, time.UTC)
+		_ = os.Chtimes(file, future, future) // where the file system can
+		s := open(t, dir)
+		if got := s.Tokens(); got <= 77 || got >= 1<<53 || len(s.Warnings()) != 1 {
+			t.Errorf("mark %d: Tokens() = %d, Warnings() = %q, want more than 77, below 2^53, and one warning", mark, got, s.Warnings())
+		}
+	}
+}
+
 // With the clock set back, the times of the files still prove how far it was.
 func TestDamageWithClockSetBack(t *testing.T) {
 	dir := t.TempDir()
@@ -133,7 +158,7 @@ func TestDamageWithClockSetBack(t *testing.T) {
 
 // A write that was cut off before its rename left a mark that is proven.
 func TestTemporaryFileCounts(t *testing.T) {
-	const high = 1 << 60
+	const high = 1 << 58
 	dir := t.TempDir()
 	reserve(t, dir, high)
 	file := filepath.Join(dir, "key.tokens")
