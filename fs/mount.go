@@ -319,7 +319,7 @@ func (s *Server) openStore(o *Options, root int) error {
 	if err != nil {
 		return err
 	}
-	store, err := openState(dir, o.Dir, root, s.servedBefore(o.Dir))
+	store, err := openState(dir, o.Dir, root, s.servedBefore(o.Dir), o.Successor)
 	if err != nil {
 		return err
 	}

@@ -41,7 +41,7 @@ type Options struct {
 	Transport     string        // how requests come: one of transport's names; "": transport.Auto
 	Debug         bool          // log each request
 	MountFlags    MountFlags    // what the mount has otherwise than the file system of Dir
-	Successor     bool          // take the place of a dead mount, or fail with ErrUnmounted
+	Successor     bool          // take the place of a dead mount, or fail with ErrUnmounted; and of its state, or fail with ErrLostState
 	Log           *slog.Logger  // nil: no log
 
 	// Mounted is told when the mount is there, long before it answers, and when
@@ -86,6 +86,7 @@ var (
 	ErrUnmounted      = errors.New("was unmounted before it was served")
 	ErrState          = errors.New("what an earlier daemon recorded cannot be judged now")
 	ErrNewerState     = filestore.ErrNewer
+	ErrLostState      = filestore.ErrLost
 	ErrNoFuse         = errors.New("FUSE is not available")
 	ErrNoTransport    = transport.ErrUnavailable
 	ErrStrict         = errors.New("there are ways under the mount")

@@ -231,8 +231,8 @@ func uuidAt(m MountEntry) string {
 }
 
 // openState opens the state of a backing in a state directory. served: there was a
-// daemon, whose mount is there still.
-func openState(stateDir, dir string, root int, served bool) (*filestore.Store, error) {
+// daemon, whose mount is there still. required: its state must be, too.
+func openState(stateDir, dir string, root int, served, required bool) (*filestore.Store, error) {
 	keys, err := stateKeys(root)
 	if err != nil {
 		return nil, err
@@ -245,7 +245,7 @@ func openState(stateDir, dir string, root int, served bool) (*filestore.Store, e
 	o := filestore.Options{
 		Key: keys[0], Older: keys[1:], Place: here.String(),
 		Confirm: func(last string) error { return here.confirm(uuid, last) },
-		Served:  served,
+		Served:  served, Required: served && required,
 	}
 	for end := time.Now().Add(endTime); ; time.Sleep(5 * time.Millisecond) {
 		store, err := filestore.Open(stateDir, o)

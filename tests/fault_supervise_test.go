@@ -212,6 +212,54 @@ func TestFaultSuperviseObstacle(t *testing.T) {
 	}
 }
 
+// TestFaultSuperviseState: where the state directory is gone when a daemon is killed, or
+// another one is mounted there, the next daemon does not go on without the locks, unless
+// somebody starts it himself.
+func TestFaultSuperviseState(t *testing.T) {
+	dirs := []string{staticDir(t), staticDir(t)}
+	covered := mountDir(t, dirs[0], dirs[0], "--supervise")
+	moved := mountDir(t, dirs[1], dirs[1], "--supervise")
+	a := agent(t)
+	for _, m := range []*Mount{covered, moved} {
+		a.must("mkdir", m.At("D"))
+		pid := m.daemon()
+		if m == covered {
+			mustDo(t, unix.Mount("none", m.State, "tmpfs", 0, "mode=700"))
+			t.Cleanup(func() { unix.Unmount(m.State, unix.MNT_DETACH) })
+		} else {
+			mustDo(t, os.Rename(m.State, m.State+".away"))
+		}
+		mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
+	}
+	for _, m := range []*Mount{covered, moved} {
+		m.wantLog(m.State+": there is no state of the daemon that was here before; put it back", "tries again every 2s")
+		if m == covered {
+			mustDo(t, unix.Unmount(m.State, 0))
+		} else {
+			mustDo(t, os.Rename(m.State+".away", m.State))
+		}
+	}
+	for _, m := range []*Mount{covered, moved} {
+		eventually(t, "the mount is back", func() bool { return m.daemon() != 0 })
+		if row := m.Locks()["D"]; row.Pid != a.Pid {
+			t.Errorf("D: %+v, want a lock of pid %d", row, a.Pid)
+		}
+	}
+
+	pid := moved.daemon()
+	mustDo(t, os.Rename(moved.State, moved.State+".away"))
+	mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
+	eventually(t, "it is mounted by hand", func() bool { // between two tries of the supervisor's
+		r := run(t, stagefsBin(), "mount", "-d", "--state-dir", moved.State, moved.Dir)
+		return r.Status == 0 && strings.Contains(r.Err, "the locks that it gave out are lost")
+	})
+	eventually(t, "the supervisor ends", moved.dead)
+	moved.wantFree("D")
+	if r := run(t, stagefsBin(), "umount", moved.Path); r.Status != 0 {
+		t.Error(r)
+	}
+}
+
 // TestFaultSuperviseNoProcess: where another daemon cannot be started at once, it
 // is a little later.
 func TestFaultSuperviseNoProcess(t *testing.T) {

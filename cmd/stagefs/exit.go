@@ -109,6 +109,7 @@ func explain(err error) (status int, text string) {
 		{stagefs.ErrMountpointBusy, exitCantCreate, "something is mounted there; unmount it, or choose another mountpoint"},
 		{stagefs.ErrInside, exitUsage, "see: stagefs mount --help"},
 		{stagefs.ErrNewerState, exitUnavailable, "mount with the version that was in use before, or move these files away to go without the locks in them; nothing was changed"},
+		{stagefs.ErrLostState, exitUnavailable, "put it back, or unmount what covers it; or, to go on without the locks in it, mount by hand: stagefs mount, with the same options"},
 		{stagefs.ErrNoFuse, exitOS, "see: stagefs doctor"},
 		{stagefs.ErrNoTransport, exitOS, "see: stagefs doctor"},
 		{stagefs.ErrStrict, exitHeld, "end what is named, or mount without --strict"},

@@ -24,6 +24,10 @@ var ErrClosed = errors.New("state store is closed")
 // why.
 var ErrDir = errors.New("state directory")
 
+// ErrLost is returned where there is no state, though there must be: see
+// [Options.Required].
+var ErrLost = errors.New("there is no state of the daemon that was here before")
+
 // ErrNewer is returned for a state that this version does not understand.
 var ErrNewer = errors.New("the state was written by a newer version")
 
@@ -84,6 +88,8 @@ type Options struct {
 	// Served: the backing was served before, as something else shows. If there is
 	// no state of that, it was lost.
 	Served bool
+	// Required: then that is ErrLost, and nothing is made.
+	Required bool
 
 	steps func(op, name string, done bool)
 }
@@ -94,6 +100,9 @@ func Open(stateDir string, o Options) (*Store, error) {
 	key := o.Key
 	if key == "" || strings.ContainsAny(key, "/\x00") || key[0] == '.' {
 		return nil, fmt.Errorf("bad key %q for a backing", key)
+	}
+	if _, err := os.Stat(stateDir); o.Required && errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("%s: %w", stateDir, ErrLost)
 	}
 	if err := makeDir(stateDir); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrDir, err)
@@ -158,7 +167,10 @@ func (s *Store) open(o Options) error {
 		fresh = !found
 	}
 	if fresh && o.Served && s.missing(s.key+".tokens") {
-		s.warn("there is no state of the daemon that was here before; the locks that it gave out are lost")
+		if o.Required {
+			return fmt.Errorf("%s: %w", filepath.Dir(s.path), ErrLost)
+		}
+		s.warn("%v; the locks that it gave out are lost", ErrLost)
 		fresh, s.incomplete = false, true
 	}
 
