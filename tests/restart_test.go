@@ -336,7 +336,8 @@ func TestS1Supervise(t *testing.T) {
 	}
 }
 
-// TestS1SupervisorKilled: the daemon serves on without it.
+// TestS1SupervisorKilled: the daemon serves on without it. When that one is killed, too,
+// whoever mounts next has the locks, and the directory does not lie open before.
 func TestS1SupervisorKilled(t *testing.T) {
 	m := mountOver(t, "--supervise")
 	pid := m.daemon()
@@ -344,6 +345,20 @@ func TestS1SupervisorKilled(t *testing.T) {
 	mustDo(t, os.WriteFile(m.At("file"), nil, 0o644))
 	if now := m.daemon(); now != pid {
 		t.Errorf("daemon %d, want %d", now, pid)
+	}
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
+	awaitEnd(t, "the daemon ends", pid)
+	if a.Try("mkdir", m.At("E")) == "ok" {
+		t.Error("E can be made while no daemon is there")
+	}
+	if r := run(t, stagefsBin(), "mount", "-d", "--supervise", "--state-dir", m.State, m.Dir); r.Status != 0 {
+		t.Fatal(r)
+	}
+	pid = m.daemon()
+	if row := m.Locks()["D"]; row.Pid != a.Pid {
+		t.Errorf("D: %+v, want a lock of pid %d", row, a.Pid)
 	}
 	if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
 		t.Error(r)
