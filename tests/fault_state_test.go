@@ -329,7 +329,8 @@ func TestFaultDamagedState(t *testing.T) {
 								continue
 							}
 							n := min(len(b)*part/4+part*7, len(b)-1)
-							// Without its last lines a file is whole.
+							// Without its last lines a file is whole: a daemon that
+							// was killed at once has not noted how long it was.
 							shows = what != "cut off" || n > 0 && b[n-1] != '\n'
 							mustDo(t, os.WriteFile(file, damages[what](b, n), 0o600))
 							damaged = true
@@ -363,6 +364,38 @@ func TestFaultDamagedState(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestFaultStateCut: a journal that was cut off at the end of a line is no whole one: that
+// locks are missing is said.
+func TestFaultStateCut(t *testing.T) {
+	m := mountOver(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	last := m.Locks()["D"].Token
+	only := func(kind string) string {
+		files, err := filepath.Glob(filepath.Join(m.State, kind))
+		if err != nil || len(files) != 1 {
+			t.Fatalf("%s: %q, %v", kind, files, err)
+		}
+		return files[0]
+	}
+	eventually(t, "it is noted how long the journal is", func() bool {
+		b, err := os.ReadFile(only("*.place"))
+		mustDo(t, err)
+		st, err := os.Stat(only("*.journal.*"))
+		mustDo(t, err)
+		return strings.HasSuffix(string(b), fmt.Sprintf(" %d\n", st.Size()))
+	})
+	m.restart(func() { mustDo(t, os.Truncate(only("*.journal.*"), 0)) })
+	if !strings.Contains(m.Log(), "is damaged in 1 places, set aside") {
+		t.Errorf("nothing is said of it:\n%s", m.Log())
+	}
+	m.wantFree("D")
+	a.must("mkdir", m.At("E"))
+	if row := m.Locks()["E"]; row.Token <= last {
+		t.Errorf("token %d after %d", row.Token, last)
 	}
 }
 

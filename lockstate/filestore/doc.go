@@ -8,7 +8,8 @@
 // makes from the identity of the backing, and these files:
 //
 //	KEY.lock       flock(2)ed by the daemon that serves the backing (M1); holds its pid
-//	KEY.place      where the backing was then, see [Options]
+//	KEY.place      where the backing was then, see [Options], and how much of the
+//	               last journal was on the disk
 //	KEY.tokens     the mark: no token above it was ever given out
 //	KEY.locks.N    the locks when generation N began
 //	KEY.journal.N  what has changed since
@@ -25,7 +26,8 @@
 //     returned for; after a power cut, all that [Store.Sync] has returned for,
 //     and others up to about a second before the cut.
 //   - A record that is torn or damaged (S2) is left out and the file kept for
-//     inspection; the rest is used.
+//     inspection; the rest is used. So is a journal that has become shorter than it
+//     was a second before its daemon ended.
 //   - What a newer version has written, and this one would lose, is refused with
 //     [ErrNewer] and left as it is.
 //   - Files of an open store that somebody removes, moves away or changes are made

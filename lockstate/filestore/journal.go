@@ -49,6 +49,8 @@ type journal struct {
 	size      int64      // of file
 	allocated int64
 	synced    uint64      // number of the last change that is on disk
+	onDisk    journalMark // likewise
+	noted     journalMark // what is written down of that
 	failed    error       // why a restart would not find all; a new snapshot ends it
 	broken    bool        // file takes no lines any more
 	removed   bool        // the state directory, with all that is in it
@@ -261,6 +263,7 @@ func (j *journal) sync(want uint64) error {
 	err := j.flushLocked(want)
 	files := append(slices.Clone(j.behind), j.file)
 	synced := j.synced
+	mark := journalMark{j.gen, j.size}
 	j.mu.Lock()
 	written := j.written
 	j.mu.Unlock()
@@ -286,6 +289,7 @@ func (j *journal) sync(want uint64) error {
 	}
 	j.behind = j.behind[len(files)-1:]
 	j.synced = max(j.synced, written)
+	j.onDisk = mark
 	return nil
 }
 
@@ -326,6 +330,7 @@ func (j *journal) tend() {
 		if !j.due() || j.renew(j.stop) != nil {
 			_ = j.syncAll() // who must know of it has asked for it
 		}
+		j.noteMark()
 	}
 }
 
@@ -381,6 +386,7 @@ func (j *journal) close() error {
 	if err != nil || j.store.Err() != nil {
 		err = j.renew(nil) // perhaps there is room again
 	}
+	j.noteMark()
 	j.syncMu.Lock()
 	defer j.syncMu.Unlock()
 	j.writeMu.Lock()

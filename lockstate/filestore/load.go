@@ -131,7 +131,7 @@ func (s *Store) readJournal(fresh bool) (whole bool, err error) {
 		// remove it.
 		from = snapshots[len(snapshots)-1]
 		s.expect([]string{s.snapshotName(from), s.journalName(from)})
-		if err := s.read(s.snapshotName(from), true, false); err != nil {
+		if err := s.read(s.snapshotName(from), true, false, false); err != nil {
 			return false, err
 		}
 	}
@@ -144,9 +144,10 @@ func (s *Store) readJournal(fresh bool) (whole bool, err error) {
 	if whole {
 		j.snapshot, _ = s.dir.Lstat(s.snapshotName(from))
 	}
+	mark := s.markOfJournal()
 	for i, gen := range journals {
 		if gen >= from {
-			if err := s.read(s.journalName(gen), false, s.empty(journals[i+1:])); err != nil {
+			if err := s.read(s.journalName(gen), false, s.isCut(gen, mark), s.empty(journals[i+1:])); err != nil {
 				return false, err
 			}
 			whole = whole && gen <= j.gen+1
@@ -282,8 +283,9 @@ func (s *Store) tidy() {
 
 // read applies each line of a file that is whole (S2). A lock whose line is
 // damaged is lost; one whose end is damaged is still there: it ends with its
-// owner, and an admin can break it. last says that nothing was written later.
-func (s *Store) read(name string, snapshot, last bool) error {
+// owner, and an admin can break it. cut says that lines are missing at the end, and last
+// that nothing was written later.
+func (s *Store) read(name string, snapshot, cut, last bool) error {
 	f, err := s.dir.Open(name)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -293,6 +295,9 @@ func (s *Store) read(name string, snapshot, last bool) error {
 	}
 	defer f.Close()
 	damaged, torn := 0, false
+	if cut {
+		damaged++
+	}
 	records, ended := 0, !snapshot
 	var room recordRoom
 	for l := range parsed(f, snapshot) {
@@ -300,7 +305,7 @@ func (s *Store) read(name string, snapshot, last bool) error {
 		switch {
 		case l.err != nil:
 			return fmt.Errorf("reading the state: %w", l.err)
-		case l.is == lineCutOff && last:
+		case l.is == lineCutOff && last && !cut:
 			torn = true
 		case l.is == lineNewer:
 			return fmt.Errorf("%s: %w", name, ErrNewer)
