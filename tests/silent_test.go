@@ -92,6 +92,25 @@ func TestMountSilent(t *testing.T) {
 	}
 }
 
+// TestDoctorUserNamespace: root of a user namespace cannot mount where the mounts are not
+// that namespace's, and doctor says so before it is tried.
+func TestDoctorUserNamespace(t *testing.T) {
+	need(t, "root")
+	const why = "root of a user namespace, to which the mounts here do not belong"
+	dir := staticDir(t)
+	for _, c := range []struct {
+		flags uintptr
+		says  bool
+	}{{syscall.CLONE_NEWUSER, true}, {syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS, false}} {
+		cmd := exec.Command(stagefsBin(), "doctor", "--state-dir", tempDir(t), dir)
+		root := []syscall.SysProcIDMap{{Size: 1}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: c.flags, UidMappings: root, GidMappings: root}
+		if r := runCmd(t, cmd); strings.Contains(r.Out, why) != c.says || c.says && r.Status != 69 {
+			t.Errorf("doctor, in namespaces %#x: %v; want %q: %v", c.flags, r, why, c.says)
+		}
+	}
+}
+
 // TestDoctorServed: a directory that is served is no fault, nor is one whose
 // daemon is dead: the next one takes its place.
 func TestDoctorServed(t *testing.T) {

@@ -99,7 +99,25 @@ func (m machine) checkUser() finding {
 	if err == nil && caps&(1<<unix.CAP_SYS_ADMIN) == 0 {
 		return finding{"user", statusFail, "root without the right to mount (CAP_SYS_ADMIN)", "in a container: --cap-add SYS_ADMIN"}
 	}
+	if !m.ownsMounts() {
+		return finding{"user", statusFail, "root of a user namespace, to which the mounts here do not belong", "mount as the machine's root; or in a mount namespace of that one's own, where only its processes see it: unshare -m"}
+	}
 	return finding{"user", statusOK, "root", ""}
+}
+
+// ownsMounts reports whether the mount namespace is one of this user namespace's, or of
+// one within: else nothing can be mounted there, user_namespaces(7).
+func (m machine) ownsMounts() bool {
+	ns, err := os.Open(m.root + "/proc/self/ns/mnt")
+	if err != nil {
+		return true // or nobody knows
+	}
+	defer ns.Close()
+	owner, err := unix.IoctlRetInt(int(ns.Fd()), unix.NS_GET_USERNS)
+	if err == nil {
+		unix.Close(owner)
+	}
+	return err != unix.EPERM
 }
 
 func (m machine) checkFusermount() finding {
