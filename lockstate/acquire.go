@@ -138,7 +138,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (*Grant, error) {
 	}
 	if r := t.keys[q.Key]; q.Key != nil && r != nil && r.kind == q.Kind && r.dir == d && !r.pending {
 		// The description has the lock already, whoever asks again.
-		return &Grant{t: t, row: r, file: q.File, key: q.Key, opened: q.Opened, protocol: q.Protocol}, nil
+		return &Grant{t: t, row: r, request: q}, nil
 	}
 	if t.frozen {
 		return nil, ErrFrozen // M4; what was covered already is
@@ -159,10 +159,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (*Grant, error) {
 			}
 			// The owner takes its lock a second time, by another lock file
 			// or descriptor.
-			return &Grant{
-				t: t, row: r, file: q.File, key: q.Key, opened: q.Opened, protocol: q.Protocol,
-				command: q.Command, why: q.Why, onCrash: q.OnCrash, ttl: q.TTL, process: p,
-			}, nil
+			return &Grant{t: t, row: r, request: q}, nil
 		}
 	}
 	r := t.newRowLocked(&q, heirs)
@@ -170,7 +167,7 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (*Grant, error) {
 	t.insertLocked(r)
 	t.touchOpenLocked(r)
 	t.noteLocked(r)
-	g := &Grant{t: t, row: r, made: true, file: q.File, request: q}
+	g := &Grant{t: t, row: r, made: true, request: q}
 	g.drainLocked()
 	return g, nil
 }

@@ -2,7 +2,6 @@ package lockstate
 
 import (
 	"slices"
-	"time"
 
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
@@ -11,23 +10,14 @@ import (
 // all others already; the caller carries the acquisition out on the backing
 // and then commits or aborts.
 type Grant struct {
-	t        *Table
-	row      *row // nil: covered by a lock that the process holds (A2)
-	made     bool // row is this grant's own, not one that was held before
-	file     string
-	key      any
-	opened   []FileID
-	protocol string
-	command  bool
-	why      string
-	onCrash  string
-	saw      struct{ dir, file Inode } // see Saw
-	ttl      time.Duration
-	process  *procid.Process // who takes it again
-	request  Request         // of one that was made
-	op       *Op
-	pending  map[*Op]struct{}
-	drained  chan struct{}
+	t       *Table
+	row     *row                      // nil: covered by a lock that the process holds (A2)
+	made    bool                      // row is this grant's own, not one that was held before
+	request Request                   // of one that is not covered
+	saw     struct{ dir, file Inode } // see Saw
+	op      *Op
+	pending map[*Op]struct{}
+	drained chan struct{}
 }
 
 // awaitDrained waits for the operations in flight. A grant that comes to nothing is
@@ -125,7 +115,7 @@ func (g *Grant) SetKey(key any) {
 	if g.made {
 		g.row.keys = map[any]struct{}{key: {}}
 	}
-	g.key = key
+	g.request.Key = key
 }
 
 // Covered reports that the process held the directory already by a lock
@@ -165,7 +155,7 @@ func (g *Grant) sawLocked() (anew bool) {
 		r.inode = g.saw.dir
 		g.t.noteLocked(r)
 	}
-	return g.saw.file != (Inode{}) && g.t.fileIsLocked(g.row.dir, g.file, g.saw.file)
+	return g.saw.file != (Inode{}) && g.t.fileIsLocked(g.row.dir, g.request.File, g.saw.file)
 }
 
 // Commit makes the acquisition final and returns the lock. An implicit lock of
@@ -198,11 +188,11 @@ func (g *Grant) Commit() (Lock, bool) {
 		return r.lock(), false // a lease past its deadline is being ended, and is not to be renewed (L1)
 	}
 	if !g.made {
-		t.keepLocked(r, g)
+		t.keepLocked(r, &g.request)
 		g.sawLocked()
-		if r.lease != nil {
-			r.join(g.process.ID())
-			durable = t.renewLocked(r, g.ttl)
+		if r.lease != nil && r.retakes(&g.request) { // and not just by a descriptor that has it
+			r.join(g.request.Process.ID())
+			durable = t.renewLocked(r, g.request.TTL)
 		}
 		t.noteLocked(r)
 		return r.lock(), true

@@ -6,32 +6,32 @@ import (
 
 // keepLocked notes one more reason for which r is kept. The lock file that its
 // owner made by opening it only waited for the lock on the descriptor (A6).
-func (t *Table) keepLocked(r *row, g *Grant) {
+func (t *Table) keepLocked(r *row, q *Request) {
 	switch {
-	case g.command:
+	case q.Command:
 		r.command = true
-		if g.why != "" {
-			r.why = g.why
+		if q.Why != "" {
+			r.why = q.Why
 		}
-		if g.onCrash != "" {
-			t.setOnCrashLocked(r, g.onCrash)
+		if q.OnCrash != "" {
+			t.setOnCrashLocked(r, q.OnCrash)
 		}
-	case g.key != nil:
+	case q.Key != nil:
 		if r.lostKey {
 			r.lostKey, r.opened = false, nil
 		}
-		t.rekeyLocked(r, g.key)
-		for _, id := range g.opened {
+		t.rekeyLocked(r, q.Key)
+		for _, id := range q.Opened {
 			if !slices.Contains(r.opened, id) {
 				r.opened = append(slices.Clip(r.opened), id)
 			}
 		}
-		if i := r.fileAt(g.file); i >= 0 && r.protocol == "open" {
+		if i := r.fileAt(q.File); i >= 0 && r.protocol == "open" {
 			r.files = slices.Delete(r.files, i, i+1)
-			r.protocol = g.protocol
+			r.protocol = q.Protocol
 		}
-	case g.file != "" && r.fileAt(g.file) < 0:
-		r.files = append(r.files, lockFile{name: g.file})
+	case q.File != "" && r.fileAt(q.File) < 0:
+		r.files = append(r.files, lockFile{name: q.File})
 	}
 }
 

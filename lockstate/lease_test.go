@@ -178,6 +178,38 @@ func TestL1Reentry(t *testing.T) {
 	})
 }
 
+// TestL2Again: a descriptor that keeps a lease locks again. That renews it for a holder,
+// but makes no holder of who has only the descriptor.
+func TestL2Again(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		l := f.mustLease(f.parent, "a", "x", time.Second)
+		again := func(p *procid.Process) lockstate.Lock {
+			q := f.request(p, "a", lockstate.Explicit)
+			q.Protocol, q.File, q.Key = "flock", "", "description"
+			g, err := f.Acquire(closed, q)
+			if err != nil {
+				t.Fatalf("Acquire() = %v", err)
+			}
+			got, ok := g.Commit()
+			if !ok || got.Token != l.Token {
+				t.Errorf("Commit() = %+v, %v, want token %d", got, ok, l.Token)
+			}
+			return got
+		}
+		again(f.child)
+		time.Sleep(time.Second / 2)
+		if got := again(f.child); got.Deadline != f.Clock()+time.Second {
+			t.Errorf("Deadline = %v at %v, want a second from then", got.Deadline, f.Clock())
+		}
+		time.Sleep(time.Second / 2)
+		if got := again(f.stranger); got.Deadline != f.Clock()+time.Second/2 {
+			t.Errorf("Deadline = %v at %v, want half a second from then", got.Deadline, f.Clock())
+		}
+		f.mayNotChange(f.stranger, "a", l.Token)
+	})
+}
+
 // TestL1ReentryLate: who takes its lease again too late, as making the lock file took its
 // time, does not renew what has ended for everybody already.
 func TestL1ReentryLate(t *testing.T) {

@@ -283,6 +283,22 @@ func TestL2Touch(t *testing.T) {
 	}
 }
 
+// TestL2Again: a holder locks the lock file again through the same description, and has
+// the lease.
+func TestL2Again(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a := agent(t)
+	lease := a.mustCommand(m, "acquire D client=x")
+	a.must("open", "l", m.At("D/devserver"), "rdwr,creat")
+	for range 3 {
+		a.must("flock", "l")
+	}
+	if row := m.Locks()["D"]; row.Token != lease.Token {
+		t.Errorf("the row: %+v, want the lease's", row)
+	}
+}
+
 // TestL2Owner: a lease takes the place of what its taker had by itself; its
 // release frees the directory (A13), and what the taker made on the way (A12).
 func TestL2Owner(t *testing.T) {
