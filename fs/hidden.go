@@ -27,12 +27,13 @@ var errForeignHidden = errors.New("the static directory has a " + ControlDir + "
 func (fs *FS) openHidden(name string, make bool) (int, error) {
 	at := fs.back.root
 	for _, n := range []string{ControlDir, name} {
+		fd, err := -1, error(nil)
 		if make {
-			if err := unix.Mkdirat(at, n, 0o700); err != nil && err != unix.EEXIST {
-				return -1, err
-			}
+			err = unix.Mkdirat(at, n, 0o700)
 		}
-		fd, err := openAt(at, n, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		if err == nil || err == unix.EEXIST {
+			fd, err = openAt(at, n, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		}
 		if at != fs.back.root {
 			unix.Close(at)
 		}
