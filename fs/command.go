@@ -408,7 +408,7 @@ func (fs *FS) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
 	if err := fs.dropKeepers(l); err != nil {
 		return statusOf(err)
 	}
-	if _, err := fs.table.EndAs(l.Token, how); err != nil {
+	if err := fs.table.EndAs(l.Token, how); err != nil {
 		return statusOf(err)
 	}
 	fs.logReleased(l, how.Reason)

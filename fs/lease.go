@@ -119,7 +119,7 @@ func (fs *FS) reapLease(l lockstate.Lock, log *burst) {
 	if fs.clear(l, fs.table.Policy(l), how, clearing{log: log}) {
 		return
 	}
-	if _, err := fs.table.EndAs(l.Token, how); err == nil {
+	if err := fs.table.EndAs(l.Token, how); err == nil {
 		log.tell(slog.LevelInfo, "lease expired", "dir", l.Path, "client", l.Client, "token", l.Token)
 	}
 }

@@ -366,25 +366,23 @@ func (t *Table) attachLocked(d, parent *Dir, name string) {
 	parent.count(d.rowsBelow, d.handlesBelow)
 }
 
-// Remove tells the table that d is no more: its locks end (R3). It returns
-// them. References to d stay valid, for a directory without name.
-func (t *Table) Remove(d *Dir) []Lock {
+// Remove tells the table that d is no more: its locks end (R3). References to d
+// stay valid, for a directory without name.
+func (t *Table) Remove(d *Dir) {
 	t.mu.Lock()
 	defer t.unlockFlush()
 	defer t.ringLocked() // who waits for it waits in vain, also where the lock is above
-	return t.removeLocked(d)
+	t.removeLocked(d)
 }
 
-func (t *Table) removeLocked(d *Dir) []Lock {
+func (t *Table) removeLocked(d *Dir) {
 	if d == t.root || d.gone {
-		return nil
+		return
 	}
-	var ended []Lock
 	for _, c := range d.children {
-		ended = append(ended, t.removeLocked(c)...)
+		t.removeLocked(c)
 	}
 	for r := d.top(); r != nil; r = d.top() {
-		ended = append(ended, r.lock())
 		t.endLocked(r, Ending{Reason: Removed})
 	}
 	for len(d.handles) > 0 {
@@ -394,5 +392,4 @@ func (t *Table) removeLocked(d *Dir) []Lock {
 	t.detachLocked(d)
 	d.gone = true
 	t.pruneLocked(p)
-	return ended
 }

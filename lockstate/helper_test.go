@@ -167,7 +167,7 @@ func (f *fixture) owner(token uint64) procid.ID {
 
 func (f *fixture) end(token uint64) {
 	f.Helper()
-	if _, err := f.Table.End(token, lockstate.Given); err != nil {
+	if err := f.Table.End(token, lockstate.Given); err != nil {
 		f.Fatalf("End(%d) = %v, want nil", token, err)
 	}
 }

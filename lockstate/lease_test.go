@@ -229,7 +229,7 @@ func TestL1ReentryLate(t *testing.T) {
 		if got, ok := g.Commit(); ok {
 			t.Errorf("Commit() after the deadline = token %d, true, want false", got.Token)
 		}
-		if _, err := f.EndAs(l.Token, lockstate.Ending{Reason: lockstate.Expired}); err != nil {
+		if err := f.EndAs(l.Token, lockstate.Ending{Reason: lockstate.Expired}); err != nil {
 			t.Error(err)
 		}
 		if again := f.mustLease(f.parent, "d", "ci-1", time.Second); again.Token == l.Token {

@@ -188,7 +188,7 @@ func (r *linearRun) client(c int, p *procid.Process, rnd *rand.Rand) {
 		case token != 0:
 			in.op = opRelease
 			r.record(in, func() linearOutput {
-				_, err := r.table.End(token, lockstate.Given)
+				err := r.table.End(token, lockstate.Given)
 				return linearOutput{ok: err == nil}
 			})
 			delete(tokens, dir)

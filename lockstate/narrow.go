@@ -31,9 +31,9 @@ func (t *Table) Chain(p *procid.Process, d *Dir) (l Lock, names []string, ok boo
 // given token on a directory beneath, if only reports that nothing else is there to
 // be locked (A12). An operation that is under way meanwhile under the first one was
 // admitted by it, and keeps it in force.
-func (t *Table) Narrow(above, token uint64, only func() bool) (narrowed bool) {
+func (t *Table) Narrow(above, token uint64, only func() bool) {
 	if !t.beginNarrow(above, token) {
-		return false
+		return
 	}
 	ok := only() // system calls: without t.mu
 	t.mu.Lock()
@@ -41,11 +41,11 @@ func (t *Table) Narrow(above, token uint64, only func() bool) (narrowed bool) {
 	t.narrowing--
 	old, r := t.tokens[above], t.tokens[token]
 	if old == nil {
-		return false
+		return
 	}
 	old.narrowing = false
 	if !ok || r == nil || old.disturbed || len(old.dir.rows) != 1 {
-		return false
+		return
 	}
 	if old.content.fresh && !old.content.unknown && !old.changed {
 		// The directory was made under the other one, but for what has come into it.
@@ -53,7 +53,6 @@ func (t *Table) Narrow(above, token uint64, only func() bool) (narrowed bool) {
 		t.noteLocked(r)
 	}
 	t.endLocked(old, Ending{Reason: Narrowed})
-	return true
 }
 
 func (t *Table) beginNarrow(above, token uint64) bool {

@@ -76,7 +76,7 @@ func (w *witnessed) exclusively(p *procid.Process, family, i int, do func()) {
 	}
 	if l, ok := g.Commit(); !ok {
 		w.Errorf("Commit() = false, want true")
-	} else if _, err := w.table.End(l.Token, lockstate.Given); err != nil {
+	} else if err := w.table.End(l.Token, lockstate.Given); err != nil {
 		w.Errorf("End(%d) = %v, want nil", l.Token, err)
 	}
 }
@@ -183,7 +183,7 @@ func TestHammer(t *testing.T) {
 		t.Errorf("Check() = %v, want nil", err)
 	}
 	for _, l := range h.table.Locks() {
-		if _, err := h.table.End(l.Token, lockstate.Given); err != nil {
+		if err := h.table.End(l.Token, lockstate.Given); err != nil {
 			t.Errorf("End(%d) = %v, want nil", l.Token, err)
 		}
 	}

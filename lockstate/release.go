@@ -153,21 +153,20 @@ func (t *Table) onlyKeptLocked(key any) (owner procid.ID, ok bool) {
 }
 
 // End ends the lock with the given token (R6).
-func (t *Table) End(token uint64, why Reason) (Lock, error) {
+func (t *Table) End(token uint64, why Reason) error {
 	return t.EndAs(token, Ending{Reason: why})
 }
 
 // EndAs is [Table.End] that tells those who follow the lock more.
-func (t *Table) EndAs(token uint64, how Ending) (Lock, error) {
+func (t *Table) EndAs(token uint64, how Ending) error {
 	t.mu.Lock()
 	defer t.unlockFlush()
 	r := t.tokens[token]
 	if r == nil {
-		return Lock{}, ErrNoLock
+		return ErrNoLock
 	}
-	l := r.lock()
 	t.endLocked(r, how)
-	return l, nil
+	return nil
 }
 
 // EndLost ends a lock whose descriptor was one of a daemon that died, and is

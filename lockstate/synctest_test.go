@@ -213,7 +213,7 @@ func TestLockEndsWhileAcquireWaits(t *testing.T) {
 	bubble(t, lockstate.Options{}, func(f *fixture) {
 		op := f.begin(lockstate.Change{Process: f.stranger, Dirs: []*lockstate.Dir{f.dir("d")}})
 		a := f.start(f.request(f.parent, "d", lockstate.Explicit))
-		if _, err := f.Table.End(1, lockstate.Broken); err != nil {
+		if err := f.Table.End(1, lockstate.Broken); err != nil {
 			t.Fatalf("End(1) = %v, want nil", err)
 		}
 		f.mayChange(f.stranger, "d")
