@@ -131,7 +131,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	fs.nodes.reborn = isReborn(root)
 	fs.nodes.drop, fs.nodes.follow = fs.dropNode, fs.follow
 	fs.nodes.shared, fs.nodes.isLockName = fs.isSharedName, fs.isLockName
-	fs.root = fs.nodes.newRoot(fuse.FUSE_ROOT_ID, fs.identityOf(&st), table.Root(), root)
+	fs.root = fs.nodes.newRoot(fs.identityOf(&st), table.Root(), root)
 	fs.watched = make(map[procid.ID]*procid.Process)
 	fs.advisory = advisory.New()
 	fs.handles.init()

@@ -34,7 +34,7 @@ const freshTime = 100 * time.Millisecond
 // keep the attributes: those of a lock file for a tick, if they are what all are to see.
 func (fs *FS) disguise(h *fuse.InHeader, n *node, a *fuse.Attr) time.Duration {
 	valid := n.attrsValidFor(a.Size)
-	if n.isDir() && n.dir != nil && fs.table.Len() == 0 || fs.opts.Observe {
+	if n.isDir() && fs.table.Len() == 0 || fs.opts.Observe {
 		return valid
 	}
 	names := n.lockNames()

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
@@ -89,8 +90,8 @@ func (t *nodeTable) locksThere() {
 }
 
 // newRoot makes the node of the root, which stays for good.
-func (t *nodeTable) newRoot(id uint64, key identity, dir *lockstate.Dir, fd int) *node {
-	n := &node{tab: t, id: id, kind: unix.S_IFDIR >> 12, dir: dir, lookups: 1}
+func (t *nodeTable) newRoot(key identity, dir *lockstate.Dir, fd int) *node {
+	n := &node{tab: t, id: fuse.FUSE_ROOT_ID, kind: unix.S_IFDIR >> 12, dir: dir, lookups: 1}
 	n.setKey(key)
 	n.more.Store(&nodeMore{fd: fd})
 	t.mu.Lock()

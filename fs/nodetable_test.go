@@ -85,7 +85,7 @@ func TestVanishedRace(t *testing.T) {
 func nodesOnly() (*nodeTable, *node) {
 	table := lockstate.New(lockstate.Options{})
 	tab := newNodeTable(table)
-	return tab, tab.newRoot(1, identity{dev: 1, ino: 1}, table.Root(), -1)
+	return tab, tab.newRoot(identity{dev: 1, ino: 1}, table.Root(), -1)
 }
 
 // plainFile adds a file called x.

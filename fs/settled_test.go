@@ -17,7 +17,7 @@ func TestSettle(t *testing.T) {
 		tab.drop = func(n *node, doomed []int) []int { return doomed }
 		tab.shared = func(*node, string) bool { return false }
 		tab.isLockName = func(*node, string) bool { return false }
-		root := tab.newRoot(1, identity{dev: 1, ino: 1}, table.Root(), -1)
+		root := tab.newRoot(identity{dev: 1, ino: 1}, table.Root(), -1)
 		st := unix.Statx_t{Mode: unix.S_IFREG, Nlink: 1, Ino: 7, Dev_minor: 1}
 		private := tab.anonymous(&unix.Statx_t{Mode: unix.S_IFREG}, -1, new(candidate))
 		want := private

@@ -74,8 +74,8 @@ func (d *Dir) locked() bool {
 // governing returns the row in force on the nearest directory at or above d.
 func (d *Dir) governing() *row {
 	for ; d != nil; d = d.parent {
-		if len(d.rows) > 0 {
-			return d.rows[len(d.rows)-1]
+		if r := d.top(); r != nil {
+			return r
 		}
 	}
 	return nil

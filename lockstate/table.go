@@ -1,6 +1,7 @@
 package lockstate
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -106,25 +107,25 @@ const reserveBlock = 4096
 
 // New returns an empty table.
 func New(o Options) *Table {
+	var stored map[uint64][]byte
+	if o.Store != nil {
+		stored = o.Store.Load()
+	}
 	t := &Table{
 		now: o.Now, reserve: o.Reserve, deny: o.DenyUnlocked, store: o.Store, world: o.World,
 		root:      &Dir{},
 		owners:    make(map[procid.ID][]*row),
 		heirs:     make(map[procid.ID][]*row),
-		tokens:    make(map[uint64]*row),
+		tokens:    make(map[uint64]*row, len(stored)),
 		keys:      make(map[any]*row),
 		revocable: make(map[uint64]map[*Handle]struct{}),
 		token:     o.LastToken, reserved: o.LastToken,
+		claims: o.Claims, clock: o.Clock, notify: o.Notify, gone: o.Gone, onCrash: cmp.Or(o.OnCrash, Keep), nextMember: MemberBase,
 		stats: Stats{Acquired: make(map[string]uint64), Ended: make(map[Reason]uint64), Cleared: make(map[string]uint64)},
 	}
-	t.claims, t.clock, t.notify, t.gone = o.Claims, o.Clock, o.Notify, o.Gone
-	t.nextMember = MemberBase
-	if o.Store != nil {
-		t.tokens = make(map[uint64]*row, len(o.Store.Load()))
-		for number := range o.Store.Load() {
-			if number < MemberEnd {
-				t.nextMember = max(t.nextMember, number+1)
-			}
+	for number := range stored {
+		if number < MemberEnd {
+			t.nextMember = max(t.nextMember, number+1)
 		}
 	}
 	if t.clock == nil {
@@ -132,9 +133,6 @@ func New(o Options) *Table {
 	}
 	if t.now == nil {
 		t.now = time.Now
-	}
-	if t.onCrash = o.OnCrash; t.onCrash == "" {
-		t.onCrash = Keep
 	}
 	if t.reserve == nil {
 		t.reserve = func(uint64) error { return nil }
