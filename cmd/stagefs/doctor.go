@@ -3,7 +3,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 
@@ -79,11 +78,10 @@ func (c *command) doctorAction(ctx *cli.Context) error {
 		}
 	}
 	if ctx.Bool("json") {
-		err := json.NewEncoder(c.out).Encode(struct {
+		if err := c.printJSON(struct {
 			OK     bool      `json:"ok"`
 			Checks []finding `json:"checks"`
-		}{failed == 0, all})
-		if err != nil {
+		}{failed == 0, all}); err != nil {
 			return err
 		}
 	} else {
