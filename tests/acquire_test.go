@@ -69,7 +69,7 @@ func TestR5AcquireInScript(t *testing.T) {
 			if checked := s.line(); checked != token || atoi(token) == 0 {
 				t.Errorf("acquire prints %q, check %q", token, checked)
 			}
-			eventually(t, "the script has made x", func() bool { _, err := os.Stat(m.Back("D/x")); return err == nil })
+			eventually(t, "the script has made x", func() bool { return exists(m.Back("D/x")) })
 			if row := m.Locks()["D"]; row.Pid != s.Pid() || itoa(int(row.Token)) != token {
 				t.Errorf("the lock: %+v, want process %d and token %s", row, s.Pid(), token)
 			}
@@ -106,7 +106,7 @@ func TestA7AcquireCommands(t *testing.T) {
 	a, b := agent(t), agent(t)
 	as := func(who *Agent, wants int, says string, args ...string) string {
 		t.Helper()
-		got := runCmdAs(t, who, m, args...)
+		got := runCmdAs(t, who, args...)
 		status, out, _ := strings.Cut(got, " ")
 		if status != itoa(wants) || !strings.Contains(out, says) {
 			t.Errorf("stagefs %q: %q, want %d with %q", args, got, wants, says)

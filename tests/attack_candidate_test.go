@@ -194,7 +194,7 @@ func TestAttackCandidateReplaced(t *testing.T) {
 		}
 		a.Kill()
 		b.must("mkdir", m.At(fmt.Sprint("then", i))) // the news of the death is old
-		eventually(t, "a's end is known", func() bool { return m.gauge("stagefs_locks") > i })
+		eventually(t, "a's end is known", func() bool { return m.metric("locks") > i })
 		if got, err := os.ReadFile(m.Back("D", candidateName(t, a))); string(got) != "precious" {
 			t.Errorf("%s: what took the candidate's name has %q, %v", how, got, err)
 		}

@@ -13,8 +13,7 @@ import (
 )
 
 // TestAttackDescriptorExclusion attacks A4 and C3a: lockers race by flock(2) and
-// fcntl(2), on one lock file or two, and by mkdir of another lock name. The
-// witness is a directory outside of the mount.
+// fcntl(2), on one lock file or two, and by mkdir of another lock name.
 func TestAttackDescriptorExclusion(t *testing.T) {
 	m := mount(t)
 	type locker struct{ name, file, how string }
@@ -27,60 +26,37 @@ func TestAttackDescriptorExclusion(t *testing.T) {
 			t.Run(p.name+"+"+q.name, func(t *testing.T) {
 				dir := "fd-" + p.name + "-" + q.name
 				openDir(t, m.Back(dir))
-				witness := filepath.Join(tempDir(t), "held")
-				agents := []*Agent{agent(t), agent(t)}
-				won := make([]int, 2)
-				odd := make(chan string, 1000)
-				done := make(chan bool)
-				for n, l := range []locker{p, q} {
-					go func() {
-						defer func() { done <- true }()
-						a, file := agents[n], m.At(dir, l.file)
-						try := func() string {
-							if l.how == "" {
-								return a.Try("creat", file, "wronly,creat,excl")
-							}
-							if got := a.Try("open", "h", file, "rdwr,creat,trunc"); got != "ok" {
-								return "open " + got
-							}
-							got := a.Try(l.how, "h", "wr")
-							if got != "ok" {
-								a.Try("close", "h")
-							}
-							return got
+				var two []contender
+				for _, l := range []locker{p, q} {
+					a, file := agent(t), m.At(dir, l.file)
+					take := func() string {
+						if l.how == "" {
+							return a.Try("creat", file, "wronly,creat,excl")
 						}
-						for end := seconds(0.3); time.Now().Before(end) || won[n] == 0 && time.Now().Before(end.Add(patience)); {
-							if got := try(); oneOf(got, "EAGAIN|EEXIST") {
-								continue
-							} else if got != "ok" {
-								odd <- l.name + " = " + got
-								continue
-							}
-							won[n]++
-							if err := os.Mkdir(witness, 0o700); err != nil {
-								odd <- fmt.Sprintf("%s has it while the other one has it: %v", l.name, err)
-							}
-							if got := a.Try("put", m.At(dir, "content"), l.name, "creat,trunc"); got != "ok" {
-								odd <- "the owner's write = " + got
-							}
-							os.Remove(witness)
-							if l.how == "" {
-								a.must("unlink", file)
-							} else {
-								a.must("close", "h")
-							}
+						if got := a.Try("open", "h", file, "rdwr,creat,trunc"); got != "ok" {
+							return "open " + got
 						}
-					}()
+						got := a.Try(l.how, "h", "wr")
+						if got != "ok" {
+							a.Try("close", "h")
+						}
+						return got
+					}
+					work := func() {
+						if got := a.Try("put", m.At(dir, "content"), l.name, "creat,trunc"); got != "ok" {
+							t.Errorf("the owner's write = %s", got)
+						}
+					}
+					give := func() {
+						if l.how == "" {
+							a.must("unlink", file)
+						} else {
+							a.must("close", "h")
+						}
+					}
+					two = append(two, contender{l.name, "EAGAIN|EEXIST", take, work, give})
 				}
-				<-done
-				<-done
-				close(odd)
-				for o := range odd {
-					t.Error(o)
-				}
-				if won[0] == 0 || won[1] == 0 {
-					t.Errorf("acquisitions: %v; one never got it", won)
-				}
+				contest(t, two...)
 				m.awaitFree(dir)
 			})
 		}

@@ -5,6 +5,8 @@ package tests
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -180,6 +182,47 @@ func (p protocol) give(a *Agent, dir, id string) {
 	}
 }
 
+// A contender takes the lock on a directory, or is answered that it is busy, and gives
+// it back after its work.
+type contender struct {
+	name       string
+	busy       string
+	take       func() string
+	work, give func()
+}
+
+// contest has contenders race for a directory. The witness is a directory outside of the
+// mount that only the owner may make.
+func contest(t *testing.T, contenders ...contender) {
+	t.Helper()
+	witness := filepath.Join(tempDir(t), "held")
+	won := make([]int, len(contenders))
+	var all sync.WaitGroup
+	for n, c := range contenders {
+		all.Go(func() {
+			for end := seconds(0.3); time.Now().Before(end) || won[n] == 0 && time.Now().Before(end.Add(patience)); {
+				if got := c.take(); got != "ok" {
+					if !oneOf(got, c.busy) {
+						t.Errorf("%s = %s", c.name, got)
+					}
+					continue
+				}
+				won[n]++
+				if err := os.Mkdir(witness, 0o700); err != nil {
+					t.Errorf("%s has it while the other one has it: %v", c.name, err)
+				}
+				c.work()
+				os.Remove(witness)
+				c.give()
+			}
+		})
+	}
+	all.Wait()
+	if slices.Contains(won, 0) {
+		t.Errorf("acquisitions: %v; one never got it", won)
+	}
+}
+
 // seconds is how long a race goes on.
 func seconds(n float64) time.Time { return time.Now().Add(time.Duration(n * float64(time.Second))) }
 
@@ -211,9 +254,7 @@ func copyFD(t *testing.T, a *Agent, name string) (fd int, closeIt func()) {
 // candidateName is one that Python's lockfile gives to its temporary file.
 func candidateName(t *testing.T, a *Agent) string {
 	t.Helper()
-	host, err := os.Hostname()
-	mustDo(t, err)
-	return fmt.Sprintf("%s-7f00ab.%d123", host, a.Pid)
+	return fmt.Sprintf("%s-7f00ab.%d123", hostname(t), a.Pid)
 }
 
 // openFile makes a file in the backing that every user may write to.
@@ -221,18 +262,4 @@ func openFile(t *testing.T, path, content string) {
 	t.Helper()
 	mustDo(t, os.WriteFile(path, []byte(content), 0o666))
 	mustDo(t, os.Chmod(path, 0o666))
-}
-
-// gauge reads one value from .stagefs/metrics.
-func (m *Mount) gauge(name string) int {
-	m.t.Helper()
-	b, err := os.ReadFile(m.control("metrics"))
-	mustDo(m.t, err)
-	for line := range strings.Lines(string(b)) {
-		if v, ok := strings.CutPrefix(line, name+" "); ok {
-			return atoi(strings.TrimSpace(v))
-		}
-	}
-	m.t.Fatalf("no metric %s", name)
-	return 0
 }

@@ -57,7 +57,7 @@ func TestS1AttackHotNames(t *testing.T) {
 			maker.Child().must("open", "h", m.At(from, "devserver/y"), "rdwr")
 			maker.must("link", m.At(from, "devserver/y"), m.At(to, "x"))
 			maker.Kill()
-			eventually(t, "the lock directory is gone", func() bool { return gone(m.Back(from, "devserver")) })
+			eventually(t, "the lock directory is gone", func() bool { return !exists(m.Back(from, "devserver")) })
 		}},
 		{"destroyed", false, func(a *Agent, m *Mount, from, to string) {
 			maker := agent(t)
@@ -67,7 +67,7 @@ func TestS1AttackHotNames(t *testing.T) {
 			maker.Child().must("open", "h", m.At(from, "sub/y"), "rdwr")
 			maker.must("link", m.At(from, "sub/y"), m.At(to, "x"))
 			maker.Kill()
-			eventually(t, "the content is gone", func() bool { return gone(m.Back(from, "sub")) && gone(m.Back(".stagefs")) })
+			eventually(t, "the content is gone", func() bool { return !exists(m.Back(from, "sub")) && !exists(m.Back(".stagefs")) })
 		}},
 	}
 	// A rename has the daemon look where all that is open is: not together with the
@@ -135,7 +135,7 @@ func TestS1AttackHotShared(t *testing.T) {
 	moves.must("munmap", "p")
 	stays.Try("close", "h") // of the dead mount
 	eventually(t, "both files can be had", func() bool {
-		return holder.Try("rename", m.At("D/staged.timestamp"), m.At("D/art")) == "ok" || !gone(m.Back("D/art"))
+		return holder.Try("rename", m.At("D/staged.timestamp"), m.At("D/art")) == "ok" || exists(m.Back("D/art"))
 	})
 	eventually(t, "both files can be had", func() bool {
 		return holder.Try("rename", m.At("F/sub/staged.timestamp"), m.At("F/art")) == "ok"
@@ -193,9 +193,4 @@ func TestS1AttackHotLater(t *testing.T) {
 			eventually(t, "it is free", func() bool { return holder.Try("creat", m.At("D/devserver"), "wronly,creat,excl") == "ok" })
 		})
 	}
-}
-
-func gone(path string) bool {
-	_, err := os.Lstat(path)
-	return os.IsNotExist(err)
 }

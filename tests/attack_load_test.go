@@ -99,7 +99,7 @@ func TestAttackHeldBack(t *testing.T) {
 func TestAttackKilledClients(t *testing.T) {
 	m := mount(t)
 	openDir(t, m.Back("D"))
-	before := m.gauge("stagefs_handles")
+	before := m.metric("handles")
 	for i := range 30 {
 		a := agent(t)
 		u := m.At("D", candidateName(t, a))
@@ -114,7 +114,7 @@ func TestAttackKilledClients(t *testing.T) {
 	}
 	b := agent(t)
 	b.want("ok", "creat", m.At("D/devserver"), "wronly,creat,excl")
-	eventually(t, "no handle is left", func() bool { return m.gauge("stagefs_handles") <= before })
+	eventually(t, "no handle is left", func() bool { return m.metric("handles") <= before })
 	for _, row := range m.Listing().Locks {
 		if row.Pid != b.Pid {
 			t.Errorf("left: %+v", row)

@@ -279,7 +279,7 @@ func TestAttackPrivateRights(t *testing.T) {
 				if c.byRoot {
 					var fd int
 					fd, closeIt = copyFD(t, b, "h")
-					go func() { done <- errnoName(retrying(func() error { return unix.Flock(fd, unix.LOCK_EX) })) }()
+					go func() { done <- errnoName(goingOn(func() error { return unix.Flock(fd, unix.LOCK_EX) })) }()
 				} else {
 					got := b.Start("flockw", "h")
 					go func() { done <- got() }()
@@ -305,14 +305,6 @@ func TestAttackPrivateRights(t *testing.T) {
 			})
 		}
 	})
-}
-
-func retrying(f func() error) error {
-	for {
-		if err := f(); err != unix.EINTR {
-			return err
-		}
-	}
 }
 
 // TestAttackPrivateSpecial attacks A10 and S3: the lock file that is there when a

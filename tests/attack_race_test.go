@@ -5,7 +5,6 @@ package tests
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 )
@@ -54,8 +53,7 @@ func TestAttackInFlight(t *testing.T) {
 	}
 }
 
-// TestAttackExclusion attacks C3a: lockers race by every pair of protocols. The
-// witness is a directory outside of the mount that only the owner may make.
+// TestAttackExclusion attacks C3a: lockers race by every pair of protocols.
 func TestAttackExclusion(t *testing.T) {
 	m := mount(t)
 	all := protocols()
@@ -64,42 +62,14 @@ func TestAttackExclusion(t *testing.T) {
 			t.Run(p.name+"+"+q.name, func(t *testing.T) {
 				dir := "pair-" + p.name + "-" + q.name
 				openDir(t, m.Back(dir))
-				witness := filepath.Join(tempDir(t), "held")
-				agents := []*Agent{agent(t), agent(t)}
-				won := make([]int, 2)
-				odd := make(chan string, 1000)
-				done := make(chan bool)
+				var two []contender
 				for n, pr := range []protocol{p, q} {
-					go func() {
-						defer func() { done <- true }()
-						id := fmt.Sprint(n)
-						for end := seconds(0.3); time.Now().Before(end) || won[n] == 0 && time.Now().Before(end.Add(patience)); {
-							switch got := pr.take(agents[n], m.At(dir), id); got {
-							case "EEXIST":
-								continue
-							case "ok":
-							default:
-								odd <- pr.name + " = " + got
-								continue
-							}
-							won[n]++
-							if err := os.Mkdir(witness, 0o700); err != nil {
-								odd <- fmt.Sprintf("%s has it while the other one has it: %v", pr.name, err)
-							}
-							os.Remove(witness)
-							pr.give(agents[n], m.At(dir), id)
-						}
-					}()
+					a, id := agent(t), fmt.Sprint(n)
+					two = append(two, contender{
+						pr.name, "EEXIST", func() string { return pr.take(a, m.At(dir), id) }, func() {}, func() { pr.give(a, m.At(dir), id) },
+					})
 				}
-				<-done
-				<-done
-				close(odd)
-				for o := range odd {
-					t.Error(o)
-				}
-				if won[0] == 0 || won[1] == 0 {
-					t.Errorf("acquisitions: %v; one never got it", won)
-				}
+				contest(t, two...)
 				m.wantFree(dir)
 			})
 		}

@@ -20,12 +20,7 @@ func wantRefusal(t *testing.T, status string, says []string, args ...string) {
 	before := mountsBelow(testRoot())
 	p := startCmd(t, exec.Command(stagefsBin(), args...))
 	eventually(t, "it refuses", func() bool {
-		select {
-		case <-p.done:
-			return true
-		default:
-			return len(mountsBelow(testRoot())) > len(before) && unmountNew(before) > 0
-		}
+		return p.over() || len(mountsBelow(testRoot())) > len(before) && unmountNew(before) > 0
 	})
 	r := p.Wait()
 	if !oneOf(itoa(r.Status), status) {

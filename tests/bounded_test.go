@@ -40,13 +40,13 @@ func TestM2Bounded(t *testing.T) {
 	if got := m.openFiles() - idle; got > 4096+64 {
 		t.Errorf("the walk left %d descriptors open", got)
 	}
-	if got := m.gauge("stagefs_nodes"); got < dirs {
+	if got := m.metric("nodes"); got < dirs {
 		t.Errorf("stagefs_nodes = %d after the walk, want %d at least", got, dirs)
 	}
 	for i := range dirs {
 		mustDo(t, os.RemoveAll(m.At("D"+strconv.Itoa(i))))
 	}
-	eventually(t, "what is gone is forgotten", func() bool { return m.gauge("stagefs_nodes") < 100 && m.openFiles() < idle+100 })
+	eventually(t, "what is gone is forgotten", func() bool { return m.metric("nodes") < 100 && m.openFiles() < idle+100 })
 }
 
 // openFiles returns how many descriptors the daemon has.

@@ -307,7 +307,7 @@ func TestL1TryWithLock(t *testing.T) {
 	begin := func() func() string {
 		t.Helper()
 		end := a.StartGet("client", "with", m.At("D"), "A", m.At("D/running"))
-		eventually(t, "the function runs", func() bool { _, err := os.Stat(m.Back("D/running")); return err == nil })
+		eventually(t, "the function runs", func() bool { return exists(m.Back("D/running")) })
 		return end
 	}
 	end := begin()

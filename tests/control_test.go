@@ -149,17 +149,17 @@ func TestControlRelease(t *testing.T) {
 	b.must("creat", m.At("E/devserver.lock"), "wronly,creat,excl")
 	m.wantOwner("E", b.Pid)
 
-	if r := runCmdAs(t, a, m, "release", m.At("E")); !strings.HasPrefix(r, "77 ") {
+	if r := runCmdAs(t, a, "release", m.At("E")); !strings.HasPrefix(r, "77 ") {
 		t.Errorf("stagefs release of another's lock: %q, want status 77", r)
 	}
-	if r := runCmdAs(t, b, m, "release", m.At("E")); r != "0 " {
+	if r := runCmdAs(t, b, "release", m.At("E")); r != "0 " {
 		t.Errorf("stagefs release by the holder's child: %q, want status 0", r)
 	}
 	m.wantFree("E")
 }
 
 // runCmdAs runs stagefs as a child of an agent: "STATUS OUTPUT".
-func runCmdAs(t *testing.T, a *Agent, m *Mount, args ...string) string {
+func runCmdAs(t *testing.T, a *Agent, args ...string) string {
 	t.Helper()
 	return a.Get("sh", stagefsBin()+" '"+strings.Join(args, "' '")+"' 2>&1")
 }
@@ -174,14 +174,14 @@ func TestControlBreak(t *testing.T) {
 	a.must("creat", m.At("E/devserver"), "wronly,creat,excl")
 	user.want("EPERM", "put", m.control("ctl"), "break D because\n", "")
 	for _, args := range [][]string{{"break", "--why", "impatient", m.At("D")}, {"mount", "--replace", m.Path}} {
-		if r := runCmdAs(t, user, m, args...); !strings.HasPrefix(r, "77 ") || !strings.Contains(r, "only root and who mounted") || strings.Contains(r, "not permitted") {
+		if r := runCmdAs(t, user, args...); !strings.HasPrefix(r, "77 ") || !strings.Contains(r, "only root and who mounted") || strings.Contains(r, "not permitted") {
 			t.Errorf("stagefs %q by an ordinary user: %q, want status 77, and who may", args, r)
 		}
 	}
 	m.wantOwner("D", a.Pid)
 	b.want("ok", "put", m.control("ctl"), "break D it hangs since noon\n", "")
 	m.wantFree("D")
-	if r := runCmdAs(t, b, m, "break", m.At("E"), "--why", "it hangs"); r != "0 " {
+	if r := runCmdAs(t, b, "break", m.At("E"), "--why", "it hangs"); r != "0 " {
 		t.Errorf("stagefs break: %q, want status 0", r)
 	}
 	m.wantFree("E")

@@ -122,7 +122,7 @@ func TestS1Shared(t *testing.T) {
 		sharers[i].must("open", "x", file, "rdwr")
 		sharers[i].must(call.tryShared("x")...)
 	}
-	if got := runCmdAs(t, sharers[3], m, "acquire", "-s", m.At("D")); !strings.HasPrefix(got, "0 ") {
+	if got := runCmdAs(t, sharers[3], "acquire", "-s", m.At("D")); !strings.HasPrefix(got, "0 ") {
 		t.Fatal(got)
 	}
 	var before []lockRow
@@ -155,7 +155,7 @@ func TestS1Shared(t *testing.T) {
 		case 0: // its descriptor is dead, and closed all the same
 			a.want("ENOTCONN", "close", "x")
 		case 3:
-			if got := runCmdAs(t, a, m, "release", m.At("D")); !strings.HasPrefix(got, "0 ") {
+			if got := runCmdAs(t, a, "release", m.At("D")); !strings.HasPrefix(got, "0 ") {
 				t.Fatal(got)
 			}
 		default:

@@ -24,14 +24,6 @@ func TestM4ExecRace(t *testing.T) {
 			mustDo(t, err)
 			mustDo(t, os.WriteFile(program, text, 0o755))
 			stop := make(chan struct{})
-			over := func() bool {
-				select {
-				case <-stop:
-					return true
-				default:
-					return false
-				}
-			}
 			var others sync.WaitGroup
 			defer others.Wait()
 			var once sync.Once
@@ -39,7 +31,7 @@ func TestM4ExecRace(t *testing.T) {
 			defer end()
 			others.Go(func() {
 				runtime.LockOSThread() // a caller is a thread
-				for mode := os.FileMode(0o755); !over(); mode ^= 0o022 {
+				for mode := os.FileMode(0o755); !isShut(stop); mode ^= 0o022 {
 					if err := os.Chmod(program, mode); err != nil {
 						t.Errorf("chmod: %v", err)
 						return

@@ -34,7 +34,7 @@ func TestFaultImmutable(t *testing.T) {
 		t.Errorf("the lock file: %v", err)
 	}
 	chattr("-i")
-	eventually(t, "the lock file is gone", func() bool { _, err := os.Lstat(m.Back("D/devserver")); return os.IsNotExist(err) })
+	eventually(t, "the lock file is gone", func() bool { return !exists(m.Back("D/devserver")) })
 }
 
 // TestFaultReadOnly: while the backing is read-only, whoever changes something
@@ -96,7 +96,7 @@ func TestFaultReadOnly(t *testing.T) {
 	}
 	a.must("put", m.At("E/g"), "x", "creat")
 	for _, left := range []string{"E/devserver", "C/" + candidate} {
-		eventually(t, left+" is removed", func() bool { _, err := os.Lstat(m.Back(left)); return os.IsNotExist(err) })
+		eventually(t, left+" is removed", func() bool { return !exists(m.Back(left)) })
 		rival.want("ENOENT", "stat", m.At(left))
 	}
 	if o := m.Listing().Orphans; len(o) != 0 {

@@ -120,7 +120,7 @@ func TestFaultCrowd(t *testing.T) {
 	mustDo(t, os.WriteFile(m.Back("D/devserver"), nil, 0o666))
 	idle := m.openFiles()
 	memory := m.resident()
-	goroutines := m.gauge("stagefs_goroutines")
+	goroutines := m.metric("goroutines")
 	witness := tempDir(t)
 	holder := agent(t)
 	holder.must("open", "l", m.At("D/devserver"), "rdwr")
@@ -165,13 +165,13 @@ func TestFaultCrowd(t *testing.T) {
 	other.Kill()
 	// Of processes that it has seen, it keeps a thousand descriptors.
 	small := func() bool {
-		return m.openFiles() <= idle+1100 && m.gauge("stagefs_goroutines") <= goroutines+24 && len(m.Listing().Waiters) == 0
+		return m.openFiles() <= idle+1100 && m.metric("goroutines") <= goroutines+24 && len(m.Listing().Waiters) == 0
 	}
 	for end := time.Now().Add(patience); !small() && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 	}
 	if !small() {
 		t.Errorf("the daemon is not as it was: descriptors %d, at first %d; goroutines %d, at first %d; %d waiters",
-			m.openFiles(), idle, m.gauge("stagefs_goroutines"), goroutines, len(m.Listing().Waiters))
+			m.openFiles(), idle, m.metric("goroutines"), goroutines, len(m.Listing().Waiters))
 	}
 	t.Logf("%d processes: all waited after %v, all had their turn after %v more; descriptors %d, %d, %d; resident MiB %d, %d, %d",
 		n, waiting.Round(time.Millisecond), time.Since(began).Round(time.Millisecond), idle, busy, m.openFiles(), memory>>20, full>>20, m.resident()>>20)

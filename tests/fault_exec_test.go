@@ -83,15 +83,7 @@ func stays(t *testing.T, done <-chan string, what string) {
 }
 
 // stuckThreads counts the threads of a process that wait where only a kill ends it.
-func stuckThreads(pid int) (n int) {
-	tasks, _ := filepath.Glob("/proc/" + itoa(pid) + "/task/*/status")
-	for _, f := range tasks {
-		if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b), "\nState:\tD") {
-			n++
-		}
-	}
-	return n
-}
+func stuckThreads(pid int) (n int) { return strings.Count(threadStates(pid), "D") }
 
 // inBackground has "" for whoever asks again, or where the test failed meanwhile.
 func inBackground(answer func() string) <-chan string {

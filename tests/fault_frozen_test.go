@@ -277,7 +277,7 @@ func TestR4FaultStuckCall(t *testing.T) {
 	m.awaitFree("D")
 	rival.must("put", m.At("D/g"), "x", "creat")
 	wantStuck(t, []*Proc{slow}, answer)
-	eventually(t, "the lock file is gone", func() bool { _, err := os.Lstat(m.Back("D/devserver")); return os.IsNotExist(err) })
+	eventually(t, "the lock file is gone", func() bool { return !exists(m.Back("D/devserver")) })
 }
 
 // TestS3FaultStuckCall: who breaks what an orphan seems to lock waits for its removal.
@@ -381,14 +381,7 @@ func awaitedOpen(t *testing.T, file string) (answer func(), came func() bool) {
 }
 
 // over reports whether the program has ended.
-func (p *Proc) over() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
-}
+func (p *Proc) over() bool { return isShut(p.done) }
 
 // freeze has whoever changes something wait until thaw is called, which the caller
 // defers.

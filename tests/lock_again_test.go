@@ -26,7 +26,7 @@ func beside(t *testing.T, m *Mount, call lockCall, dir string) (reader, writer *
 }
 
 // wantWaiting fails the test unless as many as before wait, for as many locks.
-func (m *Mount) wantWaiting(dir string, locks int) {
+func (m *Mount) wantWaiting(locks int) {
 	m.t.Helper()
 	l := m.Listing()
 	if len(l.Waiters) != 1 || len(l.Locks) != locks {
@@ -49,11 +49,11 @@ func TestA5Again(t *testing.T) {
 			child.must("open", "own", m.At(dir, "devserver"), "rdwr")
 			for _, again := range [][]string{call.tryShared("x"), {call.wait, "x", call.shared}} {
 				reader.want("ok", again...)
-				m.wantWaiting(dir, 1)
+				m.wantWaiting(1)
 			}
 			for _, nested := range [][]string{call.tryShared("own"), {call.wait, "own", call.shared}} {
 				child.want("ok", nested...)
-				m.wantWaiting(dir, 2)
+				m.wantWaiting(2)
 				child.must(call.unlock("own")...)
 				late.want("EAGAIN", call.tryShared("x")...)
 			}
@@ -105,12 +105,12 @@ func TestM2LockFileAgain(t *testing.T) {
 			reader, writer, wrote := beside(t, m, call, dir)
 			for _, again := range []string{call.try, call.wait} {
 				reader.want("ok", again, "x", call.shared, "1", "5")
-				m.wantWaiting(dir, 1)
+				m.wantWaiting(1)
 				reader.want("ok", again, "x", call.exclusive)
 				reader.must("put", m.At(dir, "f"), "mine", "creat")
-				m.wantWaiting(dir, 1)
+				m.wantWaiting(1)
 				reader.must(call.try, "x", call.shared)
-				m.wantWaiting(dir, 1)
+				m.wantWaiting(1)
 			}
 			reader.must(call.unlock("x")...)
 			if got := wrote(); got != "ok" {
@@ -180,7 +180,7 @@ func TestA4Again(t *testing.T) {
 			m.awaitWaiters(dir, 1)
 			for _, again := range [][]string{call.tryExclusive("x"), call.waitExclusive("x")} {
 				holder.want("ok", again...)
-				m.wantWaiting(dir, 1)
+				m.wantWaiting(1)
 			}
 			holder.must(call.unlock("x")...)
 			if s := got(); s != "ok" {

@@ -102,7 +102,7 @@ func TestRequests(t *testing.T) {
 					}
 					var got []string
 					for op, n := range m.requests() {
-						if op == "write" && m.gauge("stagefs_passthrough") == 0 {
+						if op == "write" && m.metric("passthrough") == 0 {
 							continue
 						}
 						if per := (n - before[op] + each/2) / each; per > 0 {

@@ -127,7 +127,7 @@ func TestA9NamesEmpty(t *testing.T) {
 			other := candidateName(t, c)
 			c.must("creat", m.At("D", other), "wronly,creat,excl")
 			c.Kill()
-			eventually(t, "another candidate is gone", func() bool { _, err := os.Stat(m.Back("D", other)); return err != nil })
+			eventually(t, "another candidate is gone", func() bool { return !exists(m.Back("D", other)) })
 			time.Sleep(100 * time.Millisecond)
 			mustDo(t, os.Remove(u)) // a dead program's log is still there
 		})
@@ -371,7 +371,7 @@ func TestA9Large(t *testing.T) {
 		a.must("open", "u", m.At("F", name), "wronly,creat,excl")
 		a.must("write", "u", strings.Repeat("x", size))
 		a.Exit(3)
-		there := func() bool { _, err := os.Lstat(m.Back("F", name)); return err == nil }
+		there := func() bool { return exists(m.Back("F", name)) }
 		if stays {
 			time.Sleep(100 * time.Millisecond) // more than R4 takes
 			if !there() {

@@ -76,7 +76,7 @@ func TestR2LostChild(t *testing.T) {
 	script := a.Child()
 	held := script.Start("sh", "exec 9>"+m.At("D", "devserver")+"; flock 9; sleep 1000 & echo $! >"+pid+".new; mv "+pid+".new "+pid+
 		"; exec 9>&-; while [ -d "+filepath.Dir(pid)+" ]; do sleep 0.05; done; kill $!")
-	eventually(t, "the script has it", func() bool { _, err := os.Stat(pid); return err == nil })
+	eventually(t, "the script has it", func() bool { return exists(pid) })
 	sleeper, err := os.ReadFile(pid)
 	mustDo(t, err)
 	m.restart(nil)

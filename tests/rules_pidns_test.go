@@ -33,7 +33,7 @@ func TestH4(t *testing.T) {
 	mustDo(t, err)
 	p := startCmd(t, inside)
 	defer stdin.Close()
-	eventually(t, "the mount in the namespace answers", func() bool { _, err := os.Stat(base + "/ready"); return err == nil })
+	eventually(t, "the mount in the namespace answers", func() bool { return exists(base + "/ready") })
 
 	// This one has their mounts, and its own pid namespace: pid 0 for FUSE.
 	outside := func(script string) string {

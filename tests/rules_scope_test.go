@@ -31,7 +31,7 @@ type scopeCase struct {
 	apart  func(t *testing.T, leader *Agent) *Agent // a child of the leader outside
 }
 
-func scopeCases(t *testing.T) []scopeCase {
+func scopeCases() []scopeCase {
 	return []scopeCase{
 		{
 			"group",
@@ -130,7 +130,7 @@ func cgroupDirOf(t *testing.T, pid int) string {
 // and nobody else; the lock lasts until the scope is empty.
 func TestH3Scopes(t *testing.T) {
 	for _, how := range []string{"by command", "by mount"} {
-		for _, s := range scopeCases(t) {
+		for _, s := range scopeCases() {
 			t.Run(s.name+" "+how, func(t *testing.T) {
 				taker := s.leader(t)
 				var m *Mount

@@ -74,7 +74,7 @@ func killSeized(t *testing.T, pid int) {
 func awaitNone(t *testing.T, path string) {
 	t.Helper()
 	began := time.Now()
-	eventually(t, path+" is gone", func() bool { _, err := os.Lstat(path); return os.IsNotExist(err) })
+	eventually(t, path+" is gone", func() bool { return !exists(path) })
 	t.Logf("%s was gone after %v", filepath.Base(path), time.Since(began).Round(time.Millisecond))
 }
 
@@ -194,7 +194,7 @@ func TestR5Traced(t *testing.T) {
 
 // TestH3Traced: the last one of a scope dies while it is traced.
 func TestH3Traced(t *testing.T) {
-	for _, s := range scopeCases(t) {
+	for _, s := range scopeCases() {
 		t.Run(s.name, func(t *testing.T) {
 			inProcessModes(t, func(t *testing.T, m *Mount) {
 				openDir(t, m.Back("D"))

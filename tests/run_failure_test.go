@@ -20,7 +20,7 @@ func TestR7Run(t *testing.T) {
 		}
 		return strings.Join(names, " ")
 	}
-	there := func(dir string) bool { _, err := os.Lstat(m.Back(dir)); return err == nil }
+	there := func(dir string) bool { return exists(m.Back(dir)) }
 	script := func(status string) []string {
 		return []string{"sh", "-c", `touch "$STAGEFS_LOCK/made"; exit ` + status}
 	}

@@ -352,7 +352,7 @@ func TestRunStopped(t *testing.T) {
 			defer file.Close()
 			cmd.Stderr = file
 			p := startCmd(t, cmd)
-			eventually(t, "the command runs", func() bool { _, err := os.Stat(runs); return err == nil })
+			eventually(t, "the command runs", func() bool { return exists(runs) })
 			time.Sleep(50 * time.Millisecond) // it watches
 			daemon := m.cmd.Process.Pid
 			halt(t, daemon)

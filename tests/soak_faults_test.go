@@ -145,14 +145,7 @@ func TestSoakFaults(t *testing.T) {
 	s.report(time.Since(began))
 }
 
-func (s *faultSoak) over() bool {
-	select {
-	case <-s.stop:
-		return true
-	default:
-		return false
-	}
-}
+func (s *faultSoak) over() bool { return isShut(s.stop) }
 
 // pause waits, and reports false when the run is over.
 func (s *faultSoak) pause(d time.Duration) bool {

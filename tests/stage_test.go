@@ -63,7 +63,7 @@ func (st *stage) pause() (resume func(), ok bool) {
 	}
 	eventually(st.t, "the stager pauses", func() bool {
 		_, err := os.Stat(filepath.Join(st.tmp, "reached"))
-		if st.ended() {
+		if st.proc.over() {
 			st.t.Fatalf("the stager ended before it paused: %v", st.proc.Wait())
 		}
 		return err == nil && st.begun(0)
@@ -91,7 +91,7 @@ func (st *stage) pauseByStop() (resume func(), ok bool) {
 	st.t.Helper()
 	eventually(st.t, "the stager has begun", func() bool {
 		for end := time.Now().Add(time.Second); time.Now().Before(end); {
-			if st.ended() || st.begun(0) {
+			if st.proc.over() || st.begun(0) {
 				return true
 			}
 		}
@@ -99,7 +99,7 @@ func (st *stage) pauseByStop() (resume func(), ok bool) {
 	})
 	st.proc.group.signal(syscall.SIGSTOP)
 	thaw := freeze(st.t, "TMP="+st.tmp)
-	if st.ended() || st.begun(countFiles(st.src)-1) {
+	if st.proc.over() || st.begun(countFiles(st.src)-1) {
 		thaw()
 		st.proc.Wait()
 		return nil, false
@@ -120,15 +120,6 @@ func (st *stage) heldNow() {
 		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", st.m.Locks()[st.name].Pid))
 		return strings.TrimSpace(string(comm)) == want
 	})
-}
-
-func (st *stage) ended() bool {
-	select {
-	case <-st.proc.done:
-		return true
-	default:
-		return false
-	}
 }
 
 // finish waits for the stager's success, and compares what it staged.
@@ -220,8 +211,7 @@ func freeze(t *testing.T, line string) (thaw func()) {
 func signalAll(line string, sig syscall.Signal) int {
 	moving := 0
 	for _, pid := range pidsWithEnv(line) {
-		f := statFields(fmt.Sprintf("/proc/%d/stat", pid))
-		if f == nil || f[0] == "T" && sig == syscall.SIGSTOP {
+		if state := stateOf(pid); state == "" || state == "T" && sig == syscall.SIGSTOP {
 			continue
 		}
 		syscall.Kill(pid, sig)

@@ -55,7 +55,7 @@ func TestM1User(t *testing.T) {
 	if got := b.Get("read", m.control("locks")); !strings.Contains(got, itoa(a.Pid)) {
 		t.Errorf("locks: %s, want pid %d", got, a.Pid)
 	}
-	if got := runCmdAs(t, b, m, "break", "--why", "mine to break", m.At("D")); got != "0 " {
+	if got := runCmdAs(t, b, "break", "--why", "mine to break", m.At("D")); got != "0 " {
 		t.Errorf("stagefs break by who mounted: %q", got)
 	}
 	b.must("mkdir", m.At("D/new"))
