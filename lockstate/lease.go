@@ -27,9 +27,9 @@ type lease struct {
 	joined   map[procid.ID]struct{} // holders that said so
 }
 
-// Boottime returns the time since boot, sleep included: no step of the wall
+// boottime returns the time since boot, sleep included: no step of the wall
 // clock changes it (L4).
-func Boottime() time.Duration {
+func boottime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
 		panic("clock_gettime(CLOCK_BOOTTIME): " + err.Error()) // there since Linux 2.6.39

@@ -32,7 +32,7 @@ type Options struct {
 	// Notify is told of each event. It is called with the table's mutex held,
 	// and so in order; it must not block, nor call the table. nil: nobody.
 	Notify func(Event)
-	// Clock is what deadlines are counted on (L4). nil: Boottime.
+	// Clock is what deadlines are counted on (L4). nil: the time since boot, sleep included.
 	Clock func() time.Duration
 	// Gone tells that a process is surely dead, without waiting for anything.
 	// nil: nobody knows.
@@ -129,7 +129,7 @@ func New(o Options) *Table {
 		}
 	}
 	if t.clock == nil {
-		t.clock = Boottime
+		t.clock = boottime
 	}
 	if t.now == nil {
 		t.now = time.Now

@@ -24,8 +24,8 @@ import (
 // sent an empty request, which it keeps like any other: the kernel must not find
 // a place that nobody looks at, or a request would be lost there.
 
-// ErrEnded says that the kernel has let go of the connection.
-var ErrEnded = errors.New("the connection to the kernel has ended")
+// errEnded says that the kernel has let go of the connection.
+var errEnded = errors.New("the connection to the kernel has ended")
 
 // ErrBusy says that something is not answered for long: the backing does not
 // answer either.
@@ -79,7 +79,7 @@ func (o *own) Stop(node uint64, begun func()) (*State, error) {
 	busy := o.drain(node, late)
 	if c.ended.Load() {
 		c.threads.Done()
-		return nil, ErrEnded
+		return nil, errEnded
 	}
 	for _, k := range c.keepers {
 		for p := k.take(); p != nil; p = k.take() {
