@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
@@ -18,6 +19,9 @@ type carriedFile struct {
 	Backing   int32
 	InDoubt   bool  // see file
 	Lingering []int // indices of handles
+
+	Unwritten      uint64      // how often it was heard, see unwritten,
+	UnwrittenError fuse.Status // and what the last time
 }
 
 // A carriedHandle is a handle, open or lingering.
@@ -32,6 +36,7 @@ type carriedHandle struct {
 	UID       uint32
 	Fresh     bool
 	Flushed   bool
+	Heard     uint64
 	Dying     *procid.ID
 	Released  int64
 	Candidate bool
@@ -51,7 +56,7 @@ func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
 		x := carriedHandle{
 			ID: id, Node: h.node.id, FD: h.fd.get(), Flags: h.flags, UID: h.uid, Mode: h.mode, Tid: h.tid, Fresh: h.fresh, Flushed: h.flushed.Load(), Dying: h.dying.Load(),
 			Released: h.released.Load(), Candidate: h.candidate.Load(), Opener: carryProc(h.opener), Private: cands.index(h.cand),
-			Rights: h.rights, As: h.as, ByName: h.by.name,
+			Rights: h.rights, As: h.as, ByName: h.by.name, Heard: h.heard,
 		}
 		if h.by.parent != nil {
 			x.ByDir = h.by.parent.id
@@ -76,7 +81,10 @@ func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
 	}
 	for n, f := range fs.nodes.files.all() {
 		f.mu.Lock()
-		x := carriedFile{Node: n.id, FD: f.fd, Backing: f.backing, InDoubt: f.inDoubt}
+		x := carriedFile{
+			Node: n.id, FD: f.fd, Backing: f.backing, InDoubt: f.inDoubt,
+			Unwritten: f.unwritten.times, UnwrittenError: statusOf(f.unwritten.err),
+		}
 		for _, h := range f.lingering {
 			x.Lingering = append(x.Lingering, index[h])
 		}
@@ -98,7 +106,7 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 			return fmt.Errorf("%w: a handle of node %d", errNodes, x.Node)
 		}
 		h := &handle{
-			id: x.ID, node: n, flags: x.Flags, uid: x.UID, mode: x.Mode, tid: x.Tid, fresh: x.Fresh, opener: fs.procAgain(x.Opener), rights: x.Rights, as: x.As,
+			id: x.ID, node: n, flags: x.Flags, uid: x.UID, mode: x.Mode, tid: x.Tid, fresh: x.Fresh, opener: fs.procAgain(x.Opener), rights: x.Rights, as: x.As, heard: x.Heard,
 		}
 		h.fd.set(x.FD)
 		if dir := fs.nodes.get(x.ByDir); dir != nil {
@@ -148,6 +156,7 @@ func (fs *FS) takeUpFiles(files []carriedFile, handles []*handle) error {
 		f := n.lockFile()
 		f.fd, f.backing = x.FD, x.Backing
 		f.doubtLocked(f.inDoubt || x.InDoubt)
+		f.unwritten.times, f.unwritten.err = x.Unwritten, errorOf(x.UnwrittenError)
 		if f.fd >= 0 {
 			fs.spare.take()
 		}

@@ -44,7 +44,7 @@ func fullDisk(t *testing.T) (dir string, fill func()) {
 // TestM2WriteBack: that a file could not be written out is told once to each
 // descriptor that was there by then.
 func TestM2WriteBack(t *testing.T) {
-	play := func(dir string, fill func()) string {
+	play := func(dir string, fill, meanwhile func()) string {
 		var log strings.Builder
 		a := agent(t)
 		try := func(args ...string) {
@@ -61,6 +61,7 @@ func TestM2WriteBack(t *testing.T) {
 		try("open", "d", file, "rdwr") // nobody knows yet
 		for _, name := range []string{"a", "b", "c", "d"} {
 			try("fsync", name)
+			meanwhile()
 		}
 		for range 2 {
 			a.Try("fsync", "a") // the disk's EIO is told to the first who asks again
@@ -71,15 +72,22 @@ func TestM2WriteBack(t *testing.T) {
 		a.Exit(0)
 		return strings.ReplaceAll(log.String(), "EIO", "ENOSPC")
 	}
-	want := play(fullDisk(t))
+	dir, fill := fullDisk(t)
+	want := play(dir, fill, func() {})
 	if strings.Count(want, "fsync d ENOSPC") != 1 || !strings.Contains(want, "fsync e ok") {
 		t.Skipf("writing out does not fail here: %s", want)
 	}
 	for _, opts := range []string{"", "--no-passthrough"} {
-		dir, fill := fullDisk(t)
-		m := mountDir(t, dir, filepath.Join(tempDir(t), "mnt"), strings.Fields(opts)...)
-		if got := play(m.Path, fill); got != want {
-			t.Errorf("with %q answers differ from a plain directory's:\n%s\n%s", opts, got, want)
+		for _, upgraded := range []bool{false, true} {
+			dir, fill := fullDisk(t)
+			m := mountDir(t, dir, filepath.Join(tempDir(t), "mnt"), strings.Fields(opts)...)
+			meanwhile := func() {}
+			if upgraded {
+				meanwhile = m.replace
+			}
+			if got := play(m.Path, fill, meanwhile); got != want {
+				t.Errorf("with %q, upgraded %t, answers differ from a plain directory's:\n%s\n%s", opts, upgraded, got, want)
+			}
 		}
 	}
 }
