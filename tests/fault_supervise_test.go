@@ -454,7 +454,7 @@ func TestFaultSuperviseHandOver(t *testing.T) {
 		passes        bool
 		how           []string
 	}{
-		{"succeeded", -1, 0, true, []string{"once", "twice", "replaced"}},
+		{"succeeded", -1, 0, true, []string{"once", "twice", "replaced", "mounted anew"}},
 		{"both succeeded", 0, 0, true, []string{"once", "twice"}},
 		{"failed", -1, 1, false, []string{"once"}},
 		{"killed", -1, -2, false, []string{"once"}},
@@ -467,6 +467,10 @@ func TestFaultSuperviseHandOver(t *testing.T) {
 				b := a.Child()
 				by := b.Child()
 				dir := c.name + how
+				if how == "mounted anew" { // since the next program could not go on
+					run(t, buildBad(t), m.control("ctl"), stagefsBin())
+					eventually(t, "the mount answers", func() bool { return m.daemon() != 0 })
+				}
 				by.must("mkdir", m.At(dir))
 				token := m.Locks()[dir].Token
 				if how == "replaced" {

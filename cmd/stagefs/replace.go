@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -250,7 +251,16 @@ func (c *command) startAnew(h handover, log *slog.Logger, why error) error {
 		if err := os.Chdir(h.Cwd); err != nil {
 			log.Error("cannot go back to where the command line was typed", "err", err)
 		}
-		return fmt.Errorf("exec: %w", syscall.Exec("/proc/self/exe", os.Args, append(os.Environ(), envSupervised+"=0"+again)))
+		left := "0"
+		if h.Shelf != nil {
+			for _, fd := range []int{h.Shelf.Put, h.Shelf.Take} {
+				if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil {
+					return err
+				}
+				left += "," + strconv.Itoa(fd)
+			}
+		}
+		return fmt.Errorf("exec: %w", syscall.Exec("/proc/self/exe", os.Args, append(os.Environ(), envSupervised+"="+left+again)))
 	})
 	if errors.Is(err, fs.ErrReplacing) {
 		err = fs.Unmount(h.Mountpoint, true)

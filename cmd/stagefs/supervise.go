@@ -53,12 +53,14 @@ func supervised() (s supervision) {
 	list, again := strings.CutSuffix(value, again)
 	var fds []int
 	for text := range strings.SplitSeq(list, ",") {
-		if n, err := strconv.Atoi(text); err == nil && n > 2 {
-			unix.CloseOnExec(n)
+		if n, err := strconv.Atoi(text); err == nil {
+			if n > 2 {
+				unix.CloseOnExec(n)
+			}
 			fds = append(fds, n)
 		}
 	}
-	if len(fds) > 0 {
+	if len(fds) > 0 && fds[0] > 2 { // 0: nobody asks
 		s.told = os.NewFile(uintptr(fds[0]), "supervisor's pipe")
 	}
 	if len(fds) == 3 {
