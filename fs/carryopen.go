@@ -99,7 +99,7 @@ func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
 // takeUpHandles opens again what was open.
 func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 	all := make([]*handle, len(c.Handles))
-	t := &fs.handles
+	t, now := &fs.handles, time.Now().UnixNano()
 	for i, x := range c.Handles {
 		n := fs.nodes.get(x.Node)
 		if n == nil || x.Private >= len(cands) {
@@ -113,6 +113,7 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 			h.by = link{dir, x.ByName}
 		}
 		h.flushed.Store(x.Flushed)
+		h.flushedAt.Store(now) // the RELEASE may still be on its way
 		h.dying.Store(x.Dying)
 		h.released.Store(x.Released)
 		h.candidate.Store(x.Candidate)

@@ -15,6 +15,7 @@ import (
 func (fs *FS) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if h := fs.handles.get(in.Fh, in.NodeId); h != nil {
 		h.flushed.Store(true)
+		h.flushedAt.Store(time.Now().UnixNano())
 		if h.lock != nil {
 			h.lock.Closing()
 		}

@@ -41,7 +41,8 @@ func (d *dirLock) try() fuse.Status {
 	if d.fs.waits.waited(d.at.parent.dir) && !d.keeps() && !d.holds(r.proc) {
 		return fuse.EAGAIN
 	}
-	return d.fs.tryClosing(d.cancel, d.h.node.id, func() error {
+	r.patient = true
+	return r.tryClosing(d.h.node.id, func() error {
 		status, _, conflict := d.take(r)
 		if conflict == nil && status != fuse.OK {
 			return syscall.Errno(status)

@@ -81,9 +81,15 @@ func (fs *FS) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse
 		get = fs.advisory.GetOwn // F_OFD_GETLK of what is one's own
 	}
 	var closing time.Time
+	asks := &request{fs: fs, cancel: cancel, header: &in.InHeader}
 	c, ok := get(n.id, lockOf(in))
-	for ok && in.Lk.Typ != unix.F_UNLCK && fs.awaitRelease(cancel, n.id, &c, &closing) {
-		c, ok = get(n.id, lockOf(in))
+	for next := tryAgain; ok && in.Lk.Typ != unix.F_UNLCK && next == tryAgain; {
+		switch next = asks.awaitRelease(n.id, &c, &closing); next {
+		case tryAgain:
+			c, ok = get(n.id, lockOf(in))
+		case interrupted:
+			return fuse.EINTR
+		}
 	}
 	if ok {
 		out.Lk = fuse.FileLock{Typ: unix.F_RDLCK, Start: c.Start, End: c.End, Pid: c.Pid}
@@ -139,7 +145,7 @@ func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Sta
 		}
 		return fuse.OK
 	case !lockFile:
-		return fs.lockPlain(cancel, node, want, wait)
+		return fs.lockPlain(cancel, in, node, want, wait)
 	case unclear:
 		return fuse.Status(unix.ENOLCK)
 	}
@@ -152,7 +158,7 @@ func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Sta
 	}
 	if status == fuse.ENOENT && fs.table.IsGone(at.parent.dir) {
 		// The directory was removed: a file without a name is as any other.
-		return fs.lockPlain(cancel, d.h.node.id, want, wait)
+		return fs.lockPlain(cancel, in, d.h.node.id, want, wait)
 	}
 	if status != fuse.OK && want.Flock {
 		d.dropOld() // flock(2): a conversion that is refused has lost the old lock
@@ -181,14 +187,15 @@ func (fs *FS) TryLockw(in *fuse.LkIn) bool {
 
 // lockPlain sets a lock on a file that has no lock file's name. It may have had
 // one, and the lock that this one takes the place of may keep a directory.
-func (fs *FS) lockPlain(cancel <-chan struct{}, node uint64, want advisory.Lock, wait bool) (status fuse.Status) {
+func (fs *FS) lockPlain(cancel <-chan struct{}, in *fuse.LkIn, node uint64, want advisory.Lock, wait bool) (status fuse.Status) {
 	if wait && fs.converts(node, want) {
 		fs.unlock(node, want) // flock(2): the old lock goes first
 	}
 	if wait {
 		status = statusOf(fs.advisory.Wait(node, want, cancel))
 	} else {
-		status = fs.tryClosing(cancel, node, func() error { return fs.advisory.Try(node, want) })
+		r := &request{fs: fs, cancel: cancel, header: &in.InHeader}
+		status = r.tryClosing(node, func() error { return fs.advisory.Try(node, want) })
 	}
 	if status != fuse.OK && want.Flock {
 		fs.unlock(node, want) // likewise
@@ -208,22 +215,29 @@ func (fs *FS) converts(node uint64, want advisory.Lock) bool {
 const releaseTime = 20 * time.Millisecond
 
 // tryClosing repeats a try while all that is in its way is such a description.
-func (fs *FS) tryClosing(cancel <-chan struct{}, node uint64, try func() error) fuse.Status {
+func (r *request) tryClosing(node uint64, try func() error) fuse.Status {
 	var closing time.Time
 	for {
 		err := try()
 		var c *advisory.ConflictError
-		if !errors.As(err, &c) || !fs.awaitRelease(cancel, node, &c.Lock, &closing) {
+		if !errors.As(err, &c) {
 			return statusOf(err)
+		}
+		switch r.awaitRelease(node, &c.Lock, &closing) {
+		case ends:
+			return statusOf(err)
+		case interrupted:
+			return fuse.EINTR
 		}
 	}
 }
 
-// awaitRelease waits a moment if a lock is such a description's, and reports whether to
-// look again. since is when that began.
-func (fs *FS) awaitRelease(cancel <-chan struct{}, node uint64, l *advisory.Lock, since *time.Time) bool {
-	h := fs.handles.get(l.Handle, node)
-	return (h == nil || h.flushed.Load()) && more(since, releaseTime) && sleep(cancel, 100*time.Microsecond)
+// awaitRelease waits a moment if a lock is such a description's. since is when that began.
+func (r *request) awaitRelease(node uint64, l *advisory.Lock, since *time.Time) outcome {
+	if h := r.fs.handles.get(l.Handle, node); h != nil && !h.flushed.Load() || !more(since, releaseTime) {
+		return ends
+	}
+	return after(r.rest(100 * time.Microsecond))
 }
 
 // lockOwner returns who will own the directory: for flock(2) the process that

@@ -35,6 +35,9 @@ type request struct {
 	quiet bool
 	// endless requests may wait without end, which any signal ends.
 	endless bool
+	// patient requests wait for a moment for a lock whose descriptor was closed just now: of
+	// others, the kernel may keep the directory locked meanwhile, for its holder, too.
+	patient bool
 	// waitable says that a refusal by a lock that may yet be narrowed is
 	// worth a short wait (A12).
 	waitable func(*lockstate.HeldError) bool

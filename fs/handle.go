@@ -30,7 +30,8 @@ type handle struct {
 
 	// flushed is set once a descriptor of it was closed: a RELEASE may be
 	// on its way.
-	flushed atomic.Bool
+	flushed   atomic.Bool
+	flushedAt atomic.Int64 // when that was the last time, in ns
 	// dying is the owner of the lock which a flock lock through h keeps, if that
 	// one was in exit(2) when the last of these was.
 	dying atomic.Pointer[procid.ID]

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,9 +30,10 @@ const (
 
 // obstacles are what stood in the way of a request's tries so far, and was waited for.
 type obstacles struct {
-	reaps                    int
-	settle, closing, passing time.Time // until when that is waited for; zero: not yet
-	room                     bool      // was waited for
+	reaps int
+	room  bool // was waited for
+
+	settle, closing, passing, unlocking time.Time // until when that is waited for; zero: not yet
 }
 
 // An outcome says what an obstacle means for a request.
@@ -86,6 +88,8 @@ func (o *obstacles) clearHeld(r *request, held *lockstate.HeldError) outcome {
 	case held.Err == lockstate.ErrHeld && o.reaps < maxReaps && fs.endIfClosed(held.Lock):
 		o.reaps++
 		return tryAgain
+	case r.patient && held.Err == lockstate.ErrHeld && fs.isClosing(held.Lock) && more(&o.unlocking, releaseTime):
+		return after(r.rest(closePause))
 	case held.Err == lockstate.ErrOpen && fs.settleLingering(held):
 		return tryAgain
 	case held.Err == lockstate.ErrOpen && fs.closingSoon(held) && more(&o.closing, closeTime):
@@ -113,6 +117,16 @@ func (fs *FS) closingSoon(held *lockstate.HeldError) bool {
 		}
 	}
 	return true
+}
+
+// isClosing reports whether all that keeps a lock are descriptions of which a descriptor was
+// closed just now: the kernel sends their RELEASE when close(2) has returned (R2).
+func (fs *FS) isClosing(l lockstate.Lock) bool {
+	return len(l.Keys) > 0 && len(l.Files) == 0 && !l.LostKey && !l.Command && !slices.ContainsFunc(l.Keys, func(k any) bool {
+		key := k.(fdKey)
+		h := fs.handles.get(key.id, key.node)
+		return !key.flock || h != nil && (!h.flushed.Load() || time.Since(time.Unix(0, h.flushedAt.Load())) > releaseTime)
+	})
 }
 
 // awaitSettled waits until the lock ends, until something beneath it is

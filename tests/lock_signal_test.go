@@ -94,6 +94,46 @@ func stuck(t *testing.T, opts []string) (m *Mount, goOn func()) {
 	return m, goOn
 }
 
+// TestA8TrySignal: a try for a lock whose descriptor is being closed, of a file or a
+// directory, waits for that, also if who tries gets a signal: close(2) has returned
+// perhaps, and the kernel tells the daemon late. Here one descriptor was closed already,
+// and the other one is meanwhile.
+func TestA8TrySignal(t *testing.T) {
+	byTransport(t, func(t *testing.T, opts ...string) {
+		m := mount(t, opts...)
+		mustDo(t, os.Mkdir(m.At("D"), 0o777))
+		if s := m.Ctl("release D"); s != "ok" {
+			t.Fatal(s)
+		}
+		for _, file := range []string{"plain", "D/devserver"} {
+			holder, w := locker(t), locker(t)
+			status := ""
+			for range 300 { // a moment is short
+				holder.must("open", "a", m.At(file), "rdwr,creat")
+				holder.must("flock", "a", "ex")
+				holder.must("dup", "a", "b")
+				w.must("open", "x", m.At(file), "rdwr,creat")
+				holder.must("close", "b")
+				got, answer := w.Start("flock", "x", "ex", "nb"), make(chan string, 1)
+				go func() { answer <- got() }()
+				for len(answer) == 0 && !waitsInFuse(w.Pid) {
+				}
+				mustDo(t, syscall.Kill(w.Pid, syscall.SIGUSR2))
+				time.Sleep(2 * time.Millisecond) // for the signal to be heard of
+				holder.must("close", "a")
+				status = <-answer
+				w.must("close", "x")
+				if status == "ok" {
+					break
+				}
+			}
+			if status != "ok" {
+				t.Errorf("the try on %s = %s, want ok", file, status)
+			}
+		}
+	})
+}
+
 // TestW3Signal: nor does who waits for what is under way beneath the directory that
 // it is about to get, however long that takes.
 func TestW3Signal(t *testing.T) {
