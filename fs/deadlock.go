@@ -48,6 +48,9 @@ func (fs *FS) deadlocked(x *waiting) bool {
 		if next == nil || slices.Contains(chain, next) {
 			return false // or a circle that this line has no part in
 		}
+		if again, ok := y.blocker(); !ok || again != id {
+			return false // it may have waited only since it is in nobody's way any more
+		}
 		chain = append(chain, next)
 		if next.dir == x.dir && fs.leader(next) == front {
 			close(next.dead)

@@ -1,0 +1,37 @@
+package fs
+
+import (
+	"testing"
+
+	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
+)
+
+// TestDeadlockOver: who has had what somebody waits for, and waits for it again by the time
+// that one's search for a deadlock comes to him, is not told that there is one (M2).
+func TestDeadlockOver(t *testing.T) {
+	fs, dir := &FS{}, new(lockstate.Dir)
+	waits := func(pid int, blocker func() (procid.ID, bool)) *waiting {
+		return &waiting{
+			dir: dir, proc: procid.Recorded(procid.ID{Pid: pid, Start: 1}, 0, nil), write: true, hears: true,
+			turn: make(chan struct{}), dead: make(chan struct{}), blocker: blocker,
+		}
+	}
+	var holder *waiting
+	held := true
+	x := waits(1, func() (procid.ID, bool) {
+		was := held
+		if was {
+			held = false
+			fs.waits.join(holder, false)
+		}
+		return holder.proc.ID(), was
+	})
+	holder = waits(2, func() (procid.ID, bool) { return procid.ID{}, false })
+	other := waits(3, nil)
+	fs.waits.join(x, false)
+	fs.waits.join(other, false)
+	if fs.deadlocked(x) || holder.told() {
+		t.Error("one of two is told of a deadlock that there is not")
+	}
+}
