@@ -50,6 +50,25 @@ func TestA2(t *testing.T) {
 	}
 }
 
+// TestA1Jobs: of two jobs of one program, what one makes is that one's alone while it
+// lives, unless the program has the directory that both work in.
+func TestA1Jobs(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	program := agent(t)
+	one, other := program.Child(), program.Child()
+	one.must("mkdir", m.At("D/out"))
+	other.want("EBUSY", "mkdir", m.At("D/out/other"))
+	one.Kill()
+	m.awaitFree("D/out")
+
+	program.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	one = program.Child()
+	one.must("mkdir", m.At("D/made"))
+	other.must("mkdir", m.At("D/made/other"))
+	one.must("mkdir", m.At("D/made/other/one"))
+}
+
 // lockWays are the ways of A3 to make the lock file at path, given that the
 // file path.tmp is there; each with the call that removes it again.
 func lockWays(path string) map[string][2][]string {
