@@ -21,6 +21,7 @@ def clone(number):
     args = struct.pack("=11Q", 0, 0, 0, 0, 17, 0, 0, 0, ctypes.addressof(number), 1, 0)
     return libc.syscall(435, args, len(args)) # clone3(2)
 def child(d, tell):
+    libc.prctl(1, 9, 0, 0, 0) # PR_SET_PDEATHSIG
     os.mkdir(d)
     os.close(os.open(d + "/f", os.O_CREAT | os.O_WRONLY))
     os.write(tell, b"x")
@@ -75,7 +76,10 @@ try:
         os.close(tell)
         os.read(told, 1)
         os.close(told)
+        late = time.monotonic() + float(sys.argv[3])
         while os.path.exists(first): # the end of its lock has not been carried out
+            if time.monotonic() > late:
+                sys.exit("%s: what the dead process made is there" % first)
             time.sleep(.001)
         if start(pid) == began:
             hits += 1
@@ -100,7 +104,7 @@ func TestH1AttackTick(t *testing.T) {
 	m := mount(t, "--on-crash=destroy")
 	daemon := m.daemon()
 	t.Cleanup(func() { syscall.Kill(daemon, syscall.SIGCONT) })
-	r := run(t, "python3", "-c", sameTick, m.Path, itoa(daemon))
+	r := run(t, "python3", "-c", sameTick, m.Path, itoa(daemon), itoa(int(patience.Seconds())))
 	if r.Status != 0 {
 		t.Fatal(r)
 	}

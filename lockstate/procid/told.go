@@ -135,7 +135,7 @@ func (r *Resolver) hear() bool {
 func (r *Resolver) note(ev exitEvent) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	g := r.pids[ev.tgid]
+	g := r.toldOfLocked(ev)
 	if g == nil {
 		return
 	}
@@ -150,6 +150,26 @@ func (r *Resolver) note(ev exitEvent) {
 	if t.leader && !dead {
 		r.suspectLocked(g, 0)
 	}
+}
+
+// toldOfLocked returns whom an event is about, or nil. Before the kernel gives the pid of a
+// process to another one it has told how that ended, which may be heard only when the other
+// one is known.
+func (r *Resolver) toldOfLocked(ev exitEvent) *group {
+	latest := r.pids[ev.tgid]
+	if latest == nil {
+		return nil
+	}
+	g := latest
+	for old := latest.before; old != nil; old = old.before {
+		if t := &old.told; !t.leader && !t.missed && ev.at <= t.dead+uint64(hearPatience) {
+			g = old
+		}
+	}
+	if g == latest {
+		g.before = nil
+	}
+	return g
 }
 
 // seenDeadLocked reports whether a process is dead, and keeps when that was
@@ -168,8 +188,10 @@ func (r *Resolver) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, g := range r.pids {
-		if r.seenDeadLocked(g) && !g.told.final {
-			g.told.leader, g.told.missed = false, true
+		for ; g != nil; g = g.before {
+			if r.seenDeadLocked(g) && !g.told.final {
+				g.told.leader, g.told.missed = false, true
+			}
 		}
 	}
 }
