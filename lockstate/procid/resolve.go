@@ -107,10 +107,7 @@ func (r *Resolver) attach(tid uint32, s *sighting, p *Process) (*group, bool) {
 	case p == nil:
 		return nil, false
 	default:
-		if g != nil {
-			r.seenDeadLocked(g)
-		}
-		g = &group{proc: p, fd: s.group, told: told{leader: s.leaderless}, before: g}
+		g = &group{proc: p, fd: s.group, told: told{leader: s.leaderless}, before: r.mayBeToldLocked(g)}
 		r.groups[s.id] = g
 		r.pids[s.id.Pid] = g
 	}

@@ -82,7 +82,9 @@ func (r *Resolver) markMissed() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, g := range r.pids {
-		g.told.missed = r.seenDeadLocked(g)
+		for ; g != nil; g = g.before {
+			g.told.missed = r.seenDeadLocked(g)
+		}
 	}
 }
 
@@ -166,7 +168,13 @@ func (r *Resolver) toldOfLocked(ev exitEvent) *group {
 			g = old
 		}
 	}
-	if g == latest {
+	return g
+}
+
+// mayBeToldLocked returns what had a pid until now, or nil. It forgets who had it long
+// before, whether the connector is open or not.
+func (r *Resolver) mayBeToldLocked(g *group) *group {
+	if g != nil && r.seenDeadLocked(g) && g.before != nil && uint64(monotonic()) > g.before.told.dead+uint64(hearPatience) {
 		g.before = nil
 	}
 	return g
