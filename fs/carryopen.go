@@ -54,7 +54,7 @@ func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
 	keep := func(h *handle, id uint64) {
 		index[h] = len(c.Handles)
 		x := carriedHandle{
-			ID: id, Node: h.node.id, FD: h.fd.get(), Flags: h.flags, UID: h.uid, Mode: h.mode, Tid: h.tid, Fresh: h.fresh, Flushed: h.flushed.Load(), Dying: h.dying.Load(),
+			ID: id, Node: h.node.id, FD: h.fd.get(), Flags: h.flags, UID: h.uid, Mode: h.mode, Tid: h.tid, Fresh: h.fresh, Flushed: h.wasFlushed(), Dying: h.dying.Load(),
 			Released: h.released.Load(), Candidate: h.candidate.Load(), Opener: carryProc(h.opener), Private: cands.index(h.cand),
 			Rights: h.rights, As: h.as, ByName: h.by.name, Heard: h.heard,
 		}
@@ -112,8 +112,9 @@ func (fs *FS) takeUpHandles(c *carried, cands []*candidate) error {
 		if dir := fs.nodes.get(x.ByDir); dir != nil {
 			h.by = link{dir, x.ByName}
 		}
-		h.flushed.Store(x.Flushed)
-		h.flushedAt.Store(now) // the RELEASE may still be on its way
+		if x.Flushed {
+			h.flushed.Store(now) // the RELEASE may still be on its way
+		}
 		h.dying.Store(x.Dying)
 		h.released.Store(x.Released)
 		h.candidate.Store(x.Candidate)

@@ -14,8 +14,7 @@ import (
 // Flush is close(2) of one of perhaps several descriptors.
 func (fs *FS) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if h := fs.handles.get(in.Fh, in.NodeId); h != nil {
-		h.flushed.Store(true)
-		h.flushedAt.Store(time.Now().UnixNano())
+		h.flushed.Store(time.Now().UnixNano())
 		if h.lock != nil {
 			h.lock.Closing()
 		}
@@ -113,7 +112,7 @@ func (fs *FS) closedLast(in *fuse.ReleaseIn, h *handle) {
 	}
 	fs.advisory.Release(in.NodeId, in.Fh)
 	dying := fs.exiting
-	if h.flushed.Load() {
+	if h.wasFlushed() {
 		dying = func(id procid.ID) bool { d := h.dying.Load(); return d != nil && *d == id }
 	}
 	fs.settleLocked(in.NodeId, keys, dying)
@@ -129,7 +128,7 @@ func (fs *FS) awaitClosed(l lockstate.Lock) (still bool) {
 	closed := func(k any) bool {
 		key := k.(fdKey)
 		h := fs.handles.get(key.id, key.node)
-		return key.flock && h != nil && h.flushed.Load() && h.dying.Load() == nil && fs.table.HasKey(k)
+		return key.flock && h != nil && h.wasFlushed() && h.dying.Load() == nil && fs.table.HasKey(k)
 	}
 	for began := (time.Time{}); slices.ContainsFunc(l.Keys, closed) && more(&began, closedTime); {
 		time.Sleep(100 * time.Microsecond)

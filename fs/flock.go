@@ -135,7 +135,7 @@ func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Sta
 	if h == nil {
 		return fuse.EBADF
 	}
-	h.flushed.Store(false) // it is in use
+	h.flushed.Store(0) // it is in use
 	want, node := lockOf(in), h.node.id
 	switch {
 	case in.Lk.Typ == unix.F_UNLCK:
@@ -178,7 +178,7 @@ func (fs *FS) TryLockw(in *fuse.LkIn) bool {
 	if fs.converts(node, want) {
 		return false
 	}
-	h.flushed.Store(false) // it is in use
+	h.flushed.Store(0) // it is in use
 	if lockFile {
 		return (&dirLock{fs: fs, in: in, h: h, at: at, want: want}).atOnce()
 	}
@@ -234,7 +234,7 @@ func (r *request) tryClosing(node uint64, try func() error) fuse.Status {
 
 // awaitRelease waits a moment if a lock is such a description's. since is when that began.
 func (r *request) awaitRelease(node uint64, l *advisory.Lock, since *time.Time) outcome {
-	if h := r.fs.handles.get(l.Handle, node); h != nil && !h.flushed.Load() || !more(since, releaseTime) {
+	if h := r.fs.handles.get(l.Handle, node); h != nil && !h.wasFlushed() || !more(since, releaseTime) {
 		return ends
 	}
 	return after(r.rest(100 * time.Microsecond))

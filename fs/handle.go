@@ -28,10 +28,9 @@ type handle struct {
 	// fresh handles made the kernel drop the pages that it had of the file.
 	fresh bool
 
-	// flushed is set once a descriptor of it was closed: a RELEASE may be
-	// on its way.
-	flushed   atomic.Bool
-	flushedAt atomic.Int64 // when that was the last time, in ns
+	// flushed is when a descriptor of it was closed last, in ns since the epoch: a
+	// RELEASE may be on its way. 0: none was, or it was used since.
+	flushed atomic.Int64
 	// dying is the owner of the lock which a flock lock through h keeps, if that
 	// one was in exit(2) when the last of these was.
 	dying atomic.Pointer[procid.ID]
@@ -53,6 +52,9 @@ type handle struct {
 	// private, or by the number of such a one (see nodeTable.settled).
 	as uint64
 }
+
+// wasFlushed reports whether a RELEASE of h may be on its way.
+func (h *handle) wasFlushed() bool { return h.flushed.Load() != 0 }
 
 // An ownFD is a descriptor; that of a new one is -1. The kernel releases a handle
 // only when all other requests for it are answered, but that order is the

@@ -112,7 +112,7 @@ func (fs *FS) closingSoon(held *lockstate.HeldError) bool {
 			}
 			continue
 		}
-		if h != nil && !h.candidate.Load() && !h.flushed.Load() && fs.procs.Alive(s.Owner) {
+		if h != nil && !h.candidate.Load() && !h.wasFlushed() && fs.procs.Alive(s.Owner) {
 			return false
 		}
 	}
@@ -125,7 +125,7 @@ func (fs *FS) isClosing(l lockstate.Lock) bool {
 	return len(l.Keys) > 0 && len(l.Files) == 0 && !l.LostKey && !l.Command && !slices.ContainsFunc(l.Keys, func(k any) bool {
 		key := k.(fdKey)
 		h := fs.handles.get(key.id, key.node)
-		return !key.flock || h != nil && (!h.flushed.Load() || time.Since(time.Unix(0, h.flushedAt.Load())) > releaseTime)
+		return !key.flock || h != nil && time.Since(time.Unix(0, h.flushed.Load())) > releaseTime
 	})
 }
 

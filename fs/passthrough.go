@@ -112,7 +112,7 @@ func (fs *FS) passing(n *node) (found *handle) {
 			return false
 		}
 		found = h
-		return !h.flushed.Load()
+		return !h.wasFlushed()
 	})
 	return found
 }
@@ -121,7 +121,7 @@ func (fs *FS) passing(n *node) (found *handle) {
 // closed once: they are about to be released.
 func (fs *FS) passesNoLonger(n *node) bool {
 	h := fs.passing(n)
-	return h == nil || h.flushed.Load()
+	return h == nil || h.wasFlushed()
 }
 
 // namePassing adds to errMayMap who has n open in that way (W6): for one that only

@@ -184,13 +184,19 @@ func (h handover) exec(program, state, log *os.File) error {
 		return err
 	}
 	for _, fd := range inherited {
-		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil {
+		if err := leaveOpen(fd); err != nil {
 			return err
 		}
 		defer unix.CloseOnExec(fd)
 	}
 	err = syscall.Exec(fmt.Sprintf("/proc/self/fd/%d", program.Fd()), os.Args, append(os.Environ(), envHandover+"="+string(text)))
 	return fmt.Errorf("exec: %w", err)
+}
+
+// leaveOpen has the next program inherit a descriptor.
+func leaveOpen(fd int) error {
+	_, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0)
+	return err
 }
 
 // takenOver returns what the daemon before has left to this program, if there
@@ -254,7 +260,7 @@ func (c *command) startAnew(h handover, log *slog.Logger, why error) error {
 		left := "0"
 		if h.Shelf != nil {
 			for _, fd := range []int{h.Shelf.Put, h.Shelf.Take} {
-				if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil {
+				if err := leaveOpen(fd); err != nil {
 					return err
 				}
 				left += "," + strconv.Itoa(fd)

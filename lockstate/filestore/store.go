@@ -101,8 +101,10 @@ func Open(stateDir string, o Options) (*Store, error) {
 	if key == "" || strings.ContainsAny(key, "/\x00") || key[0] == '.' {
 		return nil, fmt.Errorf("bad key %q for a backing", key)
 	}
-	if _, err := os.Stat(stateDir); o.Required && errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("%s: %w", stateDir, ErrLost)
+	if o.Required {
+		if _, err := os.Stat(stateDir); errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("%s: %w", stateDir, ErrLost)
+		}
 	}
 	if err := makeDir(stateDir); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrDir, err)

@@ -26,7 +26,7 @@ type group struct {
 	serial  uint64 // in Resolver.watched; 0: not watched
 	watches []func(ID, Exit)
 	told    told
-	before  *group        // the one that had the pid before, while it may still be told of: see told.go
+	before  *group        // who had the pid before it, not long ago: see told.go
 	husk    bool          // see husks; for good
 	look    time.Duration // while it is watched: when it is looked whether it is one, by monotonic
 	pause   time.Duration // and how long after that again
