@@ -83,6 +83,10 @@ func (f *file) choose(fs *FS, h *handle, st *unix.Statx_t) (ioMode, error) {
 		return h.passing(), nil
 	case f.cached > 0 || f.direct > 0 || !fs.pass.on.Load() || h.node.dev != fs.pass.dev:
 		return ioCached, nil
+	case h.lock != nil && h.flags&unix.O_DIRECT != 0:
+		// With FOPEN_DIRECT_IO the kernel forgets how far a request of io_uring(7) came,
+		// and has it begin anew: reads repeat at the end, writes go over one another.
+		return ioCached, nil
 	case h.candidate.Load() || h.lock == nil && (appendOnly(st) || st.Size < passFrom && h.flags&(unix.O_DIRECT|unix.O_NOATIME) == 0 || fs.revocable(h.node)):
 		return ioCached, nil // O_DIRECT and O_NOATIME are the backing's to obey
 	}

@@ -16,6 +16,7 @@ func asyncProbes() []probeCase {
 	return []probeCase{
 		{"io_submit", probeAIO},
 		{"io_uring", probeRing},
+		{"io_uring past the page cache", probeDirectRing},
 	}
 }
 
@@ -207,6 +208,35 @@ func probeRing(p *probe) {
 		note("read of what is closed", r.do(read, fd, addr(got), 10, 0, 0, flag))
 		p.content(tag + "renamed")
 		p.must(unix.Unlink(p.at(tag + "sym"))) // it names the directory
+	}
+}
+
+// probeDirectRing is about requests that end before the memory that was given does.
+func probeDirectRing(p *probe) {
+	const read, write, async, atPosition = 22, 23, 1 << 4, ^uint64(0)
+	r, err := openRing()
+	if !p.try("io_uring_setup", err) {
+		return
+	}
+	defer unix.Close(r.fd)
+	buf, err := unix.Mmap(-1, 0, 8*4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	p.must(err)
+	defer unix.Munmap(buf)
+	addr := uint64(uintptr(unsafe.Pointer(&buf[0])))
+	for _, flag := range []uint8{0, async} {
+		name := fmt.Sprint("f", flag)
+		fd := p.open(name, unix.O_RDWR|unix.O_CREAT|unix.O_DIRECT)
+		for _, c := range "abc" {
+			copy(buf, strings.Repeat(string(c), 4096))
+			p.note("write at the position: %d", r.do(write, fd, addr, 4096, atPosition, 0, flag))
+		}
+		for _, at := range []uint64{0, 4096, 3 * 4096} {
+			clear(buf)
+			n := r.do(read, fd, addr, len(buf), at, 0, flag)
+			p.note("read over the end from %d on: %d %s", at, n, brief(buf))
+		}
+		p.must(unix.Close(fd))
+		p.content(name)
 	}
 }
 
