@@ -15,9 +15,10 @@ import (
 )
 
 // Of a file that an earlier daemon served, the lock table knows that somebody may write
-// to it, but not who: the kernel told that one. The listing names those in whose
-// descriptors or mappings it is seen (R8). Nothing is decided by that: others may have it
-// open whom /proc does not show.
+// to it, but not who: the kernel told that one. Who opened another one may be dead, and
+// others have the descriptor. The listing names those in whose descriptors or mappings
+// such a file is seen (R8). Nothing is decided by that: others may have it open whom
+// /proc does not show.
 
 // openers remembers who was seen.
 type openers struct {
@@ -30,18 +31,26 @@ type openers struct {
 // takes a look at all processes.
 const openersTime = time.Second
 
-// A servedFile is a file as the processes show it that opened it through a mount that
-// is no more.
+// A servedFile is a file as the processes show it that have it open.
 type servedFile struct {
 	handle *lockstate.Handle
 	ino    string
 	path   string // below the mountpoint, of which nothing is left to see perhaps
+	before bool   // it was opened through a mount that is no more
 }
 
-// openersOf returns the processes that are seen to have the file of a handle open of which
-// the table does not know who opened it.
+// isUnknown reports whether it is not known who opened what a handle is of.
+func isUnknown(h *lockstate.Handle) bool { return h.Owner().ID().Pid == 0 }
+
+// hasLost reports whether who opened it is not known, or dead.
+func (fs *FS) hasLost(h *lockstate.Handle) bool {
+	return isUnknown(h) || !fs.procs.Alive(h.Owner().ID())
+}
+
+// openersOf returns the processes that are seen to have the file of a handle open that
+// has lost who opened it.
 func (fs *FS) openersOf(h *lockstate.Handle) []procid.ID {
-	if h.Owner().ID().Pid != 0 {
+	if !fs.hasLost(h) {
 		return nil
 	}
 	o := &fs.openers
@@ -57,11 +66,11 @@ func (fs *FS) openersOf(h *lockstate.Handle) []procid.ID {
 func (fs *FS) findOpeners() map[*lockstate.Handle][]procid.ID {
 	files := make(map[string][]servedFile) // by the last element of the path
 	for _, h := range fs.handles.writers() {
-		if h.lock.Owner().ID().Pid != 0 {
+		if !fs.hasLost(h.lock) {
 			continue
 		}
 		if dirs, name := h.node.covering(); len(dirs) > 0 {
-			f := servedFile{h.lock, strconv.FormatUint(h.node.shownIno(), 10), join(fs.table.Path(dirs[0]), name)}
+			f := servedFile{h.lock, strconv.FormatUint(h.node.shownIno(), 10), join(fs.table.Path(dirs[0]), name), isUnknown(h.lock)}
 			files[name] = append(files[name], f)
 		}
 	}
@@ -88,12 +97,12 @@ func (fs *FS) findOpeners() map[*lockstate.Handle][]procid.ID {
 	return seen
 }
 
-// openIn returns those of some files that a process has open for writing, or mapped so,
-// through another mount than this one.
+// openIn returns those of some files that a process has open for writing, or mapped so:
+// what was opened before, through another mount than this one.
 func (fs *FS) openIn(pid int, files map[string][]servedFile) (open []*lockstate.Handle) {
-	found := func(path, ino string, shown func() bool) {
+	found := func(path, ino string, here, toWrite bool) {
 		for _, f := range files[filepath.Base(path)] {
-			if strings.HasSuffix(path, "/"+f.path) && (ino == "" || ino == f.ino) && !slices.Contains(open, f.handle) && shown() {
+			if toWrite && !(here && f.before) && strings.HasSuffix(path, "/"+f.path) && (ino == "" || ino == f.ino) && !slices.Contains(open, f.handle) {
 				open = append(open, f.handle)
 			}
 		}
@@ -108,9 +117,7 @@ func (fs *FS) openIn(pid int, files map[string][]servedFile) (open []*lockstate.
 		}
 		info := DescriptorInfo(link)
 		flags, err := strconv.ParseUint(info["flags"], 8, 32)
-		found(path, info["ino"], func() bool {
-			return err == nil && writes(uint32(flags)) && info["mnt_id"] != strconv.Itoa(fs.mountID)
-		})
+		found(path, info["ino"], info["mnt_id"] == strconv.Itoa(fs.mountID), err == nil && writes(uint32(flags)))
 	}
 	dev := fmt.Sprintf("%02x:%02x", fs.mountDev>>20, fs.mountDev&0xfffff) // as an identity has it
 	maps, _ := os.ReadFile(proc + "maps")
@@ -121,9 +128,7 @@ func (fs *FS) openIn(pid int, files map[string][]servedFile) (open []*lockstate.
 		for i := range of {
 			of[i], path, _ = strings.Cut(path, " ")
 		}
-		found(strings.TrimLeft(path, " "), of[4], func() bool {
-			return strings.Contains(of[1], "w") && strings.HasSuffix(of[1], "s") && of[3] != dev
-		})
+		found(strings.TrimLeft(path, " "), of[4], of[3] == dev, strings.Contains(of[1], "w") && strings.HasSuffix(of[1], "s"))
 	}
 	return open
 }

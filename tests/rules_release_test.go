@@ -3,11 +3,14 @@
 package tests
 
 import (
+	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -401,6 +404,21 @@ func TestR8(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestR8Inherited: of a file that a process opened which is dead, who has its descriptor is
+// named.
+func TestR8Inherited(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	cmd := exec.Command("/bin/sh", "-c", "exec 9>file; sleep 60 >/dev/null 2>&1 & echo $!")
+	cmd.Dir = m.At("D")
+	out, err := cmd.Output()
+	mustDo(t, err)
+	pid := atoi(strings.TrimSpace(string(out)))
+	t.Cleanup(func() { syscall.Kill(pid, syscall.SIGKILL) })
+	who := fmt.Sprintf("process %d (\"sleep 60\")", pid)
+	m.wantStatus(75, who, "run", "-n", m.At("D"), "true")
 }
 
 // TestR6Destroy: who gives a directory back to be removed takes nothing from a
