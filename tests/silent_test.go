@@ -111,6 +111,19 @@ func TestDoctorUserNamespace(t *testing.T) {
 	}
 }
 
+// TestDoctorOldKernel: of a kernel without passthrough, doctor does not say that it was
+// tried.
+func TestDoctorOldKernel(t *testing.T) {
+	need(t, "root", "unshare")
+	release := filepath.Join(tempDir(t), "osrelease")
+	mustDo(t, os.WriteFile(release, []byte("6.1.0-9-amd64\n"), 0o644))
+	const as = `mount --bind "$0" /proc/sys/kernel/osrelease && exec "$@"`
+	r := run(t, "unshare", "-m", "sh", "-c", as, release, stagefsBin(), "doctor", "--state-dir", tempDir(t), staticDir(t))
+	if !strings.Contains(r.Out, "passthrough     not in this kernel") || strings.Contains(r.Out, "tried") {
+		t.Errorf("doctor, on Linux 6.1: %v", r)
+	}
+}
+
 // TestDoctorServed: a directory that is served is no fault, nor is one whose
 // daemon is dead: the next one takes its place.
 func TestDoctorServed(t *testing.T) {
