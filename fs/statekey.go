@@ -64,14 +64,28 @@ func fsUUID(fd int) string {
 // readUUID returns what the kernel tells, if it does.
 func readUUID(fd int) (id []byte, told bool) {
 	const getFSUUID = 0x80111500 // FS_IOC_GETFSUUID, Linux 6.9
-	var uuid struct {
-		len  uint8
-		uuid [16]byte
+	var buf [1024]byte
+	ask := func(request uintptr) bool {
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(&buf)))
+		return errno == 0
 	}
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), getFSUUID, uintptr(unsafe.Pointer(&uuid))); errno != 0 {
+	if ask(getFSUUID) {
+		return buf[1:][:min(buf[0], 16)], true
+	}
+	// Older kernels tell the same, each file system in its own way.
+	at, request := 0, uintptr(0)
+	switch fsType(fd) {
+	case unix.EXT4_SUPER_MAGIC:
+		buf[0] = 16                 // there is room for so much
+		at, request = 8, 0x8008662c // EXT4_IOC_GETFSUUID, Linux 6.0
+	case unix.XFS_SUPER_MAGIC:
+		at, request = 64, 0x80705864 // XFS_IOC_FSGEOMETRY_V1
+	case unix.BTRFS_SUPER_MAGIC:
+		at, request = 16, 0x8400941f // BTRFS_IOC_FS_INFO
+	default:
 		return nil, false
 	}
-	return uuid.uuid[:min(int(uuid.len), len(uuid.uuid))], true
+	return buf[at:][:16], ask(request)
 }
 
 // Why the state of a backing is not found by its file system's UUID.

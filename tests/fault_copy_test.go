@@ -45,16 +45,51 @@ func deviceOf(t *testing.T, path string) uint64 {
 	return st.Dev
 }
 
-// needUUID skips where the kernel cannot tell a file system's UUID.
+const getFSUUID = 0x80111500 // FS_IOC_GETFSUUID
+
+// needUUID skips where the kernel cannot tell ext4's UUID.
 func needUUID(t *testing.T, dir string) {
 	t.Helper()
 	f, err := os.Open(dir)
 	mustDo(t, err)
 	defer f.Close()
-	var uuid [17]byte
-	const getFSUUID = 0x80111500 // FS_IOC_GETFSUUID
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), getFSUUID, uintptr(unsafe.Pointer(&uuid))); errno != 0 {
-		t.Skipf("no UUID can be had here: %v", errno)
+	uuid := [24]byte{16}
+	for _, request := range []uintptr{getFSUUID, 0x8008662c} { // EXT4_IOC_GETFSUUID
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(unsafe.Pointer(&uuid))); errno == 0 {
+			return
+		}
+	}
+	t.Skip("no UUID can be had here")
+}
+
+// TestFaultNoCommonUUID: the UUID is the same where the kernel has no common way to ask
+// for it, as before Linux 6.9.
+func TestFaultNoCommonUUID(t *testing.T) {
+	needUUID(t, newImage(t, 8).static())
+	const uuid = "5d0b1c3e-8a67-4f29-9b51-c2e4d7a06f13"
+	t.Setenv(envForbid, fmt.Sprintf("%d:%d", unix.SYS_IOCTL, getFSUUID))
+	for _, fs := range []struct {
+		mib  int64
+		mkfs []string
+	}{
+		{8, []string{"mkfs.ext4", "-q", "-F", "-U", uuid}},
+		{512, []string{"mkfs.xfs", "-q", "-m", "uuid=" + uuid}},
+		{128, []string{"mkfs.btrfs", "-q", "-U", uuid}},
+	} {
+		t.Run(fs.mkfs[0], func(t *testing.T) {
+			need(t, "root", "fuse", fs.mkfs[0], "losetup")
+			disk, err := imageBy(t, fs.mib, "loop", fs.mkfs...)
+			if err != nil {
+				t.Skip(err)
+			}
+			m := newMount(t, disk.static(), filepath.Join(tempDir(t), "mnt"))
+			m.cmdBin = agentBin()
+			m.serve()
+			names, err := filepath.Glob(filepath.Join(m.State, strings.ReplaceAll(uuid, "-", "")+"-*.lock"))
+			if len(names) != 1 || err != nil {
+				t.Errorf("the state is not found by the UUID %s: %q", uuid, run(t, "ls", m.State).Out)
+			}
+		})
 	}
 }
 

@@ -240,21 +240,28 @@ func TestTransportRefused(t *testing.T) {
 }
 
 // envForbid is a system call that fails with EPERM in stagefs, which this
-// binary becomes.
+// binary becomes; after a colon, with only that second argument.
 const envForbid = "STAGEFS_TEST_FORBID"
 
 // forbidMain becomes stagefs with a seccomp filter.
-func forbidMain(number string) int {
+func forbidMain(call string) int {
+	number, second, one := strings.Cut(call, ":")
 	nr, err := strconv.ParseUint(number, 10, 32)
 	if err != nil {
 		return 2
 	}
+	const load, equal, end = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
 	prog := []unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}, // seccomp_data.nr
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: uint32(nr)},
-		{Code: unix.BPF_RET | unix.BPF_K, K: 0x00050000 | uint32(unix.EPERM)}, // SECCOMP_RET_ERRNO
-		{Code: unix.BPF_RET | unix.BPF_K, K: 0x7fff0000},                      // SECCOMP_RET_ALLOW
+		{Code: load, K: 0}, // seccomp_data.nr
+		{Code: equal, Jt: 1, K: uint32(nr)},
+		{Code: end, K: 0x7fff0000}, // SECCOMP_RET_ALLOW
 	}
+	if one {
+		prog = append(prog, unix.SockFilter{Code: load, K: 24}, // seccomp_data.args[1]
+			unix.SockFilter{Code: equal, Jt: 1, K: uint32(atoi(second))},
+			unix.SockFilter{Code: end, K: 0x7fff0000})
+	}
+	prog = append(prog, unix.SockFilter{Code: end, K: 0x00050000 | uint32(unix.EPERM)}) // SECCOMP_RET_ERRNO
 	f := unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]}
 	unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	// On all threads: the one that goes on may be any.
