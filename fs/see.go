@@ -137,7 +137,9 @@ func awaited[T any](h *fuse.InHeader, look func(stop <-chan struct{}) T, late T)
 	go func() { answer <- look(stop) }()
 	t := time.NewTicker(killTime)
 	defer t.Stop()
-	for began := time.Now(); ; {
+	// Ticks are counted, of which none comes while the daemon is stopped: it does not
+	// look then, either.
+	for waited := killTime; ; waited += killTime {
 		select {
 		case v = <-answer:
 			return v, true
@@ -146,7 +148,7 @@ func awaited[T any](h *fuse.InHeader, look func(stop <-chan struct{}) T, late T)
 		switch {
 		case transport.Killed(h.Pid):
 			return v, false
-		case time.Since(began) > seeTime:
+		case waited > seeTime:
 			return late, true
 		}
 	}

@@ -152,6 +152,31 @@ func TestFaultExecChild(t *testing.T) {
 	}
 }
 
+// TestFaultExecStopped: the time for which the daemon is stopped does not count for one
+// who waits to be known.
+func TestFaultExecStopped(t *testing.T) {
+	e, m := newElsewhere(t), mount(t)
+	openDir(t, m.Back("D"))
+	parent := agent(t)
+	child := parent.Child()
+	e.stick(parent)
+	done := inBackground(child.Start("creat", m.At("D/devserver"), "wronly,creat,excl"))
+	stays(t, done, "a child of a process in execve(2)")
+	began, resumed := time.Now(), make(chan struct{})
+	time.AfterFunc(1200*time.Millisecond, func() {
+		syscall.Kill(m.cmd.Process.Pid, syscall.SIGCONT)
+		close(resumed)
+	})
+	mustDo(t, syscall.Kill(m.cmd.Process.Pid, syscall.SIGSTOP))
+	<-resumed
+	time.Sleep(100 * time.Millisecond) // for a tick of the daemon's
+	e.answer()
+	soon := time.Since(began) < 1900*time.Millisecond // with what it waited before, less than a second without that
+	if got := <-done; got != "ok" && soon {
+		t.Errorf("afterwards: %s, want ok", got)
+	}
+}
+
 // TestFaultExecChildren: many of them at once do all kinds of things to a directory
 // that somebody holds, and wait for each other, as the kernel has one at a time
 // change a directory. Killed, they end; and nobody waits for ever.
