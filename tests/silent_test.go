@@ -124,6 +124,17 @@ func TestDoctorOldKernel(t *testing.T) {
 	}
 }
 
+// TestDoctorModule: where FUSE is a module that nobody has loaded yet, doctor opens the
+// device, which loads it as for a mount, before it looks whether the kernel has FUSE.
+func TestDoctorModule(t *testing.T) {
+	need(t, "root", "strace")
+	r := run(t, "strace", "-f", "-qq", "-e", "trace=openat", stagefsBin(), "doctor")
+	device, known := strings.Index(r.Err, `"/dev/fuse"`), strings.Index(r.Err, `"/proc/filesystems"`)
+	if device < 0 || known < 0 || known < device {
+		t.Errorf("doctor opens %s", r.Err)
+	}
+}
+
 // TestDoctorServed: a directory that is served is no fault, nor is one whose
 // daemon is dead: the next one takes its place.
 func TestDoctorServed(t *testing.T) {

@@ -33,7 +33,8 @@ func (m machine) examine() []finding {
 	if m.read("/proc/self/status") == "" { // what is looked at is there
 		return []finding{{"/proc", statusFail, "missing", "mount -t proc proc /proc, as root"}}
 	}
-	all := []finding{m.checkKernel(), m.checkFuse(), m.checkDevice(), m.checkUser()}
+	device := m.checkDevice() // to open it loads the kernel's module
+	all := []finding{m.checkKernel(), m.checkFuse(), device, m.checkUser()}
 	if m.euid != 0 {
 		all = append(all, m.checkFusermount(), m.checkAllowOther())
 	}
