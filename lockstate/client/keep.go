@@ -15,24 +15,28 @@ import (
 func (l *Lock) keep(ctx context.Context) {
 	renewed := make(chan error, 1)
 	busy := false
-	next := l.sys.now() + l.every
+	last := l.sys.now() // when a renewal was begun
 	for {
 		now := l.sys.now()
 		l.mu.Lock()
-		left, renews := l.deadline-now, l.every > 0 && !l.unwanted
+		left, every := l.deadline-now, l.every
+		if every == 0 {
+			every = (l.deadline - l.renewed) / 16 // of the TTL that it has now
+		}
+		renews := every > 0 && !l.unwanted
 		l.mu.Unlock()
 		if left <= 0 {
 			l.lose(&reply{Reason: "expired"})
 			return
 		}
 		if renews && !busy {
-			if next <= now {
+			if last+every <= now {
 				busy = true
 				// A daemon that hangs must not keep the deadline from being noticed.
 				l.tasks.Go(func() { renewed <- l.Renew(ctx) })
-				next = now + l.every
+				last = now
 			}
-			left = min(left, next-now)
+			left = min(left, last+every-now)
 		}
 		timer := time.NewTimer(left)
 		select {

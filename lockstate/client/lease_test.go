@@ -48,6 +48,25 @@ func TestL1ShortTTL(t *testing.T) {
 	})
 }
 
+// L1: another one with the client's ID may give the lease another TTL: from the next
+// renewal on, it is renewed as often as that one wants it.
+func TestL1OtherTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := newFake()
+		l := mustAcquire(t, s, Options{Client: "c"})
+		d.mu.Lock()
+		for _, row := range d.rows {
+			row.ttl = time.Second
+		}
+		d.mu.Unlock()
+		time.Sleep(5*time.Second + time.Millisecond)
+		if n := d.count("renew"); n != 65 || isLost(l) {
+			t.Errorf("%d renewals in 5 s, want 65; lost: %v", n, l.Err())
+		}
+		l.Release(false)
+	})
+}
+
 // L1: failed renewals do not lose a lease; only the deadline does, a TTL after
 // the last renewal that succeeded.
 func TestL1FailedRenewals(t *testing.T) {

@@ -22,7 +22,7 @@ type Lock struct {
 	token  uint64
 	client string
 	ttl    time.Duration
-	every  time.Duration // between renewals; 0: none
+	every  time.Duration // as Options.RenewEvery
 	lost   chan struct{} // closed when it is lost
 
 	stop  context.CancelFunc // ends what runs in the background
@@ -51,7 +51,10 @@ type Lock struct {
 }
 
 func newLock(s *system, p place, c conn, opts Options, r *reply, sent time.Duration) *Lock {
-	l := &Lock{sys: s, dir: p.path, root: p.root, rel: p.rel, token: r.Token, client: opts.Client, line: c, lost: make(chan struct{}), late: make(chan *reply, 1)}
+	l := &Lock{
+		sys: s, dir: p.path, root: p.root, rel: p.rel, token: r.Token, client: opts.Client, every: opts.RenewEvery, line: c,
+		lost: make(chan struct{}), late: make(chan *reply, 1),
+	}
 	l.ctx, l.stop = context.WithCancel(context.Background())
 	if l.client == "" {
 		return l
@@ -61,12 +64,6 @@ func newLock(s *system, p place, c conn, opts Options, r *reply, sent time.Durat
 		l.ttl = time.Duration(r.TTL) // what the daemon grants
 	}
 	l.renewed, l.deadline = sent, sent+l.ttl
-	switch {
-	case opts.RenewEvery == 0:
-		l.every = l.ttl / 16
-	case opts.RenewEvery > 0:
-		l.every = opts.RenewEvery
-	}
 	return l
 }
 
