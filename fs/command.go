@@ -311,7 +311,11 @@ func (c *command) check() fuse.Status {
 	d := c.fs.table.At(split(c.dir)...)
 	defer c.fs.table.Forget(d)
 	if c.client != "" {
-		l, err := c.fs.table.OfClient(d, c.client, 0)
+		at := d
+		if l, ok := c.fs.table.Governing(d); ok {
+			at = l.Dir // C1
+		}
+		l, err := c.fs.table.OfClient(at, c.client, 0)
 		if err == nil && c.token != 0 && c.token != l.Token {
 			err = lockstate.ErrNoLock
 		}

@@ -169,6 +169,20 @@ func TestR7KeptSaid(t *testing.T) {
 	m.wantFree("D")
 }
 
+// TestA7StillHeld: each lock that a script has acquired wants a release of its own, and
+// who has one left hears of it, whatever the directory is called.
+func TestA7StillHeld(t *testing.T) {
+	m := mount(t)
+	for _, name := range []string{"D", "latin\xe9"} {
+		openDir(t, m.Back(name))
+		r := sh(t, "/", `for n in 1 2; do "$1" acquire "$2"; done; for n in 1 2; do "$1" release "$2"; done`, stagefsBin(), m.At(name))
+		first, _, _ := strings.Cut(r.Out, "\n")
+		if r.Status != 0 || strings.Count(r.Err, "still held") != 1 || !strings.Contains(r.Err, "token "+first+"\n") {
+			t.Errorf("%q acquired and released twice: %v, want the first lock named once", name, r)
+		}
+	}
+}
+
 // TestL2Commands: a lease is taken, handed over by environment or file, renewed,
 // checked and released by commands of processes that have nothing in common.
 func TestL2Commands(t *testing.T) {
@@ -193,7 +207,7 @@ func TestL2Commands(t *testing.T) {
 		cmd.Env = append(os.Environ(), "STAGEFS_CLIENT="+id)
 		return runCmd(t, cmd)
 	}
-	for _, script := range []string{`echo x >"$1/x"`, `sh -c 'echo y >"$0/y"' "$1"`, `"$0" check "$1"`, `"$0" renew --ttl 2h "$1"`, `"$0" acquire -n "$1"`, `"$0" run -n "$1" touch "$1/z"`} {
+	for _, script := range []string{`echo x >"$1/x"`, `sh -c 'echo y >"$0/y"' "$1"`, `"$0" check "$1"`, `"$0" check "$1/sub/and/below"`, `"$0" renew --ttl 2h "$1"`, `"$0" acquire -n "$1"`, `"$0" run -n "$1" touch "$1/z"`} {
 		if r := env("job 7", script); r.Status != 0 || r.Out != "" && r.Out != token+"\n" {
 			t.Errorf("%s with the ID: %v", script, r)
 		}

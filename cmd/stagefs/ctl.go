@@ -56,17 +56,24 @@ func (c *command) releaseCommand() *cli.Command {
 // sayStillHeld tells of a further lock that the caller has on a directory: each
 // acquisition wants a release of its own.
 func (c *command) sayStillHeld(ctx context.Context, dir string) {
+	if l, ok := c.heldOn(ctx, dir, ""); ok && l.Token != 0 {
+		c.say("%s: still held by this process or one of its ancestors: %s, token %d", quote(dir), l.Kind, l.Token)
+	}
+}
+
+// heldOn returns the lock on a directory itself by which this process, or a client if an
+// ID is given, holds it.
+func (c *command) heldOn(ctx context.Context, dir, id string) (l client.Status, ok bool) {
 	_, rel, err := c.place(dir)
 	if err != nil {
-		return
+		return l, false
 	}
 	d, err := client.Find(dir)
 	if err != nil {
-		return
+		return l, false
 	}
-	if l, err := d.Check(ctx, ""); err == nil && l.Token != 0 && l.Dir == rel {
-		c.say("%s: still held by this process or one of its ancestors: %s, token %d", quote(dir), l.Kind, l.Token)
-	}
+	l, err = d.Check(ctx, id)
+	return l, err == nil && l.Dir == rel
 }
 
 func (c *command) breakCommand() *cli.Command {

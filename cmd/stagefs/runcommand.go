@@ -88,10 +88,7 @@ func (c *command) runAction(ctx *cli.Context) error {
 
 	within := false // the client has the lock already, and keeps it
 	if opts.Client != "" && !opts.MustBeNew {
-		if d, err := client.Find(dir); err == nil {
-			_, err := d.Check(until, opts.Client)
-			within = err == nil
-		}
+		_, within = c.heldOn(until, dir, opts.Client)
 	}
 	lock, err := client.Acquire(until, dir, opts)
 	if errors.Is(err, unix.ENOENT) && !errors.Is(err, client.ErrNoLock) && !reserved(dir) && !noDirectory(err) {

@@ -151,5 +151,5 @@ func (d *Dir) send(ctx context.Context, verb, options string) (*reply, error) {
 }
 
 func (r *reply) status() Status {
-	return Status{Dir: r.Dir, Token: r.Token, Client: r.Client, TTL: time.Duration(r.TTL), Deadline: time.Duration(r.Deadline), Kind: r.Kind}
+	return Status{Dir: bytesOf(r.Dir, r.DirBytes), Token: r.Token, Client: r.Client, TTL: time.Duration(r.TTL), Deadline: time.Duration(r.Deadline), Kind: r.Kind}
 }

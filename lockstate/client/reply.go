@@ -16,6 +16,7 @@ import (
 // A reply is the daemon's answer to a command, as one JSON object.
 type reply struct {
 	Dir      string `json:"dir"`
+	DirBytes []byte `json:"dir_bytes"` // when it is not valid UTF-8
 	Token    uint64 `json:"token"`
 	Client   string `json:"client"`
 	TTL      span   `json:"ttl"`
