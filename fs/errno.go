@@ -30,6 +30,7 @@ var errnos = []struct {
 	{lockstate.ErrNoLock, syscall.ENOENT},
 	{errMayMap, syscall.EBUSY},
 	{lockstate.ErrNotYours, syscall.EPERM},
+	{lockstate.ErrAlone, syscall.EBUSY},
 	{lockstate.ErrCrowd, syscall.ENOLCK},
 	{lockstate.ErrTokens, syscall.ENOLCK},
 	{advisory.ErrConflict, syscall.EAGAIN},

@@ -34,6 +34,7 @@ func TestStatusOf(t *testing.T) {
 		{lockstate.ErrGone, fuse.ENOENT, false},
 		{lockstate.ErrNoLock, fuse.ENOENT, false},
 		{lockstate.ErrTokens, fuse.Status(unix.ENOLCK), false},
+		{lockstate.ErrAlone, fuse.EBUSY, false},
 		{errors.New("anything else"), fuse.EIO, false},
 	} {
 		if got := statusOf(c.err); got != c.want {

@@ -152,6 +152,9 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (*Grant, error) {
 		if r.pending && r.lease != nil && r.key() == q.key() {
 			return nil, r.twinLocked()
 		}
+		if r.lease != nil && r.key() == q.key() && r.kind == Explicit && q.Kind == Shared && !r.doomed {
+			return nil, ErrAlone // I9
+		}
 		if r.kind == q.Kind && r.kind != Implicit && r.retakes(&q) && !r.pending && !r.expired() && (r.kind == Shared || r.lease != nil || r == d.top()) {
 			if r.doomed {
 				instead = r.token

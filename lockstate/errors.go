@@ -39,6 +39,8 @@ var (
 	ErrGone = errors.New("directory was removed")
 	// ErrNotYours: it is a lease of another user's client (L2).
 	ErrNotYours = errors.New("the lease is another user's")
+	// ErrAlone: a client is to share what it has a lease on for itself.
+	ErrAlone = errors.New("the client has a lease on it, for itself alone, and must release that first")
 	// ErrCrowd: too many live processes joined a lease.
 	ErrCrowd = errors.New("too many processes joined the lease")
 	// ErrTokens: there is no higher token.

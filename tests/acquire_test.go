@@ -323,6 +323,23 @@ func TestL1RunLease(t *testing.T) {
 	m.wantOwner("D", b.Pid)
 }
 
+// TestL1RunWithin: run leaves a lease as it was that its client has already, with its
+// time, and does not wait for it to share it.
+func TestL1RunWithin(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	m.wantStatus(0, "", "acquire", "--client", "c", "--ttl", "1h", m.At("D"))
+	was := m.Locks()["D"]
+	m.wantStatus(0, "", "run", "--client", "c", "--ttl", "2s", m.At("D"), "true")
+	if now := m.Locks()["D"]; now.Token != was.Token || now.TTL != was.TTL {
+		t.Errorf("after run --ttl: token %d for %v s, want %d for %v s", now.Token, now.TTL, was.Token, was.TTL)
+	}
+	m.wantStatus(75, "for itself alone", "run", "--client", "c", "--shared", m.At("D"), "true")
+	if rows := m.Listing().Locks; len(rows) != 1 || rows[0].Token != was.Token {
+		t.Errorf("after run --shared: %+v, want the lease alone", rows)
+	}
+}
+
 // TestH3Run: with a wider scope, the lock outlives run and belongs to all in
 // the scope.
 func TestH3Run(t *testing.T) {

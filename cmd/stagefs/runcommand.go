@@ -86,11 +86,15 @@ func (c *command) runAction(ctx *cli.Context) error {
 		return commandError(args[1], err)
 	}
 
-	within := false // the client has the lock already, and keeps it
+	var had client.Status // of a lock that the client has already
+	within := false       // it is that one, which the client keeps
 	if opts.Client != "" && !opts.MustBeNew {
-		_, within = c.heldOn(until, dir, opts.Client)
+		if had, within = c.heldOn(until, dir, opts.Client); within {
+			opts.TTL = 0 // as it is: who has it renews it in time for that
+		}
 	}
 	lock, err := client.Acquire(until, dir, opts)
+	within = within && err == nil && lock.Token() == had.Token
 	if errors.Is(err, unix.ENOENT) && !errors.Is(err, client.ErrNoLock) && !reserved(dir) && !noDirectory(err) {
 		return exitf(exitNoInput, "%s", oneLine(err)) // it was to be made: why it could not
 	}
