@@ -25,7 +25,7 @@ func (c *command) quarantineCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "quarantine",
 		Usage:     "list what was put aside when its owner crashed; restore or delete it",
-		ArgsUsage: "[--json] [--restore ID | --delete ID | --delete-older DURATION] DIR",
+		ArgsUsage: "[--json | --restore ID | --delete ID | --delete-older DURATION] DIR",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "json", Usage: "a line of JSON for each"},
 			&cli.StringFlag{Name: "restore", Usage: "put the content with this `ID` back: at DIR, or where it was if DIR is the root of the mount"},
