@@ -324,7 +324,7 @@ func TestL1RunLease(t *testing.T) {
 }
 
 // TestL1RunWithin: run leaves a lease as it was that its client has already, with its
-// time, and does not wait for it to share it.
+// time and what is to become of the content, and does not wait for it to share it.
 func TestL1RunWithin(t *testing.T) {
 	m := mount(t)
 	openDir(t, m.Back("D"))
@@ -337,6 +337,11 @@ func TestL1RunWithin(t *testing.T) {
 	m.wantStatus(75, "for itself alone", "run", "--client", "c", "--shared", m.At("D"), "true")
 	if rows := m.Listing().Locks; len(rows) != 1 || rows[0].Token != was.Token {
 		t.Errorf("after run --shared: %+v, want the lease alone", rows)
+	}
+	m.wantStatus(1, "counts for nothing", "run", "--client", "d", m.At("E"), "sh", "-c",
+		`"$0" run --destroy-on-failure "$STAGEFS_LOCK" true; touch "$STAGEFS_LOCK/x"; exit 1`, stagefsBin())
+	if _, err := os.Stat(m.At("E/x")); err != nil {
+		t.Errorf("after run --destroy-on-failure within a run that failed: %v", err)
 	}
 }
 

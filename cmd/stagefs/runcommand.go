@@ -90,7 +90,11 @@ func (c *command) runAction(ctx *cli.Context) error {
 	within := false       // it is that one, which the client keeps
 	if opts.Client != "" && !opts.MustBeNew {
 		if had, within = c.heldOn(until, dir, opts.Client); within {
-			opts.TTL = 0 // as it is: who has it renews it in time for that
+			if opts.OnCrash != "" {
+				c.say("%s: the client has it already: what --on-crash says counts for nothing", quote(dir))
+			}
+			// As it is: who took it renews it in time for that TTL, and has made things under it.
+			opts.TTL, opts.OnCrash, opts.Why = 0, "", ""
 		}
 	}
 	lock, err := client.Acquire(until, dir, opts)
