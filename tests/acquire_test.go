@@ -323,6 +323,26 @@ func TestL1RunLease(t *testing.T) {
 	m.wantOwner("D", b.Pid)
 }
 
+// TestH3RunWithin: run does not end the lock that its group, or session, has already.
+func TestH3RunWithin(t *testing.T) {
+	m := mount(t)
+	for _, scope := range []string{"group", "session"} {
+		for _, script := range []string{
+			`"$0" run "$1" "$2" "$0" run "$1" "$2" true`, // each within the one before
+			`"$0" acquire "$1" "$2" && "$0" run "$1" "$2" true && "$0" check "$2" && "$0" release "$2"`,
+			`"$0" run "$1" "$2" sh -c '"$0" run "$1" "$2" true && "$0" check "$2"' "$0" "$1" "$2"`,
+		} {
+			cmd := exec.Command("sh", "-c", script, stagefsBin(), "--owner="+scope, m.At("D"))
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+			openDir(t, m.Back("D"))
+			if r := runCmd(t, cmd); r.Status != 0 || r.Err != "" {
+				t.Errorf("%s: %s: %v, want 0 and nothing said", scope, script, r)
+			}
+			m.wantFree("D")
+		}
+	}
+}
+
 // TestL1RunWithin: run leaves a lease as it was that its client has already, with its
 // time and what is to become of the content, and does not wait for it to share it.
 func TestL1RunWithin(t *testing.T) {

@@ -86,16 +86,17 @@ func (c *command) runAction(ctx *cli.Context) error {
 		return commandError(args[1], err)
 	}
 
-	var had client.Status // of a lock that the client has already
-	within := false       // it is that one, which the client keeps
-	if opts.Client != "" && !opts.MustBeNew {
-		if had, within = c.heldOn(until, dir, opts.Client); within {
-			if opts.OnCrash != "" {
-				c.say("%s: the client has it already: what --on-crash says counts for nothing", quote(dir))
-			}
-			// As it is: who took it renews it in time for that TTL, and has made things under it.
-			opts.TTL, opts.OnCrash, opts.Why = 0, "", ""
+	var had client.Status // the lock that there is already: the client's, or the session's
+	within := false       // it is that one, which they keep
+	if !opts.MustBeNew {
+		had, within = c.heldOn(until, dir, opts.Client)
+	}
+	if within && opts.Client != "" {
+		if opts.OnCrash != "" {
+			c.say("%s: the client has it already: what --on-crash says counts for nothing", quote(dir))
 		}
+		// As it is: who took it renews it in time for that TTL, and has made things under it.
+		opts.TTL, opts.OnCrash, opts.Why = 0, "", ""
 	}
 	lock, err := client.Acquire(until, dir, opts)
 	within = within && err == nil && lock.Token() == had.Token
