@@ -208,9 +208,12 @@ func (fs *FS) reserved(parent *node, name string) bool {
 
 // modeOf returns the mode that the backing is asked for in n, open as dir: with the umask, but
 // where a default ACL takes its place (acl(5)).
-func (fs *FS) modeOf(n *node, dir int, mode, umask uint32) uint32 {
-	if umask == 0 || fs.hasDefaultACL(n, dir) {
-		return mode
+func (fs *FS) modeOf(n *node, dir int, mode, umask uint32) (uint32, error) {
+	if umask == 0 {
+		return mode, nil
 	}
-	return mode &^ umask
+	if has, err := fs.hasDefaultACL(n, dir); has || err != nil {
+		return mode, err
+	}
+	return mode &^ umask, nil
 }

@@ -114,7 +114,11 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 				flags = toOpenAgain(h.flags)
 			}
 			flags |= unix.O_CREAT | unix.O_EXCL
-			fd, err = openAt(dir, r.name, flags, fs.modeOf(r.parent, dir, in.Mode, in.Umask))
+			mode, err := fs.modeOf(r.parent, dir, in.Mode, in.Umask)
+			if err != nil {
+				return err
+			}
+			fd, err = openAt(dir, r.name, flags, mode)
 			return err
 		})
 	}
@@ -205,7 +209,11 @@ func (fs *FS) makeTmpfile(in *fuse.CreateIn, parent *node, dir int, st *unix.Sta
 	}
 	flags |= unix.O_TMPFILE | int(in.Flags)&unix.O_EXCL
 	err = fs.asCaller(&in.InHeader, func() (err error) {
-		made, err = unix.Openat(dir, ".", flags|unix.O_CLOEXEC, fs.modeOf(parent, dir, in.Mode, in.Umask))
+		mode, err := fs.modeOf(parent, dir, in.Mode, in.Umask)
+		if err != nil {
+			return err
+		}
+		made, err = unix.Openat(dir, ".", flags|unix.O_CLOEXEC, mode)
 		return err
 	})
 	if err != nil {

@@ -50,7 +50,11 @@ func (fs *FS) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *
 	m.socket = in.Mode&unix.S_IFMT == unix.S_IFSOCK
 	m.do = func(dir int) error {
 		return fs.asCaller(&in.InHeader, func() error {
-			return unix.Mknodat(dir, name, fs.modeOf(m.r.parent, dir, in.Mode, in.Umask), int(unix.Mkdev(in.Rdev>>8&0xfff, in.Rdev&0xff|in.Rdev>>12&0xfff00)))
+			mode, err := fs.modeOf(m.r.parent, dir, in.Mode, in.Umask)
+			if err != nil {
+				return err
+			}
+			return unix.Mknodat(dir, name, mode, int(unix.Mkdev(in.Rdev>>8&0xfff, in.Rdev&0xff|in.Rdev>>12&0xfff00)))
 		})
 	}
 	return fs.newEntry(m, out)
@@ -72,7 +76,11 @@ func (fs *FS) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *
 	m := &making{r: r, protocol: "mkdir", quiet: true, undo: unix.AT_REMOVEDIR}
 	m.do = func(dir int) error {
 		return fs.asCaller(&in.InHeader, func() error {
-			return unix.Mkdirat(dir, name, fs.modeOf(r.parent, dir, in.Mode, in.Umask))
+			mode, err := fs.modeOf(r.parent, dir, in.Mode, in.Umask)
+			if err != nil {
+				return err
+			}
+			return unix.Mkdirat(dir, name, mode)
 		})
 	}
 	parent := fs.nodes.get(in.NodeId)

@@ -94,10 +94,13 @@ func tellsPlain(attr string) bool {
 }
 
 // hasDefaultACL reports whether what is made in the directory gets its ACL.
-func (fs *FS) hasDefaultACL(n *node, dir int) bool {
+func (fs *FS) hasDefaultACL(n *node, dir int) (bool, error) {
 	if !fs.hasXattrs(n, place{fd: dir, name: "."}) {
-		return false
+		return false, nil
 	}
 	size, err := fs.back.getxattr(place{fd: dir, name: "."}, "system.posix_acl_default", nil)
-	return err != unix.ENODATA && err != unix.EOPNOTSUPP && (err != nil || size > 0)
+	if err == unix.ENODATA || err == unix.EOPNOTSUPP {
+		return false, nil
+	}
+	return size > 0, err
 }

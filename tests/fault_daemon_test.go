@@ -110,6 +110,30 @@ func TestFaultDescriptorsLine(t *testing.T) {
 	use("t") // a file that has no name any more
 }
 
+// TestFaultDescriptorsUmask: what is made while the daemon has no descriptor left to look
+// for a default ACL has no more rights than the umask allows, or is not made.
+func TestFaultDescriptorsUmask(t *testing.T) {
+	m := mount(t, "--compat", "--depth", "3")
+	openDir(t, m.Back("known"))
+	openDir(t, m.Back("D"))
+	a := agent(t)
+	a.must("umask", "077")
+	a.must("mkdir", m.At("known/dir"))
+	a.want("ENOENT", "stat", m.At("D/none"))
+	old := m.limitFiles(t, 3)
+	heard := []string{a.Try("mkdir", m.At("D/dir")), a.Try("mknod", m.At("D/fifo"), "fifo")}
+	m.limitFiles(t, int(old.Cur))
+	t.Logf("heard: %v", heard)
+	for i, name := range []string{"dir", "fifo"} {
+		if st, err := os.Lstat(m.Back("D", name)); err == nil && st.Mode().Perm()&0o77 != 0 {
+			t.Errorf("%s was made with mode %v", name, st.Mode())
+		}
+		if !oneOf(heard[i], "ok|ENFILE") {
+			t.Errorf("%s: %s", name, heard[i])
+		}
+	}
+}
+
 // TestFaultDescriptorsKept: what the daemon keeps open to save time, as somebody has
 // very many files open, is not what others need.
 func TestFaultDescriptorsKept(t *testing.T) {
