@@ -42,11 +42,13 @@ func (fs *FS) adoptDir(dir string) (dirs []string) {
 	}
 	var open []string
 	err = eachEntry(fd, func(e dirEntry) bool {
-		switch {
-		case e.typ == unix.DT_DIR:
+		switch e.typeIn(fd) {
+		case unix.DT_DIR:
 			dirs = append(dirs, join(dir, e.name))
-		case (e.typ == unix.DT_REG || e.typ == unix.DT_UNKNOWN) && openForWriting(fd, e.name):
-			open = append(open, e.name)
+		case unix.DT_REG, unix.DT_UNKNOWN:
+			if openForWriting(fd, e.name) {
+				open = append(open, e.name)
+			}
 		}
 		return true
 	})

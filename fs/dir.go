@@ -81,6 +81,16 @@ func nextEntry(b []byte) (e dirEntry, rest []byte) {
 	}, b[size:]
 }
 
+// typeIn returns the type of an entry of the directory that is open as dir, also where the
+// file system has none there: ext4 without filetype, XFS without ftype.
+func (e *dirEntry) typeIn(dir int) uint8 {
+	var st unix.Statx_t
+	if e.typ == unix.DT_UNKNOWN && statAt(dir, e.name, &st) == nil {
+		return uint8(st.Mode >> 12)
+	}
+	return e.typ
+}
+
 // isDot reports whether the entry is "." or "..".
 func (e *dirEntry) isDot() bool { return e.name == "." || e.name == ".." }
 

@@ -171,7 +171,7 @@ func smallTree(dir int, name string, depth int, left *int) bool {
 	small := true
 	err = eachEntry(fd, func(e dirEntry) bool {
 		*left--
-		if e.typ == unix.DT_DIR {
+		if e.typeIn(fd) == unix.DT_DIR {
 			small = *left >= 0 && smallTree(fd, e.name, depth-1, left)
 			return small
 		}

@@ -88,5 +88,5 @@ func (fs *FS) mayNarrow(parent *node, held *lockstate.HeldError) bool {
 	}
 	defer unix.Close(fd)
 	only, ok := onlyEntry(fd)
-	return ok && only.typ == unix.DT_DIR
+	return ok && only.typeIn(fd) == unix.DT_DIR
 }

@@ -305,6 +305,23 @@ func TestW3Crash(t *testing.T) {
 	}
 }
 
+// TestW3CrashUntyped: likewise beneath directories of a file system that has no types in them.
+func TestW3CrashUntyped(t *testing.T) {
+	m := newImage(t, 64, "-O", "^filetype").mount()
+	needPassthrough(m)
+	a, b := agent(t), agent(t)
+	mustDo(t, os.Mkdir(m.At("keep"), 0o777))
+	openDir(t, m.Back("D"))
+	openDir(t, m.Back("D/sub"))
+	a.must("open", "h", m.At("D/sub/file"), "rdwr,creat")
+	m.kill()
+	m.start(nil)
+	m.awaitReady()
+	b.want("EEXIST", lockIt(m)...)
+	a.Try("close", "h")
+	eventually(t, "what nobody writes to can be had", func() bool { return b.Try(lockIt(m)...) == "ok" })
+}
+
 // TestM2BusyExecutable: what is mapped writable cannot be executed, and what is
 // executed cannot be opened for writing.
 func TestM2BusyExecutable(t *testing.T) {
