@@ -11,11 +11,12 @@ var errOpen = errors.New("open for writing")
 
 // detachNodes takes what is about to come back away from those who have it open
 // or are in it since before it was put aside: no lock table knows of them. It
-// returns a file that somebody may write to, or "". The caller holds FS.ns alone.
-func (fs *FS) detachNodes(dir int, name, as string) (open string, err error) {
+// returns a file that somebody may write to, or "", and the lock files in it. The caller
+// holds FS.ns alone.
+func (fs *FS) detachNodes(dir int, name, as string) (open string, lockFiles []string, err error) {
 	d, err := descend(dir)
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	defer d.close()
 	var nodes []*node
@@ -29,13 +30,16 @@ func (fs *FS) detachNodes(dir int, name, as string) (open string, err error) {
 			open = as + d.path(entry)[len(name):]
 			return errOpen
 		}
+		if len(d.above) > 0 && fs.names.lock.has(entry) {
+			lockFiles = append(lockFiles, as+d.path(entry)[len(name):])
+		}
 		return nil
 	})
 	if open != "" {
-		return open, nil
+		return open, nil, nil
 	}
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	var doomed []int
 	for _, n := range nodes {
@@ -47,7 +51,7 @@ func (fs *FS) detachNodes(dir int, name, as string) (open string, err error) {
 	for _, fd := range doomed {
 		unix.Close(fd)
 	}
-	return "", nil
+	return "", lockFiles, nil
 }
 
 // A merging moves a tree into another one. After an error it is of no use.

@@ -51,18 +51,19 @@ func (o *orphanList) walk(fs *FS, dir string) {
 	}
 	fs.ns.RLock()
 	fd, err := fs.openUnread(dir)
-	fs.ns.RUnlock()
+	fs.ns.RUnlock() // to read it may take long
 	if err != nil {
 		return
 	}
 	var subdirs []string
 	eachEntry(fd, func(e dirEntry) bool {
 		switch {
+		case dir == "." && e.name == ControlDir: // see hidden.go
 		case dir != "." && fs.names.lock.has(e.name):
 			if fs.isOrphan(dir, e.name) {
 				o.add(orphanAt{dir, e.name})
 			}
-		case e.typ == unix.DT_DIR:
+		case e.typeIn(fd) == unix.DT_DIR:
 			subdirs = append(subdirs, e.name)
 		}
 		return true
@@ -71,6 +72,17 @@ func (o *orphanList) walk(fs *FS, dir string) {
 	for _, s := range subdirs {
 		o.walk(fs, join(dir, s))
 	}
+}
+
+// moved takes note of a rename of directories: now tells the path of one that had another.
+func (o *orphanList) moved(now func(dir string) string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	paths := make(map[orphanAt]uint64, len(o.paths))
+	for at, added := range o.paths {
+		paths[orphanAt{now(at.dir), at.name}] = added
+	}
+	o.paths = paths
 }
 
 func (o *orphanList) add(at orphanAt) {

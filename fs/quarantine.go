@@ -188,15 +188,21 @@ func (c *command) putBack(x *puttingBack) error {
 		x.message = inTheWay + " is in the way"
 		return unix.EEXIST
 	}
-	if open, err := fs.detachNodes(from, contentName, name); err != nil {
+	open, lockFiles, err := fs.detachNodes(from, contentName, name)
+	if err != nil {
 		return err
-	} else if open != "" {
+	}
+	if open != "" {
 		x.message, x.isOpen = open+" is still open for writing, or mapped", true
 		return unix.EBUSY
 	}
 	fs.table.Mixed(d) // before: a daemon that dies in between lost nothing
 	if err := w.merge(contentName, name); err != nil {
 		return err
+	}
+	for _, f := range lockFiles {
+		dir, name := cutLast(join(parent, f))
+		fs.orphans.add(orphanAt{dir, name})
 	}
 	if err := removeEmpty(quarantine, c.id); err != nil {
 		fs.log.Warn("cannot remove what is left in quarantine", "id", c.id, "err", err)

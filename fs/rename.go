@@ -453,6 +453,7 @@ func (fs *FS) renamed(m *renaming) {
 	}
 	if m.srcDir != nil || m.dstDir != nil {
 		fs.cands.moved()
+		fs.orphans.moved(m.pathNow(fs))
 	}
 	// The kernel may have kept the attributes, which a lock file's observers are
 	// not to see (A11).
@@ -475,6 +476,21 @@ func (fs *FS) renamed(m *renaming) {
 	}
 	fs.cands.forget(m.from.parent, m.from.name)
 	fs.cands.forget(m.to.parent, m.to.name)
+}
+
+// pathNow returns what tells the path of a directory, once m is carried out, by the one that
+// it had.
+func (m *renaming) pathNow(fs *FS) func(dir string) string {
+	from, to := join(fs.table.Path(m.from.parent.dir), m.from.name), join(fs.table.Path(m.to.parent.dir), m.to.name)
+	return func(dir string) string {
+		switch {
+		case within(dir, from):
+			return to + dir[len(from):]
+		case m.exchanges() && within(dir, to):
+			return from + dir[len(to):]
+		}
+		return dir
+	}
 }
 
 // assume takes note that n has got a lock file's name in place of the one at from. To

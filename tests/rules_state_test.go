@@ -5,6 +5,7 @@ package tests
 import (
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -98,6 +99,72 @@ func TestS3(t *testing.T) {
 	if left := m.Listing().Orphans; len(left) != 0 {
 		t.Errorf("orphans left: %v", left)
 	}
+}
+
+// awaitOrphans waits until these are listed, and no others.
+func (m *Mount) awaitOrphans(paths ...string) {
+	m.t.Helper()
+	eventually(m.t, "the orphans are "+strings.Join(paths, ", "), func() bool {
+		var listed []string
+		for _, o := range m.Listing().Orphans {
+			listed = append(listed, o.Path)
+		}
+		return slices.Equal(listed, paths)
+	})
+}
+
+// TestS3Renamed: an orphan is listed, and can be removed by break, where it is after a rename
+// of the directory that it is in, or of one above, or an exchange of two.
+func TestS3Renamed(t *testing.T) {
+	dir := staticDir(t)
+	for _, sub := range []string{"board", "board/v1", "v2"} {
+		openDir(t, dir+"/"+sub)
+	}
+	openFile(t, dir+"/board/v1/devserver", "")
+	openFile(t, dir+"/v2/devserver", "")
+	m := mountDir(t, dir, dir+".mnt")
+	m.awaitOrphans("board/v1/devserver", "v2/devserver")
+	a := agent(t)
+	a.must("rename", m.At("board"), m.At("other"))
+	m.awaitOrphans("other/v1/devserver", "v2/devserver")
+	a.must("rename", m.At("v2"), m.At("moved"))
+	a.must("rename", m.At("moved"), m.At("other"), "exchange")
+	m.awaitOrphans("moved/v1/devserver", "other/devserver")
+	m.replace()
+	m.awaitOrphans("moved/v1/devserver", "other/devserver")
+	for _, sub := range []string{"moved/v1", "other"} {
+		m.wantStatus(0, "", "break", "--why", "orphan", m.At(sub))
+		a.must("creat", m.At(sub, "devserver"), "wronly,creat,excl")
+	}
+	m.awaitOrphans()
+}
+
+// TestS3Quarantined: what is in quarantine is no orphan to a daemon that looks for some, but
+// one when it is back.
+func TestS3Quarantined(t *testing.T) {
+	m := mount(t, "--on-crash", "quarantine")
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	a.must("mkdir", m.At("D/sub"))
+	a.must("put", m.At("D/file"), "x", "creat")
+	a.must("open", "l", m.At("D/sub/devserver"), "rdwr,creat")
+	a.must("flock", "l")
+	a.must("flock", "l", "un")
+	a.Kill()
+	m.awaitFree("D")
+	openDir(t, m.Back("E"))
+	m.unmounted(func() { openFile(t, m.Back("E/devserver"), "") }, "--on-crash", "quarantine")
+	m.awaitOrphans("E/devserver")
+	m.wantStatus(0, "", "quarantine", "--restore", m.quarantine()[0].ID, m.At("D"))
+	m.awaitOrphans("D/sub/devserver", "E/devserver")
+}
+
+// TestS3Untyped: an orphan is found in a file system that has no types in its directories.
+func TestS3Untyped(t *testing.T) {
+	m := newImage(t, 64, "-O", "^filetype").mount()
+	openDir(t, m.Back("D"))
+	m.unmounted(func() { openFile(t, m.Back("D/devserver"), "") })
+	m.awaitOrphans("D/devserver")
 }
 
 // TestS1Place: where the state is, if nobody says so.
