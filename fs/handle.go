@@ -123,8 +123,11 @@ func (t *handleTable) byLock(l *lockstate.Handle) *handle {
 	return t.locked[l]
 }
 
+// number returns one for what is opened, that none has had before.
+func (t *handleTable) number() uint64 { return t.next.Add(1) - 1 }
+
 func (t *handleTable) add(h *handle) uint64 {
-	h.id = t.next.Add(1) - 1
+	h.id = t.number()
 	t.takeUp(h)
 	return h.id
 }

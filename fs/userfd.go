@@ -47,9 +47,8 @@ func (fs *FS) openToReadLocked(n *node, f *file, h *handle, fd int) int {
 
 // openDirs are the directories that are open, by the number of the handle.
 type openDirs struct {
-	mu   sync.Mutex
-	next uint64
-	of   map[uint64]*openDir
+	mu sync.Mutex
+	of map[uint64]*openDir
 }
 
 // An openDir has the one position of its descriptor.
@@ -58,20 +57,17 @@ type openDir struct {
 	dirStream
 }
 
-// add returns a number for a directory.
-func (t *openDirs) add(n *node, fd int) uint64 {
+func (t *openDirs) add(id uint64, n *node, fd int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.of == nil {
 		t.of = make(map[uint64]*openDir)
 	}
-	t.next++
-	t.of[t.next] = &openDir{dirStream: dirStream{node: n, fd: fd}}
-	return t.next
+	t.of[id] = &openDir{dirStream: dirStream{node: n, fd: fd}}
 }
 
 // get returns the directory with a number, or nil. Numbers that the daemon before
-// gave are unknown, or another's.
+// gave are unknown.
 func (t *openDirs) get(id uint64, n *node) *openDir {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -106,7 +102,8 @@ func (fs *FS) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 		fs.spare.give()
 		return fuse.OK
 	}
-	out.Fh = fs.openDirs.add(n, fd)
+	out.Fh = fs.handles.number()
+	fs.openDirs.add(out.Fh, n, fd)
 	return fuse.OK
 }
 

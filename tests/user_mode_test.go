@@ -126,3 +126,24 @@ func TestM2UserTools(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// TestM2UserModeReplaced: so does who opens a directory after the daemon was replaced, when
+// one is closed that was opened before.
+func TestM2UserModeReplaced(t *testing.T) {
+	m := mountUser(t)
+	a := stranger(t)
+	a.must("mkdir", m.At("D"))
+	a.must("put", m.At("D/file"), "x", "creat")
+	a.must("open", "before", m.At("D"), "rdonly")
+	before := m.goneOn()
+	if got := a.Get("sh", stagefsBin()+" mount --replace "+m.Path); !strings.HasPrefix(got, "0 ") || m.goneOn() != before+1 {
+		t.Fatalf("the daemon is not replaced: %s", got)
+	}
+	a.must("open", "after", m.At("D"), "rdonly")
+	a.must("close", "before")
+	a.must("chmod", m.At("D"), "0")
+	if got := a.Get("freaddir", "after"); got != "file" {
+		t.Errorf("in D is %q", got)
+	}
+	a.must("chmod", m.At("D"), "0755")
+}
