@@ -21,6 +21,7 @@ func (s *Server) serve() {
 	s.fs.stopRepresenting()
 	s.fs.ahead.pause(aheadStop)
 	err := s.fs.procs.Close()
+	s.fs.clearings.Wait()  // of who has died meanwhile
 	s.fs.leftovers.close() // no death comes any more
 	s.fs.close()
 	unix.Close(s.fs.back.root)

@@ -5,6 +5,8 @@ package tests
 import (
 	"os"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestR7AttackSweptBeneath attacks R7: a directory that is put aside, out of one that
@@ -31,5 +33,30 @@ func TestR7AttackSweptBeneath(t *testing.T) {
 	child.must("write", "f", "late")
 	if b, _ := os.ReadFile(m.Back("D/sub/f")); string(b) != "next" {
 		t.Errorf("D/sub/f has %q", b)
+	}
+}
+
+// TestR7AttackEnding: the daemon carries the death of an owner out to the end, of many locks
+// with content in the last one, also where the mount goes meanwhile.
+func TestR7AttackEnding(t *testing.T) {
+	m := mount(t)
+	a := agent(t)
+	const locks = 1000
+	for i := range locks {
+		openDir(t, m.Back("K"+itoa(i)))
+		a.must("creat", m.At("K"+itoa(i), "devserver"), "wronly,creat,excl")
+	}
+	openDir(t, m.Back("D"))
+	openFile(t, m.Back("D/old"), "")
+	a.mustCommand(m, "acquire D on-crash=destroy")
+	if got := a.Get("sh", "cd "+m.At("D")+" && for i in $(seq 2000); do : >new$i; done"); got != "0 " {
+		t.Fatal(got)
+	}
+	a.Kill()
+	eventually(t, "the first lock ends", func() bool { return !exists(m.Back("K0/devserver")) })
+	mustDo(t, unix.Unmount(m.Path, 0))
+	<-m.gone
+	if left := tree(t, m.Back("D")); len(left) != 1 {
+		t.Errorf("%d files are left in D, of what was to be destroyed\n%s", len(left)-1, m.Log())
 	}
 }
