@@ -74,7 +74,7 @@ func (fs *FS) heir(id procid.ID) *procid.Process {
 func (fs *FS) unwatch(id procid.ID) {
 	fs.watchMu.Lock()
 	defer fs.watchMu.Unlock()
-	if fs.watched[id] != nil && !fs.table.Owns(id) && len(fs.table.Before(id)) == 0 && !fs.cands.has(id) {
+	if fs.watched[id] != nil && !fs.table.Concerns(id) && !fs.cands.has(id) {
 		fs.procs.Unwatch(id)
 		delete(fs.watched, id)
 	}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // Check verifies the invariants of the package comment and returns all that
@@ -27,16 +29,16 @@ func (t *Table) Check() error {
 	}
 	heirs := 0
 	for id, rows := range t.heirs {
-		for i, r := range rows {
+		for r := range rows {
 			heirs++
-			if r.heirs[0].ID != id || t.tokens[r.token] != r || r.heirAt != i {
+			if !slices.ContainsFunc(r.line(), func(h procid.Ancestor) bool { return h.ID == id }) || t.tokens[r.token] != r {
 				c.failf("I2: token %d is indexed under the heir %v", r.token, id)
 			}
 		}
 	}
 	for _, r := range t.tokens {
-		if r.lease == nil && len(r.heirs) > 0 {
-			heirs--
+		if r.lease == nil {
+			heirs -= len(r.line())
 		}
 	}
 	if heirs != 0 {

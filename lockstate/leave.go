@@ -27,16 +27,35 @@ func (t *Table) Owned(id procid.ID) []Lock {
 	return all
 }
 
-// Before returns the owners whose locks the given process is next in line for.
-// If one of them is dead, its death is to be carried out before that of the
-// process: it came first, in whatever order the two became known (R5).
+// Concerns reports whether the process owns a lock or is in line for one.
+func (t *Table) Concerns(id procid.ID) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.owners[id]) > 0 || len(t.heirs[id]) > 0
+}
+
+// Before returns the owners whose locks the given process is in line for, and who is in
+// line before it, those of one lock in their order. If one of them is dead, its death is
+// to be carried out before that of the process: it came first, in whatever order they
+// became known (R5).
 func (t *Table) Before(id procid.ID) []procid.ID {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var all []procid.ID
-	for _, r := range t.heirs[id] {
-		if o := r.owner.ID(); !slices.Contains(all, o) {
-			all = append(all, o)
+	seen := make(map[procid.ID]bool)
+	add := func(before procid.ID) {
+		if !seen[before] {
+			seen[before] = true
+			all = append(all, before)
+		}
+	}
+	for r := range t.heirs[id] {
+		add(r.owner.ID())
+		for _, h := range r.line() {
+			if h.ID == id {
+				break
+			}
+			add(h.ID)
 		}
 	}
 	return all
@@ -107,8 +126,10 @@ func (t *Table) WatchedBy(token uint64, id procid.ID) {
 	if r == nil || r.lease != nil || r.owner.ID() != id || len(r.heirs) == 0 || r.heirs[0].Reaper {
 		return
 	}
+	t.disownLocked(r)
 	r.heirs = slices.Clone(r.heirs) // it is the owner's, too
 	r.heirs[0].Reaper = true
+	t.ownLocked(r)
 	t.noteLocked(r)
 }
 

@@ -91,8 +91,7 @@ type row struct {
 	protocol string
 	owner    *procid.Process
 	heirs    []procid.Ancestor // the owner's lineage at acquisition (R5)
-	ownedAt  int               // place in Table.owners,
-	heirAt   int               // and in Table.heirs
+	ownedAt  int               // place in Table.owners
 	token    uint64
 	since    time.Time
 	file     string // for listings

@@ -63,7 +63,7 @@ type Table struct {
 	mu     sync.Mutex
 	root   *Dir
 	owners map[procid.ID][]*row // in no order: each row knows where it is
-	heirs  map[procid.ID][]*row // likewise, by who is next in line (R5)
+	heirs  map[procid.ID]rowSet // by each process in line (R5)
 	leases leaseHeap            // by deadline
 	tokens map[uint64]*row
 	keys   map[any]*row
@@ -115,7 +115,7 @@ func New(o Options) *Table {
 		now: o.Now, reserve: o.Reserve, deny: o.DenyUnlocked, store: o.Store, world: o.World,
 		root:      &Dir{},
 		owners:    make(map[procid.ID][]*row),
-		heirs:     make(map[procid.ID][]*row),
+		heirs:     make(map[procid.ID]rowSet),
 		tokens:    make(map[uint64]*row, len(stored)),
 		keys:      make(map[any]*row),
 		revocable: make(map[uint64]map[*Handle]struct{}),
@@ -298,8 +298,11 @@ func (t *Table) ownLocked(r *row) {
 		return // no process's end is its end
 	}
 	r.ownedAt = push(t.owners, r.owner.ID(), r)
-	if len(r.heirs) > 0 {
-		r.heirAt = push(t.heirs, r.heirs[0].ID, r)
+	for _, h := range r.line() {
+		if t.heirs[h.ID] == nil {
+			t.heirs[h.ID] = make(rowSet)
+		}
+		t.heirs[h.ID][r] = struct{}{}
 	}
 }
 
@@ -310,11 +313,22 @@ func (t *Table) disownLocked(r *row) {
 	if moved := drop(t.owners, r.owner.ID(), r.ownedAt, r); moved != nil {
 		moved.ownedAt = r.ownedAt
 	}
-	if len(r.heirs) > 0 {
-		if moved := drop(t.heirs, r.heirs[0].ID, r.heirAt, r); moved != nil {
-			moved.heirAt = r.heirAt
+	for _, h := range r.line() {
+		if delete(t.heirs[h.ID], r); len(t.heirs[h.ID]) == 0 {
+			delete(t.heirs, h.ID)
 		}
 	}
+}
+
+// A rowSet is a set of rows.
+type rowSet map[*row]struct{}
+
+// line returns those that r may pass to, one after the other (R5).
+func (r *row) line() []procid.Ancestor {
+	if i := slices.IndexFunc(r.heirs, func(h procid.Ancestor) bool { return h.Reaper }); i >= 0 {
+		return r.heirs[:i]
+	}
+	return r.heirs
 }
 
 // push adds a row to a list, and returns where it is.

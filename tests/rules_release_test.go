@@ -289,6 +289,34 @@ func TestR5(t *testing.T) {
 	})
 }
 
+// TestR5AtOnce: so does a line of them, where the daemon hears of all at once, in whatever
+// order.
+func TestR5AtOnce(t *testing.T) {
+	m := mount(t)
+	top, other := agent(t), agent(t)
+	fifo := filepath.Join(tempDir(t), "fifo")
+	mustDo(t, syscall.Mkfifo(fifo, 0o600))
+	script := fifo + ".sh"
+	mustDo(t, os.WriteFile(script, []byte(`
+		if [ $1 = 0 ]; then mkdir "$2" && read x <"$3"; else /bin/sh "$0" $(($1 - 1)) "$2" "$3"; fi
+		exit $?`), 0o644))
+	for round := range 4 {
+		dir := "D" + itoa(round)
+		over := top.StartGet("sh", "/bin/sh "+script+" 9 "+m.At(dir)+" "+fifo)
+		goOn, err := os.OpenFile(fifo, os.O_WRONLY, 0) // once it reads
+		mustDo(t, err)
+		halt(t, m.cmd.Process.Pid)
+		goOn.WriteString("\n")
+		goOn.Close()
+		if out := over(); out != "0 " {
+			t.Fatalf("the script: %q", out)
+		}
+		mustDo(t, syscall.Kill(m.cmd.Process.Pid, syscall.SIGCONT))
+		other.want("EBUSY", "creat", m.At(dir, "f"), "wronly,creat")
+		top.must("rmdir", m.At(dir))
+	}
+}
+
 // TestR5Outlives: how a file was closed that was open before the lock is known when the
 // daemon was replaced, or killed, as well.
 func TestR5Outlives(t *testing.T) {
