@@ -447,6 +447,27 @@ func TestS1ReplaceLeftBehind(t *testing.T) {
 	other.want("EBUSY", "creat", m.At("D/other"), "wronly,creat")
 }
 
+// TestS1ReplaceUnseen: a process that the next program sees for the first time descends from
+// its parents, also from one that has done nothing so far, below one that was seen: that one
+// inherits (R5), and what it acquires is its child's, too.
+func TestS1ReplaceUnseen(t *testing.T) {
+	m := mount(t)
+	seen := agent(t)
+	seen.must("creat", m.At("f"), "wronly,creat")
+	parent := seen.Child()
+	first, second := parent.Child(), parent.Child()
+	m.replace()
+	first.must("mkdir", m.At("D"))
+	second.must("creat", m.At("g"), "wronly,creat")
+	first.Exit(0)
+	eventually(t, "the parent has it", func() bool { return m.Locks()["D"].Pid == parent.Pid })
+	parent.must("mkdir", m.At("E"))
+	for _, dir := range []string{"D", "E"} {
+		second.must("creat", m.At(dir, "f"), "wronly,creat")
+		seen.want("EBUSY", "creat", m.At(dir, "of-seen"), "wronly,creat")
+	}
+}
+
 // TestH2LeftBehindMany: of a great many that are made at once by several, each is known
 // for what it is.
 func TestH2LeftBehindMany(t *testing.T) {

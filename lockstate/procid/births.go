@@ -42,13 +42,15 @@ type birth struct {
 	at      uint64   // CLOCK_BOOTTIME ns; 0: before births.since
 	threads int      // that live; 0: it is dead, or nobody can say more of it; -1: it is not known how many
 	proc    *Process // who it is, once that was seen
+	between bool     // see leaf
 }
 
-// A leaf is a process of which only the maker is known, and the next known one above
-// that. It counts for a process that was there at that time.
+// A leaf is a process of which only the nearest one is known that was seen of those from
+// whom it descends. It counts for a process that was there at that time.
 type leaf struct {
-	at    uint64
-	maker *Process
+	at      uint64
+	maker   *Process
+	between bool // it has others below that, which may live
 }
 
 // fewBirths are not worth a look who is dead.
@@ -100,18 +102,21 @@ func (b *births) known(pid int) *birth {
 }
 
 // above returns the nearest of those from whom x descends who was seen, or else one
-// that may live, and has to be seen first. Both are nil where nothing is known.
-func (b *births) above(x *birth) (seen *Process, unseen *birth) {
+// that may live, and has to be seen first. Both are nil where nothing is known. between:
+// nobody knows any more who else was in between.
+func (b *births) above(x *birth) (seen *Process, between bool, unseen *birth) {
 	for m := x.maker; m != nil; m = m.maker {
 		switch {
 		case m.proc != nil:
-			return m.proc, nil
-		case m.threads != 0 && b.latest[m.pid] == m:
-			return nil, m
+			return m.proc, m.between, nil
+		case b.mayLive(m):
+			return nil, false, m
 		}
 	}
-	return nil, nil
+	return nil, false, nil
 }
+
+func (b *births) mayLive(x *birth) bool { return x.threads != 0 && b.latest[x.pid] == x }
 
 // is notes who x is.
 func (x *birth) is(p *Process) {
@@ -128,11 +133,13 @@ func (b *births) leave() {
 		if x.proc != nil || x.threads == 0 {
 			continue
 		}
+		between := false
 		for m := x.maker; m != nil; m = m.maker {
-			if m.proc != nil {
-				b.left[pid] = leaf{x.at, m.proc}
+			if between = between || m.between; m.proc != nil {
+				b.left[pid] = leaf{x.at, m.proc, between}
 				break
 			}
+			between = between || b.mayLive(m)
 		}
 	}
 }
@@ -281,7 +288,7 @@ func (r *Resolver) birthOf(s *sighting) (x *birth, epoch int) {
 		return nil, 0
 	}
 	if l, ok := b.left[s.id.Pid]; ok && x.at == 0 && x.proc == nil && x.maker == nil && s.id.Start <= ticks(l.at) {
-		x.maker = &birth{proc: l.maker}
+		x.maker = &birth{proc: l.maker, between: l.between}
 	}
 	return x, b.epoch
 }
@@ -330,15 +337,17 @@ func (r *Resolver) made(s *sighting, chain []ID, how patience, failed *failure) 
 	b := &r.births
 	for {
 		b.mu.Lock()
-		same, seen, unseen := b.epoch == epoch, x.proc, (*birth)(nil)
+		same, seen, between, unseen := b.epoch == epoch, x.proc, false, (*birth)(nil)
 		if seen == nil {
-			seen, unseen = b.above(x)
+			seen, between, unseen = b.above(x)
 		}
 		made := x.maker != nil
 		b.mu.Unlock()
 		switch {
 		case !same || seen != nil && seen.id == chain[0]:
 			return chain, x, epoch, nil // mostly: its parent has made it
+		case between && slices.Contains(chain, seen.id):
+			return chain, x, epoch, nil // its parents are who else was there
 		case seen == nil && unseen == nil:
 			if made { // by one of whom more might be known
 				r.birthsWhole(epoch)
@@ -396,6 +405,8 @@ type CarriedBirth struct {
 	Pid   int
 	At    uint64 // CLOCK_BOOTTIME ns
 	Above []ID   // from whom it descends, nearest first, but for the unseen
+	// Between: some of these may live, below the first.
+	Between bool
 }
 
 // CarryBirths returns what is known of processes that were not seen.
@@ -409,7 +420,7 @@ func (r *Resolver) CarryBirths() (all []CarriedBirth) {
 	r.hearBirthsLocked()
 	b.leave()
 	for pid, l := range b.left {
-		all = append(all, CarriedBirth{pid, l.at, append([]ID{l.maker.id}, l.maker.chain...)})
+		all = append(all, CarriedBirth{pid, l.at, append([]ID{l.maker.id}, l.maker.chain...), l.between})
 	}
 	return all
 }
@@ -422,7 +433,7 @@ func (r *Resolver) TakeUpBirths(all []CarriedBirth) {
 	defer b.mu.Unlock()
 	for _, c := range all {
 		if b.rings != nil && len(c.Above) > 0 {
-			b.left[c.Pid] = leaf{c.At, &Process{id: c.Above[0], chain: c.Above[1:], from: r}}
+			b.left[c.Pid] = leaf{c.At, &Process{id: c.Above[0], chain: c.Above[1:], from: r}, c.Between}
 		}
 	}
 }

@@ -163,7 +163,7 @@ func (b *Births) Above(pid int) (seen ID, unseen int) {
 	if x.proc != nil {
 		return x.proc.id, 0
 	}
-	p, m := b.b.above(x)
+	p, _, m := b.b.above(x)
 	if p != nil {
 		seen = p.id
 	}
