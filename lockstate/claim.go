@@ -190,7 +190,8 @@ func (q *Request) adoptLocked() {
 
 // replaces reports whether the owner of r is the one of old, which it replaces
 // (A13): a process that takes a lease, or a lock for its scope, gives up what
-// it had by itself.
+// it had by itself; and what its scope got when it made the directory for r.
 func (r *row) replaces(old *row) bool {
-	return old.key() == r.key() || old.key() == ownerKey{process: r.owner.ID()}
+	return old.key() == r.key() || old.key() == ownerKey{process: r.owner.ID()} ||
+		r.isNew && old.kind == Implicit && old.owner.ID() == r.owner.ID()
 }

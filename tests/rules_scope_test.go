@@ -326,3 +326,16 @@ func TestH3RootCgroup(t *testing.T) {
 		t.Errorf("the log has %d warnings, want 1:\n%s", n, m.Log())
 	}
 }
+
+// TestA7RunScope: what stagefs run makes for a lock is free when its command has ended,
+// also where the mount gives a directory to the whole session of who makes it.
+func TestA7RunScope(t *testing.T) {
+	m := mount(t, "--owner=session")
+	a := agent(t).Child("setsid")
+	for _, owner := range []string{"owner=process", "owner=group", "owner=session", "client=c"} {
+		if out := a.Get("sh", stagefsBin()+" run --"+owner+" "+m.At(owner)+" true"); out != "0 " {
+			t.Errorf("--%s: %q", owner, out)
+		}
+		m.wantFree(owner)
+	}
+}
