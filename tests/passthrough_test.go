@@ -282,7 +282,7 @@ func TestW3OpenRace(t *testing.T) {
 // TestW3Crash: what passed the daemon goes on after its death; the next daemon
 // knows of it.
 func TestW3Crash(t *testing.T) {
-	for _, flags := range []string{"rdwr", "rdwr,append", "rdwr,direct"} {
+	for _, flags := range []string{"rdwr", "rdwr,append"} {
 		t.Run(flags, func(t *testing.T) {
 			m := mountOver(t)
 			needPassthrough(m)

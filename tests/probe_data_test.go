@@ -194,11 +194,12 @@ func probeDirect(p *probe) {
 		n, err = unix.Pwrite(direct, buf[c.from:c.from+c.size], int64(c.at))
 		io(fmt.Sprintf("direct write of %v", c), n, err)
 	}
-	only := p.open("f", unix.O_RDONLY|unix.O_DIRECT)
-	defer unix.Close(only)
-	n, err = unix.Pread(only, buf[1:4097], 0) // by one that may write, any memory will do
-	io("direct read to odd memory", n, err)
 	p.content("f")
+	p.must(os.WriteFile(p.at("only read"), buf, 0o644))
+	only := p.open("only read", unix.O_RDONLY|unix.O_DIRECT)
+	defer unix.Close(only)
+	n, err = unix.Pread(only, buf[1:4097], 0) // while one may write, any memory will do
+	io("direct read to odd memory", n, err)
 }
 
 // probeDirectMapping maps files that end within a sector, by descriptors with
