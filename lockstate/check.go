@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-
-	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // Check verifies the invariants of the package comment and returns all that
@@ -27,23 +25,7 @@ func (t *Table) Check() error {
 			}
 		}
 	}
-	heirs := 0
-	for id, rows := range t.heirs {
-		for r := range rows {
-			heirs++
-			if !slices.ContainsFunc(r.line(), func(h procid.Ancestor) bool { return h.ID == id }) || t.tokens[r.token] != r {
-				c.failf("I2: token %d is indexed under the heir %v", r.token, id)
-			}
-		}
-	}
-	for _, r := range t.tokens {
-		if r.lease == nil {
-			heirs -= len(r.line())
-		}
-	}
-	if heirs != 0 {
-		c.failf("I2: %d rows too many by heir", heirs)
-	}
+	c.lines()
 	if leased := int(t.leased.Load()); owned+leased != len(t.tokens) {
 		c.failf("I2: %d rows by owner, %d leases, %d by token", owned, leased, len(t.tokens))
 	}
@@ -73,6 +55,42 @@ type checker struct {
 
 func (c *checker) failf(format string, args ...any) {
 	c.errs = append(c.errs, fmt.Errorf(format, args...))
+}
+
+// lines checks that each lock is in the line of its owner, which all in it lead to.
+func (c *checker) lines() {
+	t := c.t
+	rows := make(map[*line]int)
+	for _, r := range t.tokens {
+		switch l := r.line; {
+		case l == nil:
+			if r.lease == nil && len(r.heirs) > 0 && !r.heirs[0].Reaper {
+				c.failf("I2: token %d is in no line", r.token)
+			}
+		case t.lines.all[l.lineKey] != l || l.owner != r.owner.ID() || l.next != &r.heirs[0]:
+			c.failf("I2: token %d is in another's line", r.token)
+		default:
+			rows[l]++
+		}
+	}
+	inLine := 0
+	for _, l := range t.lines.all {
+		if l.rows != rows[l] || l.rows == 0 {
+			c.failf("I2: a line of %v counts %d rows, want %d", l.owner, l.rows, rows[l])
+		}
+		inLine += len(l.heirs)
+		for _, h := range l.heirs {
+			if _, ok := t.lines.of[h.ID][l]; !ok {
+				c.failf("I2: %v does not lead to a line of %v", h.ID, l.owner)
+			}
+		}
+	}
+	for _, of := range t.lines.of {
+		inLine -= len(of)
+	}
+	if inLine != 0 {
+		c.failf("I2: %d places in lines too few", inLine)
+	}
 }
 
 // keys checks that the end of each descriptor lock is the end of what it keeps.

@@ -40,7 +40,7 @@
 // [Table.Check] verifies these:
 //
 //	I1  the counters of each directory equal what is at and below it
-//	I2  each row is indexed under its owner, its heirs and its token, and
+//	I2  each row is indexed under its owner, its line of heirs and its token, and
 //	    nowhere else; a lease under its token alone
 //	I3  tokens are unique, not zero and not above the last one given out
 //	I4  a removed directory has no rows, no handles and no children

@@ -31,7 +31,7 @@ func (t *Table) Owned(id procid.ID) []Lock {
 func (t *Table) Concerns(id procid.ID) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.owners[id]) > 0 || len(t.heirs[id]) > 0
+	return len(t.owners[id]) > 0 || len(t.lines.of[id]) > 0
 }
 
 // Before returns the owners whose locks the given process is in line for, and who is in
@@ -49,9 +49,9 @@ func (t *Table) Before(id procid.ID) []procid.ID {
 			all = append(all, before)
 		}
 	}
-	for r := range t.heirs[id] {
-		add(r.owner.ID())
-		for _, h := range r.line() {
+	for l := range t.lines.of[id] {
+		add(l.owner)
+		for _, h := range l.heirs {
 			if h.ID == id {
 				break
 			}

@@ -63,7 +63,7 @@ type Table struct {
 	mu     sync.Mutex
 	root   *Dir
 	owners map[procid.ID][]*row // in no order: each row knows where it is
-	heirs  map[procid.ID]rowSet // by each process in line (R5)
+	lines  lines                // who is in line for them
 	leases leaseHeap            // by deadline
 	tokens map[uint64]*row
 	keys   map[any]*row
@@ -115,7 +115,7 @@ func New(o Options) *Table {
 		now: o.Now, reserve: o.Reserve, deny: o.DenyUnlocked, store: o.Store, world: o.World,
 		root:      &Dir{},
 		owners:    make(map[procid.ID][]*row),
-		heirs:     make(map[procid.ID]rowSet),
+		lines:     newLines(),
 		tokens:    make(map[uint64]*row, len(stored)),
 		keys:      make(map[any]*row),
 		revocable: make(map[uint64]map[*Handle]struct{}),
@@ -298,12 +298,7 @@ func (t *Table) ownLocked(r *row) {
 		return // no process's end is its end
 	}
 	r.ownedAt = push(t.owners, r.owner.ID(), r)
-	for _, h := range r.line() {
-		if t.heirs[h.ID] == nil {
-			t.heirs[h.ID] = make(rowSet)
-		}
-		t.heirs[h.ID][r] = struct{}{}
-	}
+	r.line = t.lines.join(r.owner.ID(), r.heirs)
 }
 
 func (t *Table) disownLocked(r *row) {
@@ -313,22 +308,8 @@ func (t *Table) disownLocked(r *row) {
 	if moved := drop(t.owners, r.owner.ID(), r.ownedAt, r); moved != nil {
 		moved.ownedAt = r.ownedAt
 	}
-	for _, h := range r.line() {
-		if delete(t.heirs[h.ID], r); len(t.heirs[h.ID]) == 0 {
-			delete(t.heirs, h.ID)
-		}
-	}
-}
-
-// A rowSet is a set of rows.
-type rowSet map[*row]struct{}
-
-// line returns those that r may pass to, one after the other (R5).
-func (r *row) line() []procid.Ancestor {
-	if i := slices.IndexFunc(r.heirs, func(h procid.Ancestor) bool { return h.Reaper }); i >= 0 {
-		return r.heirs[:i]
-	}
-	return r.heirs
+	t.lines.leave(r.line)
+	r.line = nil
 }
 
 // push adds a row to a list, and returns where it is.
