@@ -25,7 +25,7 @@ PACKAGES := acl attr bindfs bsdutils btrfs-progs e2fsprogs fuse3 gcc git libc6-d
 # What the benchmark compares with, and needs to do so.
 BENCH_PACKAGES := bindfs e2fsprogs gcc git grep libc6-dev libfuse3-dev mergerfs pkg-config tar
 
-.PHONY: build run setup test unit race blackbox blackbox-first blackbox-second blackbox-bench soak bench install clean
+.PHONY: build run setup test unit blackbox blackbox-first blackbox-second blackbox-bench soak bench install clean
 
 build:
 	CGO_ENABLED=0 go build -trimpath -tags urfave_cli_no_docs -buildvcs=$(VCS) -o $(BIN) ./cmd/stagefs
@@ -58,15 +58,14 @@ setup:
 		echo "setup: not root, so not installed, and tests that need it are skipped:$$missing"; \
 	fi
 
-test: setup unit race blackbox
+test: setup unit blackbox
 
+# Those of lockstate under the race detector, where there is the gcc that it needs.
 unit:
 	go vet ./...
-	go test ./cmd/... ./fs/... ./lockstate/...
-
-race:
-	@if command -v gcc >/dev/null; then echo "go test -race ./lockstate/..."; CGO_ENABLED=1 go test -race ./lockstate/...; \
-	else echo "race: skipped, the race detector needs gcc"; fi
+	go test ./cmd/... ./fs/...
+	@if command -v gcc >/dev/null; then set -x; CGO_ENABLED=1 go test -race ./lockstate/...; \
+	else set -x; go test ./lockstate/...; fi
 
 # The real binary on real mounts; as an ordinary user, most of it is skipped. Half of the
 # time the tests wait for something: so two halves of them run at once.
