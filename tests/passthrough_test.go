@@ -282,7 +282,7 @@ func TestW3OpenRace(t *testing.T) {
 // TestW3Crash: what passed the daemon goes on after its death; the next daemon
 // knows of it.
 func TestW3Crash(t *testing.T) {
-	for _, flags := range []string{"rdwr", "rdwr,append"} {
+	for _, flags := range []string{"rdwr", "rdwr,append", "rdwr,direct"} {
 		t.Run(flags, func(t *testing.T) {
 			m := mountOver(t)
 			needPassthrough(m)
@@ -290,7 +290,9 @@ func TestW3Crash(t *testing.T) {
 			mustDo(t, os.Mkdir(m.At("keep"), 0o777)) // the test's own lock: D stays free
 			openDir(t, m.At("D"))
 			b.must("put", m.At("D/file"), "content of the file", "creat")
+			a.must("open", "first", m.At("D/file"), "rdwr") // with direct alone, it would not pass
 			a.must("open", "h", m.At("D/file"), flags)
+			a.must("close", "first")
 			a.must("mmap", "map", "h")
 			m.kill()
 			m.start(nil)
