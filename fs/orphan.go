@@ -78,11 +78,17 @@ func (o *orphanList) walk(fs *FS, dir string) {
 func (o *orphanList) moved(now func(dir string) string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	paths := make(map[orphanAt]uint64, len(o.paths))
-	for at, added := range o.paths {
-		paths[orphanAt{now(at.dir), at.name}] = added
+	var there []orphanAt
+	var added []uint64
+	for at, n := range o.paths { // there may be many, and few of them move
+		if dir := now(at.dir); dir != at.dir {
+			there, added = append(there, orphanAt{dir, at.name}), append(added, n)
+			delete(o.paths, at)
+		}
 	}
-	o.paths = paths
+	for i, at := range there {
+		o.paths[at] = added[i]
+	}
 }
 
 func (o *orphanList) add(at orphanAt) {
