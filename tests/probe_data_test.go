@@ -195,10 +195,12 @@ func probeDirect(p *probe) {
 		io(fmt.Sprintf("direct write of %v", c), n, err)
 	}
 	p.content("f")
-	p.must(os.WriteFile(p.at("only read"), buf, 0o644))
-	only := p.open("only read", unix.O_RDONLY|unix.O_DIRECT)
+	p.must(os.WriteFile(p.at("g"), buf, 0o644))
+	writer := p.open("g", unix.O_RDWR) // beside one with O_DIRECT alone, any memory will do
+	defer unix.Close(writer)
+	only := p.open("g", unix.O_RDONLY|unix.O_DIRECT)
 	defer unix.Close(only)
-	n, err = unix.Pread(only, buf[1:4097], 0) // while one may write, any memory will do
+	n, err = unix.Pread(only, buf[1:4097], 0)
 	io("direct read to odd memory", n, err)
 }
 
