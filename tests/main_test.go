@@ -28,6 +28,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -110,6 +111,7 @@ func setUp() (root string, err error) {
 	for _, name := range []string{"MAKEFLAGS", "MFLAGS", "MAKELEVEL"} { // a client's make is not one with what runs the tests
 		os.Unsetenv(name)
 	}
+	os.Setenv("PATH", clientPath())
 	if err := copyFile("/proc/self/exe", agentBin(), 0o755); err != nil {
 		return root, err
 	}
@@ -122,6 +124,17 @@ func setUp() (root string, err error) {
 		return root, fmt.Errorf("building cmd/stagefs: %w\n%s", err, out)
 	}
 	return root, nil
+}
+
+// clientPath has the system's own programs found first, which are what the
+// tests need packages for, and no wrapper that takes longer than the program.
+// The go that runs the tests stays before them.
+func clientPath() string {
+	dirs := []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+	if tool, err := exec.LookPath("go"); err == nil {
+		dirs = slices.Insert(dirs, 0, filepath.Dir(tool))
+	}
+	return strings.Join(append(dirs, os.Getenv("PATH")), ":")
 }
 
 func testRoot() string   { return os.Getenv(envRoot) }
