@@ -5,12 +5,17 @@ DIR ?=
 ARGS ?=
 DURATION ?= 10m
 RACE ?=
+TESTFLAGS ?= # -test.v tells of each test
 PREFIX ?= /usr/local
 BIN := bin/stagefs
 QUICK ?=
 MEMORY ?=
 BENCH ?=
 FIGURES ?= $(if $(QUICK)$(BENCH),bin/figures,tests/bench/figures)
+
+# Everything is built as the program is, so that nothing is compiled twice.
+export CGO_ENABLED := 0
+FLAGS := -trimpath -tags urfave_cli_no_docs
 
 # The commit is recorded where git can tell it, and no build fails because it can't.
 VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
@@ -28,7 +33,7 @@ BENCH_PACKAGES := bindfs e2fsprogs gcc git grep libc6-dev libfuse3-dev mergerfs 
 .PHONY: build run setup test unit blackbox blackbox-first blackbox-second blackbox-bench soak bench install clean
 
 build:
-	CGO_ENABLED=0 go build -trimpath -tags urfave_cli_no_docs -buildvcs=$(VCS) -o $(BIN) ./cmd/stagefs
+	go build $(FLAGS) -buildvcs=$(VCS) -o $(BIN) ./cmd/stagefs
 
 # Root mounts without any helper; ordinary users need fusermount3.
 run:
@@ -62,19 +67,21 @@ test: setup unit blackbox
 
 # Those of lockstate under the race detector, where there is the gcc that it needs.
 unit:
-	go vet ./...
-	go test ./cmd/... ./fs/...
-	@if command -v gcc >/dev/null; then set -x; CGO_ENABLED=1 go test -race ./lockstate/...; \
-	else set -x; go test ./lockstate/...; fi
+	go vet $(FLAGS) ./...
+	go test -vet=off $(FLAGS) ./cmd/... ./fs/...
+	@if command -v gcc >/dev/null; then set -x; CGO_ENABLED=1 go test -vet=off -race ./lockstate/...; \
+	else set -x; go test -vet=off $(FLAGS) ./lockstate/...; fi
 
 # The real binary on real mounts; as an ordinary user, most of it is skipped. Half of the
 # time the tests wait for something: so two halves of them run at once.
 blackbox: build
+	go test -c -vet=off $(FLAGS) -o bin/tests.test ./tests
 	@$(MAKE) --no-print-directory -j3 blackbox-first blackbox-second blackbox-bench
-	STAGEFS_BIN=$(CURDIR)/$(BIN) go test -count=1 -timeout 10m ./tests -run '$(ALONE)'
+	cd tests && $(TESTS) -test.timeout 10m -test.run '$(ALONE)'
 	@echo "again, as on Linux 5.10, what depends on knowing processes:"
-	STAGEFS_BIN=$(CURDIR)/$(BIN) STAGEFS_MOUNT_OPTS=--compat go test -count=1 -timeout 10m ./tests \
-		-run 'TestR4|TestR5|TestH1|TestH2|TestH4|TestA8Clients'
+	cd tests && STAGEFS_MOUNT_OPTS=--compat $(TESTS) -test.timeout 10m -test.run 'TestR4|TestR5|TestH1|TestH2|TestH4|TestA8Clients'
+
+TESTS := STAGEFS_BIN=$(CURDIR)/$(BIN) $(CURDIR)/bin/tests.test $(TESTFLAGS)
 
 # Some have processes get the numbers of dead ones, which others may still have in mind,
 # or the kernel drop its caches.
@@ -82,11 +89,11 @@ ALONE := ^Test(M2StressIO|M2HandleForgotten|AttackPidReuse|H2Numbers|H2Flood)$$
 # What mounts with --strict must not meet those whom TestFaultExec keeps in execve(2).
 FIRST := ^Test([A-GI-K]|M2[^P]|M5|S1Descriptors)
 blackbox-first:
-	STAGEFS_BIN=$(CURDIR)/$(BIN) go test -count=1 -timeout 40m ./tests -run '$(FIRST)' -skip '$(ALONE)'
+	cd tests && $(TESTS) -test.timeout 40m -test.run '$(FIRST)' -test.skip '$(ALONE)'
 blackbox-second:
-	STAGEFS_BIN=$(CURDIR)/$(BIN) go test -count=1 -timeout 40m ./tests -skip '$(FIRST)|$(ALONE)'
+	cd tests && $(TESTS) -test.timeout 40m -test.skip '$(FIRST)|$(ALONE)'
 blackbox-bench:
-	go test ./tests/bench/... ./tests/systems/...
+	go test -vet=off $(FLAGS) ./tests/bench/... ./tests/systems/...
 
 # The stagers and rivals of the tests, for as long as one likes, and the soak under
 # faults beside them; RACE=1 has the race detector watch the daemon.
@@ -99,7 +106,7 @@ soak: setup build
 # The mount is measured beside the bare directory and what BENCH_PACKAGES brings.
 bench: build
 	@$(MAKE) --no-print-directory setup PACKAGES="$(BENCH_PACKAGES)" || echo "bench: goes on without what could not be installed" >&2
-	@CGO_ENABLED=0 go build -o bin/bench ./tests/bench
+	@go build -o bin/bench ./tests/bench
 	@mkdir -p $(FIGURES)
 	@bin/bench --stagefs $(BIN) --json $(FIGURES)/bench.json --svg $(FIGURES)/bench.svg \
 		$(if $(QUICK),--profile quick --budget 2m --subjects '^(stagefs|bindfs|loopback|passthrough_hp$$)') $(if $(MEMORY),--memory) $(BENCH)
