@@ -38,8 +38,8 @@ func (d *controlDir) carry() carriedControlDir {
 	c := carriedControlDir{Since: d.since, Fresh: d.fresh.Load(), Next: d.next, Open: make(map[uint64]carriedControl)}
 	for fh, f := range d.opened {
 		switch f := f.(type) {
-		case controlText:
-			c.Open[fh] = carriedControl{Kind: "text", Text: f}
+		case *controlText:
+			c.Open[fh] = carriedControl{Kind: "text", Text: f.text, UID: f.uid}
 		case *ctl:
 			c.Open[fh] = f.carry()
 		case *eventReader:
@@ -72,7 +72,7 @@ func (d *controlDir) takeUp(c carriedControlDir) {
 	for fh, x := range c.Open {
 		switch x.Kind {
 		case "text":
-			d.opened[fh] = controlText(x.Text)
+			d.opened[fh], _ = d.newText(x.Text, x.UID) // what was open stays so, counted or not
 		case "ctl":
 			d.opened[fh] = d.fs.ctlAgain(x)
 		case "events":

@@ -51,7 +51,8 @@ type controlDir struct {
 	next     uint64
 	shutting chan struct{} // closed when the mount is about to end (M4)
 
-	parked parked
+	parked bound // requests that wait
+	texts  bound // bytes of open files of text
 }
 
 // firstControlHandle keeps the numbers of the control files' handles apart from
@@ -73,6 +74,8 @@ func (d *controlDir) init(fs *FS) {
 	d.fs, d.since, d.opened, d.next = fs, time.Now(), make(map[uint64]controlFile), firstControlHandle
 	d.nodes = make(map[uint64]uint64)
 	d.shutting = make(chan struct{})
+	d.parked.most, d.parked.mostUser, d.parked.full = maxParked, maxParkedUser, errParked
+	d.texts.most, d.texts.mostUser, d.texts.full = maxTexts, maxTextsUser, errTexts
 	d.files = []*control{
 		{name: ControlDir, mode: unix.S_IFDIR | 0o555},
 		{name: "ctl", mode: unix.S_IFREG | 0o666, open: newCtl},
@@ -177,7 +180,11 @@ func (c *control) openFile(in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	case writes(in.Flags) && !c.writable():
 		return fuse.EACCES
 	case c.show != nil:
-		f = controlText(c.show(c.dir.fs))
+		text, err := c.dir.newText(c.show(c.dir.fs), in.Uid)
+		if err != nil {
+			return statusOf(err)
+		}
+		f = text
 	case c.open != nil:
 		f = c.open(c.dir.fs, in)
 	default:
@@ -258,16 +265,33 @@ func part(content []byte, in *fuse.ReadIn) []byte {
 	return content[in.Offset:min(in.Offset+uint64(in.Size), uint64(len(content)))]
 }
 
-// controlText is an open file of text.
-type controlText []byte
-
-func (t controlText) read(_ <-chan struct{}, in *fuse.ReadIn) ([]byte, fuse.Status) {
-	return part(t, in), fuse.OK
+// A controlText is an open file of text.
+type controlText struct {
+	text  []byte
+	uid   uint32 // who opened it
+	leave func() // gives back what it takes of controlDir.texts; nil: nothing
 }
 
-func (t controlText) write(<-chan struct{}, *fuse.WriteIn, []byte) fuse.Status { return fuse.EBADF }
+// newText returns an open file of text, or an error if its user has too much open.
+func (d *controlDir) newText(text []byte, uid uint32) (t *controlText, err error) {
+	t = &controlText{text: text, uid: uid}
+	if uid != 0 {
+		t.leave, err = d.texts.enter(uid, len(text))
+	}
+	return t, err
+}
 
-func (t controlText) close() {}
+func (t *controlText) read(_ <-chan struct{}, in *fuse.ReadIn) ([]byte, fuse.Status) {
+	return part(t.text, in), fuse.OK
+}
+
+func (t *controlText) write(<-chan struct{}, *fuse.WriteIn, []byte) fuse.Status { return fuse.EBADF }
+
+func (t *controlText) close() {
+	if t.leave != nil {
+		t.leave()
+	}
+}
 
 func (d *controlDir) readDir(in *fuse.ReadIn, add func(dirEntry) bool) fuse.Status {
 	entries := []dirEntry{{name: ".", typ: unix.DT_DIR}, {name: "..", typ: unix.DT_DIR}}

@@ -115,7 +115,7 @@ func (f *ctl) read(cancel <-chan struct{}, in *fuse.ReadIn) ([]byte, fuse.Status
 		return part(answer, in), fuse.OK
 	}
 	if !isClosed(w.ended) {
-		leave, err := f.fs.control.parked.enter(in.Uid)
+		leave, err := f.fs.control.parked.enter(in.Uid, 1)
 		if err != nil {
 			return nil, statusOf(err)
 		}

@@ -87,7 +87,7 @@ func (r *eventReader) read(cancel <-chan struct{}, in *fuse.ReadIn) ([]byte, fus
 		}
 		if leave == nil {
 			var err error
-			if leave, err = r.fs.control.parked.enter(in.Uid); err != nil {
+			if leave, err = r.fs.control.parked.enter(in.Uid, 1); err != nil {
 				return nil, statusOf(err)
 			}
 			defer leave()

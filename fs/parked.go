@@ -7,8 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errParked: one more would keep others from being answered.
-var errParked = fmt.Errorf("too many wait already: %w", unix.ENOLCK)
+var (
+	// errParked: one more would keep others from being answered.
+	errParked = fmt.Errorf("too many wait already: %w", unix.ENOLCK)
+	// errTexts: one more would take too much of the daemon's memory.
+	errTexts = fmt.Errorf("too much is open already: %w", unix.ENFILE)
+)
 
 // A request for a control file that waits takes memory. So the number of such
 // requests is bounded, and that of each user but root: he is to lock nobody out.
@@ -17,32 +21,42 @@ const (
 	maxParkedUser = 1024
 )
 
-// parked counts the requests that wait in control files.
-type parked struct {
+// What an open file of text shows takes memory, too, as many bytes. Root's do not count:
+// whoever else fills the room keeps him from nothing.
+const (
+	maxTexts     = 256 << 20
+	maxTextsUser = 64 << 20
+)
+
+// A bound is how much may be taken in all, and by each user but root. Who has nothing
+// yet is not refused for wanting much.
+type bound struct {
+	most, mostUser int
+	full           error // the answer where there is no room
+
 	mu     sync.Mutex
 	all    int
 	byUser map[uint32]int
 }
 
-// enter counts one more, or fails if there are too many. The caller calls leave
-// when the wait is over.
-func (p *parked) enter(uid uint32) (leave func(), err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.all >= maxParked || uid != 0 && p.byUser[uid] >= maxParkedUser {
-		return nil, errParked
+// enter takes n, or fails if that is too much. The caller calls leave to give it back.
+func (b *bound) enter(uid uint32, n int) (leave func(), err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.all > 0 && b.all+n > b.most || uid != 0 && b.byUser[uid] > 0 && b.byUser[uid]+n > b.mostUser {
+		return nil, b.full
 	}
-	if p.byUser == nil {
-		p.byUser = make(map[uint32]int)
+	if b.byUser == nil {
+		b.byUser = make(map[uint32]int)
 	}
-	p.all++
-	p.byUser[uid]++
+	b.all += n
+	b.byUser[uid] += n
 	return func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.all--
-		if p.byUser[uid]--; p.byUser[uid] == 0 {
-			delete(p.byUser, uid)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.all -= n
+		if b.byUser[uid] -= n; b.byUser[uid] == 0 {
+			delete(b.byUser, uid)
 		}
 	}, nil
 }

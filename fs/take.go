@@ -171,7 +171,7 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 			return t.over(status)
 		}
 	}
-	leave, err := fs.control.parked.enter(c.header.Uid)
+	leave, err := fs.control.parked.enter(c.header.Uid, 1)
 	if err != nil {
 		return c.fail(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -55,4 +56,39 @@ func (m *Mount) openFiles() int {
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", m.cmd.Process.Pid))
 	mustDo(m.t, err)
 	return len(entries)
+}
+
+// TestFaultTexts: what open control files show takes a bounded part of the daemon's
+// memory, whoever opens them how often, and root is told all the same.
+func TestFaultTexts(t *testing.T) {
+	m := mount(t)
+	a := stranger(t)
+	for i := range 20 { // few locks, with long names, of which JSON makes six times as much
+		dir := m.At("D" + itoa(i))
+		for range 15 {
+			a.must("mkdir", dir)
+			dir += "/" + strings.Repeat("\x01", 250)
+		}
+		a.must("mkdir", dir)
+		a.must("creat", dir+"/devserver", "wronly,creat,excl")
+	}
+	list, err := os.ReadFile(m.control("locks.json"))
+	mustDo(t, err)
+	const most = 64 << 20
+	opened, got := 0, ""
+	for ; got != "ENFILE"; opened++ {
+		if got = a.Try("open", itoa(opened), m.control("locks.json"), "rdonly"); got != "ok" && got != "ENFILE" || opened*len(list) > most+most/4 {
+			t.Fatalf("the %d-th open of %d bytes: %s, want ENFILE in the end", opened, len(list), got)
+		}
+	}
+	if opened*len(list) < most/2 {
+		t.Errorf("%d opens of %d bytes are refused", opened, len(list))
+	}
+	agentAs(t, 12345).must("creat", m.control("locks.json"), "rdonly")
+	m.Listing() // for root
+	m.replace()
+	a.want("ENFILE", "creat", m.control("locks.json"), "rdonly")
+	a.must("close", "0")
+	a.must("close", "1")
+	eventually(t, "there is room again", func() bool { return a.Try("creat", m.control("locks.json"), "rdonly") == "ok" })
 }
