@@ -90,6 +90,30 @@ func TestR6EventsCommand(t *testing.T) {
 	}
 }
 
+// TestW6LongPath: who makes a path of any length keeps nobody from hearing of what
+// happens elsewhere, or was refused later.
+func TestW6LongPath(t *testing.T) {
+	m := mount(t)
+	a, b := stranger(t), stranger(t)
+	elsewhere := m.follow("events", m.At("E"))
+	a.must("mkdir", m.At("D"))
+	a.must("chdir", m.At("D"))
+	b.must("chdir", m.At("D"))
+	name := strings.Repeat("\x01", 255) // of which JSON makes six times as much
+	for range 800 {
+		a.must("mkdir", name)
+		a.must("chdir", name)
+		b.must("chdir", name)
+	}
+	b.want("EBUSY", "creat", "x", "wronly,creat")
+	b.want("EBUSY", "creat", m.At("D/later"), "wronly,creat")
+	a.must("mkdir", m.At("E"))
+	elsewhere.until("acquired E")
+	m.wantWhy("D", "D/later")
+	mustDo(t, elsewhere.cmd.Process.Signal(syscall.SIGINT))
+	elsewhere.Wait()
+}
+
 // TestR6LocksWatch: `locks --watch` prints the table again when something has
 // happened, and ends with a SIGINT or with the mount.
 func TestR6LocksWatch(t *testing.T) {

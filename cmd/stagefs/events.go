@@ -60,18 +60,22 @@ func openEvents(mountpoint string) (*os.File, error) {
 // eachEvent calls f for each event until f fails or there are no more: the
 // mount is gone then.
 func eachEvent(r io.Reader, f func(line []byte, e lockstate.Event) error) error {
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
+	for lines := bufio.NewReader(r); ; {
+		line, err := lines.ReadBytes('\n') // a path may be of any length
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
 		var e lockstate.Event
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+		if err := json.Unmarshal(line, &e); err != nil {
 			return exitf(exitSoftware, "events: %v", err)
 		}
-		if err := f(lines.Bytes(), e); err != nil {
+		if err := f(line, e); err != nil {
 			return err
 		}
 	}
-	return lines.Err()
 }
 
 // printEvent prints an event if it is at rel, beneath it, or on what it is in.
@@ -82,7 +86,7 @@ func (c *command) printEvent(line []byte, e lockstate.Event, rel string, asJSON 
 	}
 	var err error
 	if asJSON {
-		_, err = fmt.Fprintf(c.out, "%s\n", line)
+		_, err = c.out.Write(line)
 	} else {
 		_, err = fmt.Fprintln(c.out, eventText(e, dir))
 	}

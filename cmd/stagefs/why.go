@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -227,11 +226,9 @@ func (c *command) printBlockers(title string, blockers []lockstate.Blocker) {
 // on it.
 func lastDenials(data []byte, rel string) []lockstate.Denial {
 	var last []lockstate.Denial
-	lines := bufio.NewScanner(bytes.NewReader(data))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
+	for line := range bytes.Lines(data) {
 		var d lockstate.Denial
-		if json.Unmarshal(lines.Bytes(), &d) != nil {
+		if json.Unmarshal(line, &d) != nil {
 			continue
 		}
 		d.Path, d.Lock = bytesOf(d.Path, d.PathBytes), bytesOf(d.Lock, d.LockBytes)
