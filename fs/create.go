@@ -206,14 +206,19 @@ func (fs *FS) reserved(parent *node, name string) bool {
 	return parent == fs.root && name == ControlDir
 }
 
-// modeOf returns the mode that the backing is asked for in n, open as dir: with the umask, but
-// where a default ACL takes its place (acl(5)).
-func (fs *FS) modeOf(n *node, dir int, mode, umask uint32) (uint32, error) {
-	if umask == 0 {
-		return mode, nil
-	}
-	if has, err := fs.hasDefaultACL(n, dir); has || err != nil {
-		return mode, err
-	}
-	return mode &^ umask, nil
+// asMaker is asCaller for what makes an entry in n, open as dir: f gets the mode that the
+// backing is asked for, with the umask, but where a default ACL takes its place (acl(5)).
+func (fs *FS) asMaker(h *fuse.InHeader, n *node, dir int, mode, umask uint32, f func(mode uint32) error) error {
+	return fs.asCaller(h, func() error {
+		if umask != 0 {
+			has, err := fs.hasDefaultACL(n, dir)
+			if err != nil {
+				return err
+			}
+			if !has {
+				mode &^= umask
+			}
+		}
+		return f(mode)
+	})
 }

@@ -106,19 +106,14 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 		return err
 	}
 	m.do = func(dir int) error {
-		return fs.asCaller(r.header, func() (err error) {
+		return fs.asMaker(r.header, r.parent, dir, in.Mode, in.Umask, func(mode uint32) (err error) {
 			// Read-only, whatever the caller asked for: a descriptor that
 			// may write comes with the mode of the handle.
 			flags := unix.O_RDONLY | unix.O_NONBLOCK
 			if !fs.privileged && writes(h.flags) {
 				flags = toOpenAgain(h.flags)
 			}
-			flags |= unix.O_CREAT | unix.O_EXCL
-			mode, err := fs.modeOf(r.parent, dir, in.Mode, in.Umask)
-			if err != nil {
-				return err
-			}
-			fd, err = openAt(dir, r.name, flags, mode)
+			fd, err = openAt(dir, r.name, flags|unix.O_CREAT|unix.O_EXCL, mode)
 			return err
 		})
 	}
@@ -208,12 +203,8 @@ func (fs *FS) makeTmpfile(in *fuse.CreateIn, parent *node, dir int, st *unix.Sta
 		flags = toOpenAgain(in.Flags)
 	}
 	flags |= unix.O_TMPFILE | int(in.Flags)&unix.O_EXCL
-	err = fs.asCaller(&in.InHeader, func() (err error) {
-		mode, err := fs.modeOf(parent, dir, in.Mode, in.Umask)
-		if err != nil {
-			return err
-		}
-		made, err = unix.Openat(dir, ".", flags|unix.O_CLOEXEC, mode)
+	err = fs.asMaker(&in.InHeader, parent, dir, in.Mode, in.Umask, func(mode uint32) (err error) {
+		made, err = openAt(dir, ".", flags, mode)
 		return err
 	})
 	if err != nil {

@@ -49,11 +49,7 @@ func (fs *FS) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *
 	m := &making{r: &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "mknod", name: name}, protocol: "mknod"}
 	m.socket = in.Mode&unix.S_IFMT == unix.S_IFSOCK
 	m.do = func(dir int) error {
-		return fs.asCaller(&in.InHeader, func() error {
-			mode, err := fs.modeOf(m.r.parent, dir, in.Mode, in.Umask)
-			if err != nil {
-				return err
-			}
+		return fs.asMaker(&in.InHeader, m.r.parent, dir, in.Mode, in.Umask, func(mode uint32) error {
 			return unix.Mknodat(dir, name, mode, int(unix.Mkdev(in.Rdev>>8&0xfff, in.Rdev&0xff|in.Rdev>>12&0xfff00)))
 		})
 	}
@@ -75,11 +71,7 @@ func (fs *FS) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "mkdir", name: name}
 	m := &making{r: r, protocol: "mkdir", quiet: true, undo: unix.AT_REMOVEDIR}
 	m.do = func(dir int) error {
-		return fs.asCaller(&in.InHeader, func() error {
-			mode, err := fs.modeOf(r.parent, dir, in.Mode, in.Umask)
-			if err != nil {
-				return err
-			}
+		return fs.asMaker(&in.InHeader, r.parent, dir, in.Mode, in.Umask, func(mode uint32) error {
 			return unix.Mkdirat(dir, name, mode)
 		})
 	}
