@@ -2,6 +2,7 @@ package fs
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -263,10 +264,7 @@ func membersOf(r *procid.Resolver, s lockstate.Scope) (pids []int, gone bool, er
 		return nil, false, err
 	}
 	slices.SortFunc(all, func(a, b found) int {
-		if a.start != b.start {
-			return int(int64(a.start - b.start))
-		}
-		return a.pid - b.pid
+		return cmp.Or(cmp.Compare(a.start, b.start), cmp.Compare(a.pid, b.pid))
 	})
 	for _, f := range all {
 		pids = append(pids, f.pid)

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"unsafe"
@@ -60,7 +61,7 @@ func (p *parking) take() []*Parked {
 		}
 	}
 	p.all, p.interrupted = nil, nil
-	slices.SortFunc(all, func(a, b *Parked) int { return int(int64(a.Order - b.Order)) })
+	slices.SortFunc(all, func(a, b *Parked) int { return cmp.Compare(a.Order, b.Order) })
 	return all
 }
 
