@@ -15,14 +15,13 @@ func (s *Server) serve() {
 	s.fs.expiry.close()
 	s.fs.orphans.close()
 	s.fs.control.shutDown()
-	s.fs.clearings.Wait()
-	s.fs.linger.close()
-	s.fs.hot.close()
 	s.fs.stopRepresenting()
 	s.fs.ahead.pause(aheadStop)
 	err := s.fs.procs.Close()
-	s.fs.clearings.Wait()  // of who has died meanwhile
-	s.fs.leftovers.close() // no death comes any more
+	s.fs.clearings.Wait() // once no death comes any more: none may begin meanwhile but in one of them
+	s.fs.linger.close()
+	s.fs.hot.close()
+	s.fs.leftovers.close()
 	s.fs.close()
 	unix.Close(s.fs.back.root)
 	s.err = errors.Join(err, s.store.Close())
