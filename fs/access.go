@@ -127,7 +127,7 @@ func (fs *FS) mayEmpty(dir string, uid uint32) error {
 		return err
 	}
 	for _, d := range below {
-		if err := fs.mayEmpty(d, uid); err != nil {
+		if err := fs.mayEmpty(d, uid); err != nil && !errors.Is(err, unix.ENOENT) { // gone: see below
 			return err
 		}
 	}
@@ -153,8 +153,12 @@ func (fs *FS) mayRemoveEntries(dir string, uid uint32) (below []string, err erro
 	defer unix.Close(list)
 	empty := true
 	bad := eachEntry(list, func(e dirEntry) bool {
+		if err = statAt(fd, e.name, &entry); err == unix.ENOENT {
+			err = nil
+			return true // who works there, as a child of the caller's, has removed it
+		}
 		empty = false
-		if err = statAt(fd, e.name, &entry); err == nil && stuck(&st, &entry, uid) {
+		if err == nil && stuck(&st, &entry, uid) {
 			err = unix.EACCES
 		}
 		if isDirectory(&entry) {

@@ -179,9 +179,12 @@ func (c *command) release() fuse.Status {
 			return status
 		}
 		err := c.fs.locked(false, func() error { return c.fs.mayRemove(c.header, l.Path) })
-		if err != nil {
+		if errors.Is(err, unix.EACCES) {
 			c.answer.Message = "not all of it is yours to remove"
-			return statusOf(err)
+			return fuse.EACCES
+		}
+		if err != nil {
+			return c.fail(err)
 		}
 		policy = lockstate.Destroy
 	case c.failed:

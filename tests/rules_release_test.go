@@ -449,6 +449,31 @@ func TestR8Inherited(t *testing.T) {
 	m.wantStatus(75, who, "run", "-n", m.At("D"), "true")
 }
 
+// TestR6DestroyMeanwhile: an ordinary user's `release --destroy` removes a directory also
+// while children remove things there.
+func TestR6DestroyMeanwhile(t *testing.T) {
+	m := mount(t)
+	a := stranger(t)
+	children := []*Agent{a.Child(), a.Child(), a.Child(), a.Child()}
+	for i := range 4 {
+		d := m.At("D" + itoa(i))
+		a.must("mkdir", d)
+		a.must("sh", "cd "+d+" && touch $(seq 2000)")
+		var ends []func() string
+		for j, c := range children {
+			name := "k" + itoa(j) + "."
+			ends = append(ends, c.Start("sh", "cd "+d+" && for n in $(seq 200); do for i in $(seq 20); do : >"+name+"$i || exit; done; rm "+name+"*; done 2>/dev/null"))
+		}
+		eventually(t, "the children work there", func() bool { _, err := os.Lstat(d + "/k3.1"); return err == nil })
+		if out := runCmdAs(t, a, "release", "--destroy", d); out != "0 " {
+			t.Fatalf("release --destroy, the %d-th: %q, want status 0", i, out)
+		}
+		for _, end := range ends {
+			end()
+		}
+	}
+}
+
 // TestR6Destroy: who gives a directory back to be removed takes nothing from a
 // child that holds it, or something in it (C2): that is refused, and says why.
 func TestR6Destroy(t *testing.T) {
