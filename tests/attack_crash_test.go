@@ -151,7 +151,13 @@ func TestR7AttackBroken(t *testing.T) {
 // TestR7AttackRestored: what comes back from quarantine is in nobody's hands: a
 // descriptor from before stands in the way of the next owner, or of the restore.
 func TestR7AttackRestored(t *testing.T) {
-	m := mount(t, "--on-crash", "quarantine")
+	for _, transport := range transports {
+		t.Run(transport, func(t *testing.T) { attackRestored(t, transport) })
+	}
+}
+
+func attackRestored(t *testing.T, transport string) {
+	m := mountBy(t, transport, "--on-crash", "quarantine")
 	a := agent(t)
 	a.must("mkdir", m.At("D"))
 	a.must("mkdir", m.At("D", "sub"))

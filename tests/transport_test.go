@@ -21,11 +21,11 @@ var transports = []string{"uring", "threads", "fuse"}
 
 // mountBy serves a new directory through a transport; without the machine's
 // part the test is skipped.
-func mountBy(t *testing.T, transport string) *Mount {
+func mountBy(t *testing.T, transport string, opts ...string) *Mount {
 	t.Helper()
 	needTransport(t, transport)
 	t.Setenv("STAGEFS_MOUNT_OPTS", "")
-	m := mount(t, "--transport="+transport)
+	m := mount(t, append(opts, "--transport="+transport)...)
 	if got := m.transport(); got != transport {
 		t.Errorf("version says that the transport is %q, want %q", got, transport)
 	}

@@ -187,12 +187,17 @@ func (c *conn) close() {
 
 // notify sends a message that answers nothing.
 func (c *conn) notify(code int32, msg []byte) error {
-	buf := make([]byte, outHeaderSize, outHeaderSize+len(msg))
-	*(*fuse.OutHeader)(unsafe.Pointer(&buf[0])) = fuse.OutHeader{Length: uint32(outHeaderSize + len(msg)), Status: code}
 	c.fdMu.RLock()
 	defer c.fdMu.RUnlock()
-	_, err := unix.Write(c.fd, append(buf, msg...))
+	_, err := unix.Write(c.fd, notification(code, msg))
 	return err
+}
+
+// notification is such a message as the kernel reads it.
+func notification(code int32, msg []byte) []byte {
+	buf := make([]byte, outHeaderSize, outHeaderSize+len(msg))
+	*(*fuse.OutHeader)(unsafe.Pointer(&buf[0])) = fuse.OutHeader{Length: uint32(outHeaderSize + len(msg)), Status: code}
+	return append(buf, msg...)
 }
 
 func (c *conn) InodeNotify(node uint64, off, length int64) fuse.Status {
@@ -207,9 +212,11 @@ func (c *conn) InodeNotify(node uint64, off, length int64) fuse.Status {
 func (c *conn) ForgetNames() { _ = c.notify(notifyIncEpoch, nil) } // EINVAL: see TellsNames
 
 func (c *conn) TellsNames() bool {
-	const since = 44 // minor version of the protocol
-	return (*fuse.InitIn)(unsafe.Pointer(&c.init[0])).Minor >= since
+	return tellsNames((*fuse.InitIn)(unsafe.Pointer(&c.init[0])).Minor)
 }
+
+// tellsNames reports whether a kernel with that minor version of the protocol does.
+func tellsNames(minor uint32) bool { return minor >= 44 }
 
 func (c *conn) Stopping() bool { return c.stopping.Load() || c.ended.Load() }
 

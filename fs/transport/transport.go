@@ -6,6 +6,7 @@ import (
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 )
 
 // A Transport serves one connection to the kernel.
@@ -98,11 +99,16 @@ type Options struct {
 // /dev/fuse that it takes over. note says why a better transport was not taken.
 func Start(fd int, o Options) (t Transport, note string, err error) {
 	if o.Want == Fuse {
+		news, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return nil, "", fmt.Errorf("fcntl: %w", err)
+		}
 		s, err := fuse.NewServer(o.FS, fmt.Sprintf("/dev/fd/%d", fd), o.Mount)
 		if err != nil {
+			unix.Close(news)
 			return nil, "", err
 		}
-		t := goFuse{s}
+		t := goFuse{s, news}
 		o.Attach(t)
 		return t, "", nil
 	}
@@ -110,7 +116,10 @@ func Start(fd int, o Options) (t Transport, note string, err error) {
 }
 
 // goFuse is go-fuse's own server.
-type goFuse struct{ *fuse.Server }
+type goFuse struct {
+	*fuse.Server
+	news int // a descriptor for what it has no message for; lasts as long as the process
+}
 
 func (goFuse) Name() string { return Fuse }
 
@@ -122,8 +131,8 @@ func (goFuse) Stop(uint64, func()) (*State, error) {
 
 func (goFuse) Resume(*State) {}
 
-func (goFuse) ForgetNames()     {}
-func (goFuse) TellsNames() bool { return false }
+func (g goFuse) ForgetNames()     { _, _ = unix.Write(g.news, notification(notifyIncEpoch, nil)) }
+func (g goFuse) TellsNames() bool { return tellsNames(g.KernelSettings().Minor) }
 
 func (goFuse) Stopping() bool { return false }
 
