@@ -44,6 +44,9 @@ func Mount(o Options) (_ *Server, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
+	if err := CheckCalls(); err != nil {
+		return nil, err
+	}
 	o.setDefaults()
 	s := &Server{ready: make(chan struct{}), done: make(chan struct{})}
 	var undo []func()

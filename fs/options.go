@@ -88,6 +88,7 @@ var (
 	ErrNewerState     = filestore.ErrNewer
 	ErrLostState      = filestore.ErrLost
 	ErrNoFuse         = errors.New("FUSE is not available")
+	ErrNoCall         = errors.New("a system call is forbidden or missing")
 	ErrNoTransport    = transport.ErrUnavailable
 	ErrStrict         = errors.New("there are ways under the mount")
 	ErrNoAtimes       = errors.New("access times cannot change otherwise than they do")

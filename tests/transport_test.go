@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -237,6 +238,33 @@ func TestTransportRefused(t *testing.T) {
 	}
 	wantRefusal(t, "64", []string{"transport", "auto"}, "mount", "--transport=best", staticDir(t))
 	wantRefusal(t, "64", []string{"compat"}, "mount", "--compat", "--transport=uring", staticDir(t))
+}
+
+// TestMountForbidden: where a system call is forbidden that nothing takes the place of, or
+// /proc shows processes alone, nothing is mounted, and the message and doctor say why.
+func TestMountForbidden(t *testing.T) {
+	need(t, "root", "fuse", "unshare")
+	refused := func(t *testing.T, what, why string, prefix ...string) {
+		t.Helper()
+		state, dir := filepath.Join(tempDir(t), "s"), staticDir(t)
+		do := func(args ...string) Result { return run(t, prefix[0], append(prefix[1:], args...)...) }
+		if r := do("mount", "-d", "--state-dir", state, dir); r.Status != 71 || !strings.Contains(r.Err, what) || mountedAt(dir) {
+			t.Errorf("mount: %v, mounted: %v; want status 71, and %s", r, mountedAt(dir), what)
+		}
+		if r := do("doctor", "--state-dir", state, dir); r.Status != 69 || !regexp.MustCompile(`(?m)^fail +`+why).MatchString(r.Out) {
+			t.Errorf("doctor: %v, want a failure for %s", r, why)
+		}
+	}
+	for name, nr := range map[string]int{"statx": unix.SYS_STATX, "faccessat2": unix.SYS_FACCESSAT2, "pidfd_open": unix.SYS_PIDFD_OPEN} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv(envForbid, fmt.Sprint(nr))
+			refused(t, name+"(2)", "system calls .*"+name, agentBin())
+		})
+	}
+	t.Run("proc", func(t *testing.T) {
+		refused(t, "needs /proc", "/proc .*subset=pid", "unshare", "-mpf", "--propagation", "private", "sh", "-c",
+			`mount -t proc -o subset=pid proc /proc && exec "$0" "$@"`, stagefsBin())
+	})
 }
 
 // envForbid is a system call that fails with EPERM in stagefs, which this

@@ -90,7 +90,7 @@ func explain(err error) (status int, text string) {
 		}
 		return status, oneLine(err) + "; name another with --state-dir"
 	}
-	if errors.Is(err, fs.ErrNotExist) && !pathExists("/proc/self") {
+	if errors.Is(err, fs.ErrNotExist) && !pathExists("/proc/sys") { // or it shows processes alone
 		return exitOS, oneLine(err) + "; stagefs needs /proc: mount -t proc proc /proc"
 	}
 	for _, known := range []struct {
@@ -111,6 +111,7 @@ func explain(err error) (status int, text string) {
 		{stagefs.ErrNewerState, exitUnavailable, "mount with the version that was in use before, or move these files away to go without the locks in them; nothing was changed"},
 		{stagefs.ErrLostState, exitUnavailable, "put it back, or unmount what covers it; or, to go on without the locks in it, mount by hand: stagefs mount, with the same options"},
 		{stagefs.ErrNoFuse, exitOS, "see: stagefs doctor"},
+		{stagefs.ErrNoCall, exitOS, "see: stagefs doctor"},
 		{stagefs.ErrNoTransport, exitOS, "see: stagefs doctor"},
 		{stagefs.ErrStrict, exitHeld, "end what is named, or mount without --strict"},
 		{stagefs.ErrNoAtimes, exitUnavailable, "leave them as they are there"},

@@ -33,8 +33,11 @@ func (m machine) examine() []finding {
 	if m.read("/proc/self/status") == "" { // what is looked at is there
 		return []finding{{"/proc", statusFail, "missing", "mount -t proc proc /proc, as root"}}
 	}
+	if m.read("/proc/sys/kernel/osrelease") == "" {
+		return []finding{{"/proc", statusFail, "shows processes alone (subset=pid)", "mount -t proc proc /proc, as root"}}
+	}
 	device := m.checkDevice() // to open it loads the kernel's module
-	all := []finding{m.checkKernel(), m.checkFuse(), device, m.checkUser()}
+	all := []finding{m.checkKernel(), checkCalls(), m.checkFuse(), device, m.checkUser()}
 	if m.euid != 0 {
 		all = append(all, m.checkFusermount(), m.checkAllowOther())
 	}
@@ -62,6 +65,15 @@ func (m machine) checkKernel() finding {
 		f.Fix = "install a newer kernel"
 	}
 	return f
+}
+
+// checkCalls tries the system calls that a mount can't do without.
+func checkCalls() finding {
+	const name = "system calls"
+	if err := fs.CheckCalls(); err != nil {
+		return finding{name, statusFail, err.Error(), "in a container, allow it in its seccomp profile, as a newer container engine and libseccomp do"}
+	}
+	return finding{name, statusOK, "those that are needed can be made", ""}
 }
 
 func (m machine) checkFuse() finding {
