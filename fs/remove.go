@@ -65,6 +65,7 @@ func (fs *FS) lost(v *victim, l link) { fs.nameGone(v, l, true) }
 func (fs *FS) lostUntold(v *victim, l link) { fs.nameGone(v, l, false) }
 
 func (fs *FS) nameGone(v *victim, l link, told bool) {
+	fs.noteGone(v, l.parent.dir)
 	n := v.node
 	if n == nil {
 		// The kernel may have been told of it since.
@@ -79,6 +80,18 @@ func (fs *FS) nameGone(v *victim, l link, told bool) {
 		unix.Close(v.fd)
 	}
 	n.relink(l, link{})
+}
+
+// noteGone tells the table what is no more (R7). v still has it open, if nobody else does:
+// so no other file has its inode number yet.
+func (fs *FS) noteGone(v *victim, d *lockstate.Dir) {
+	if v.fd < 0 || !fs.table.Tracks() {
+		return
+	}
+	var st unix.Statx_t
+	if err := statAt(v.fd, "", &st); err == nil && st.Nlink == 0 { // else it was linked meanwhile
+		fs.table.Gone(d, fs.fileID(&v.st))
+	}
 }
 
 // Unlink is unlink(2). Unlinking the lock file ends the lock (R1).

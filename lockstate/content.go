@@ -59,7 +59,7 @@ func (t *Table) tracksLocked(r *row) bool {
 	return t.policyOf(r) != Keep && r.kind != Shared && !r.sealed && !r.content.unknown
 }
 
-// Tracks reports whether Made and Entered have anything to note anywhere.
+// Tracks reports whether Made, Entered and Gone have anything to note anywhere.
 func (t *Table) Tracks() bool {
 	return t.rows.Load() > 0 && (t.onCrash != Keep || t.crashers.Load() > 0)
 }
@@ -104,6 +104,20 @@ func (t *Table) Entered(d *Dir, id FileID, from *Dir, above []FileID, quiet bool
 			default:
 				r.mixLocked()
 				t.noteLocked(r)
+			}
+		}
+	}
+}
+
+// Gone notes that id, which had its last name in d, is no more: who makes and removes files
+// for as long as a lock lives is not to fill its memory.
+func (t *Table) Gone(d *Dir, id FileID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for ; d != nil; d = d.parent {
+		for _, r := range d.rows {
+			if t.tracksLocked(r) { // what is sealed reads it
+				delete(r.content.known, id)
 			}
 		}
 	}

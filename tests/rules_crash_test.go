@@ -414,6 +414,43 @@ func TestR7Entered(t *testing.T) {
 	})
 }
 
+// TestR7Gone: what came from elsewhere and is no more is forgotten, however much of it
+// there was. So the next daemon, to which no long list is left, knows what was made under
+// the lock.
+func TestR7Gone(t *testing.T) {
+	m := mountOver(t, "--on-crash", "destroy")
+	openDir(t, m.At("out"))
+	if s := m.Ctl("release out"); s != "ok" && s != "ENOENT" {
+		t.Fatal(s)
+	}
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	for i := range 1100 {
+		a.must("creat", m.At("out", "f"), "wronly,creat,excl")
+		a.must("rename", m.At("out", "f"), m.At("D", "f")) // over the one before
+		if i%2 == 0 {
+			a.must("unlink", m.At("D", "f"))
+		}
+	}
+	a.must("unlink", m.At("D", "f"))
+	a.must("put", m.At("D", "made"), "1", "wronly,creat")
+	m.restart(nil, "--on-crash", "destroy")
+	a.Kill()
+	m.awaitFree("D")
+	wantGone(t, m, "D")
+
+	// Who has another name is still here.
+	b := agent(t)
+	b.must("mkdir", m.At("D"))
+	b.must("put", m.At("out", "kept"), "1", "wronly,creat")
+	b.must("rename", m.At("out", "kept"), m.At("D", "kept"))
+	b.must("link", m.At("D", "kept"), m.At("D", "too"))
+	b.must("unlink", m.At("D", "kept"))
+	b.Kill()
+	m.awaitFree("D")
+	wantTree(t, m.At("D"), []string{"too=1"})
+}
+
 // TestR7Others: what somebody else holds beneath, and what a lock was handed
 // over with (R5), is not the dead owner's.
 func TestR7Others(t *testing.T) {
