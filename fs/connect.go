@@ -28,7 +28,7 @@ func (s *Server) mount(o *Options) error {
 	switch {
 	case errors.Is(err, transport.ErrGone):
 		return fmt.Errorf("%s: %w", s.mountpoint, ErrUnmounted)
-	case errors.Is(err, ErrUnmounted), errors.Is(err, ErrNotTaken):
+	case errors.Is(err, ErrUnmounted), errors.Is(err, ErrNotTaken), errors.Is(err, ErrMoved):
 		return err
 	case err == nil && note != "":
 		o.Log.Info("a faster transport can't be had", "in use", s.transport.Name(), "why", note)
@@ -147,9 +147,61 @@ func (s *Server) mountDirect(o *Options) (int, error) {
 		return -1, err
 	}
 	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read=%d", fd, maxWrite)
-	if err := unix.Mount(o.Dir, mountpoint, mountType, o.mountFlags(root), data); err != nil {
+	if err := s.mountOver(o, root, data); err != nil {
 		unix.Close(fd)
-		return -1, fmt.Errorf("mount %s: %w", mountpoint, err)
+		return -1, err
 	}
 	return fd, nil
+}
+
+// mountOver mounts on the mountpoint, and on nothing else that whoever may write in a
+// directory above it puts in its place meanwhile.
+func (s *Server) mountOver(o *Options, root int, data string) error {
+	place, err := openPlace(s.mountpoint)
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.mountpoint, err)
+	}
+	defer unix.Close(place)
+	dir, err := AbsoluteOf(o.Dir)
+	if over := o.Mountpoint == "" || err == nil && dir == s.mountpoint; over && !sameFile(place, root) {
+		return fmt.Errorf("%s: %w", s.mountpoint, ErrMoved)
+	}
+	before, err := ReadMounts()
+	if err != nil {
+		return err
+	}
+	if err := unix.Mount(o.Dir, procPath(place), mountType, o.mountFlags(root), data); err != nil {
+		return fmt.Errorf("mount %s: %w", s.mountpoint, err)
+	}
+	after, err := ReadMounts()
+	if err != nil {
+		return err
+	}
+	if m := TopMount(after, s.mountpoint); m != nil && m.IsStagefs() {
+		return nil
+	}
+	for _, m := range after { // its directory is somewhere else by now, with the mount
+		if m.IsStagefs() && m.Source == o.Dir && mountByID(before, m.ID) == nil {
+			_ = detach(m.Path, true)
+		}
+	}
+	return fmt.Errorf("%s: %w", s.mountpoint, ErrMoved)
+}
+
+func sameFile(a, b int) bool {
+	var x, y unix.Statx_t
+	return statAt(a, "", &x) == nil && statAt(b, "", &y) == nil && x.Ino == y.Ino && devName(&x) == devName(&y)
+}
+
+// openPlace opens an absolute path without symlinks, to mount there.
+func openPlace(at string) (int, error) {
+	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := unix.Openat2(unix.AT_FDCWD, at, &unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_NO_SYMLINKS})
+	if err == unix.ENOSYS || err == unix.EPERM { // forbidden, as in old containers
+		fd, err = unix.Open(at, flags, 0)
+	}
+	if err == unix.ELOOP || err == unix.ENOENT || err == unix.ENOTDIR {
+		err = ErrMoved
+	}
+	return fd, err
 }

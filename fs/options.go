@@ -83,6 +83,7 @@ var (
 	ErrInside         = errors.New("is inside the static directory: mount elsewhere, or over the directory itself")
 	ErrStaleMount     = errors.New("is a dead mount")
 	ErrNotTaken       = errors.New("the dead mount there is kept, as no other can be made in its place")
+	ErrMoved          = errors.New("was moved or replaced while it was to be mounted")
 	ErrUnmounted      = errors.New("was unmounted before it was served")
 	ErrState          = errors.New("what an earlier daemon recorded cannot be judged now")
 	ErrNewerState     = filestore.ErrNewer

@@ -117,6 +117,7 @@ func TestExitStatuses(t *testing.T) {
 		{fs.ErrMountpointBusy, 73, "another mountpoint"},
 		{fs.ErrStaleMount, 73, "umount -l"},
 		{fs.ErrNotTaken, 71, "umount"},
+		{fs.ErrMoved, 73, "mount it again"},
 		{fs.ErrNoFuse, 71, "stagefs doctor"},
 		{fs.ErrNoTransport, 71, "stagefs doctor"},
 		{fmt.Errorf("%w: it is another's", filestore.ErrDir), 77, "--state-dir"},

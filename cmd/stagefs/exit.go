@@ -105,6 +105,7 @@ func explain(err error) (status int, text string) {
 		{stagefs.ErrReadOnly, exitNoInput, "remount the filesystem read-write (mount -o remount,rw), or serve another directory"},
 		{stagefs.ErrNotTaken, exitOS, "try again; or clear it, which lays the directory open: stagefs umount MOUNTPOINT"},
 		{stagefs.ErrUnmounted, exitHeld, "mount it again"},
+		{stagefs.ErrMoved, exitCantCreate, "see who moved it, and mount it again"},
 		{stagefs.ErrStaleMount, exitCantCreate, "a dead mount is in the way; clear it with: umount -l MOUNTPOINT"},
 		{stagefs.ErrMountpointBusy, exitCantCreate, "something is mounted there; unmount it, or choose another mountpoint"},
 		{stagefs.ErrInside, exitUsage, "see: stagefs mount --help"},
