@@ -70,7 +70,8 @@ func TestStatuses(t *testing.T) {
 
 // TestUnit: systemd starts the daemon again however often it is killed: the unit
 // must not run into the limit of starts, which is five in ten seconds. Nor is it stopped,
-// and the mount with it, where a supervisor's daemon was killed for want of memory.
+// and the mount with it, where a supervisor's daemon was killed for want of memory. It waits
+// for the mount that its state is on.
 func TestUnit(t *testing.T) {
 	data, err := os.ReadFile("share/stagefs@.service")
 	if err != nil {
@@ -87,7 +88,7 @@ func TestUnit(t *testing.T) {
 			section[in+key] = value
 		}
 	}
-	for key, want := range map[string]string{"[Unit]StartLimitIntervalSec": "0", "[Service]Restart": "on-failure", "[Service]OOMPolicy": "continue"} {
+	for key, want := range map[string]string{"[Unit]StartLimitIntervalSec": "0", "[Service]Restart": "on-failure", "[Service]OOMPolicy": "continue", "[Unit]RequiresMountsFor": "%f /var/lib/stagefs"} {
 		if got := section[key]; got != want {
 			t.Errorf("%s=%s, want %s", key, got, want)
 		}
