@@ -93,7 +93,7 @@ blackbox-first:
 blackbox-second:
 	cd tests && $(TESTS) -test.timeout 40m -test.skip '$(FIRST)|$(ALONE)'
 blackbox-bench:
-	go test -vet=off $(FLAGS) ./tests/bench/... ./tests/systems/...
+	STAGEFS_BIN=$(CURDIR)/$(BIN) go test -vet=off $(FLAGS) ./tests/bench/... ./tests/systems/...
 
 # The stagers and rivals of the tests, for as long as one likes, and the soak under
 # faults beside them; RACE=1 has the race detector watch the daemon.
