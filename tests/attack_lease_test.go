@@ -159,7 +159,7 @@ func TestL1Many(t *testing.T) {
 func TestL1Accuracy(t *testing.T) {
 	for _, load := range []int{0, 4} {
 		t.Run(fmt.Sprintf("%d busy loops", load), func(t *testing.T) {
-			leases := 1000
+			leases := 300
 			if testing.Short() {
 				leases = 100
 			}

@@ -108,7 +108,7 @@ func TestAttackHandover(t *testing.T) {
 			[]string{"open", "h", m.At("D/devserver"), "rdwr,creat"}, []string{"flock", "h"},
 			[]string{"creat", m.At("D/locked"), "wronly,creat"}, []string{"mknod", m.At("D/locked"), "fifo"}, []string{"close", "h"}),
 	}
-	script := `i=0; while [ $i -lt 120 ]; do
+	script := `i=0; while [ $i -lt 60 ]; do
 		i=$((i+1))
 		mkdir -m 777 D || { echo "$i: mkdir refused"; continue; }
 		: >D/a || echo "$i: the write after mkdir was refused"
@@ -128,7 +128,7 @@ func TestAttackHandover(t *testing.T) {
 	}
 	// And with a lock file that a tool makes.
 	openDir(t, m.Back("F"))
-	script = `i=0; while [ $i -lt 100 ]; do
+	script = `i=0; while [ $i -lt 50 ]; do
 		i=$((i+1))
 		ln -s x F/devserver 2>/dev/null || continue
 		: >F/a || echo "$i: the write after ln was refused"

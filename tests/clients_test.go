@@ -81,34 +81,29 @@ func existenceClients() []client {
 }
 
 const clientPy = `
-import sys, threading
-import filelock
-from lockfile.linklockfile import LinkLockFile
-from lockfile.mkdirlockfile import MkdirLockFile
-from lockfile.symlinklockfile import SymlinkLockFile
-from lockfile.pidlockfile import PIDLockFile
-
-# Before 0.10 the temporary file was called otherwise.
-class Lockfile09(LinkLockFile):
-    name = "%(host)s-%(half)x.%(pid)d"
-    def __init__(self, path):
-        LinkLockFile.__init__(self, path)
-        thread = threading.get_ident()
-        self.unique_name = sys.argv[1] + "/" + self.name % {"host": self.hostname, "thread": thread, "half": thread & 0xffffffff, "pid": self.pid}
-
-class Lockfile08(Lockfile09):
-    name = "%(host)s.%(thread)x-%(pid)d"
+import importlib, sys, threading
 
 path, kind = sys.argv[1] + "/devserver", sys.argv[2]
 options = {"threaded": False} if "threaded=False" in sys.argv else {}
 if kind == "SoftFileLock":
-    lock, timeout = filelock.SoftFileLock(path + ".lock"), 0
+    from filelock import SoftFileLock
+    lock, timeout = SoftFileLock(path + ".lock"), 0
 elif kind == "flufl":
     from flufl.lock import Lock
     lock, timeout = Lock(path + ".lock"), 0
     lock.acquire, lock.release = lock.lock, lock.unlock
+elif kind in ("Lockfile09", "Lockfile08"): # which called the temporary file otherwise
+    from lockfile.linklockfile import LinkLockFile
+    lock, timeout = LinkLockFile(path), -1
+    thread = threading.get_ident()
+    if kind == "Lockfile09":
+        name = "%s-%x.%d" % (lock.hostname, thread & 0xffffffff, lock.pid)
+    else:
+        name = "%s.%x-%d" % (lock.hostname, thread, lock.pid)
+    lock.unique_name = sys.argv[1] + "/" + name
 else:
-    lock, timeout = globals()[kind](path, **options), -1
+    module = importlib.import_module("lockfile." + kind.lower())
+    lock, timeout = getattr(module, kind)(path, **options), -1
 try:
     lock.acquire(timeout=timeout)
 except Exception as e:

@@ -108,7 +108,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-var crowdFlag = flag.Int("crowd", 300, "processes of TestFaultCrowd and TestFaultCrowdForked")
+var crowdFlag = flag.Int("crowd", 200, "processes of TestFaultCrowd and TestFaultCrowdForked")
 
 // TestFaultCrowd: very many processes want one directory at once. Each gets it,
 // one at a time, or hears that somebody has it; when they are gone, the daemon

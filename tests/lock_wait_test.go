@@ -261,7 +261,7 @@ func (q queue) try(t *testing.T, m *Mount, dir string) {
 // TestA8Crowd: 1000 that wait take no thread each, don't slow down what others
 // do, and are all served; those that are killed meanwhile are in nobody's way.
 func TestA8Crowd(t *testing.T) {
-	const waiters = 1000
+	const waiters = 500
 	m := mount(t)
 	for _, held := range []string{"by descriptor", "by mkdir"} {
 		t.Run(held, func(t *testing.T) {

@@ -32,7 +32,7 @@ func soakTime(t *testing.T) (d time.Duration, whole bool) {
 		mustDo(t, err)
 		return d, true
 	}
-	return 25 * time.Second, false
+	return 15 * time.Second, false
 }
 
 // A soak is one run of TestSoak. All that its processes share lies outside the

@@ -228,7 +228,7 @@ func TestReusedThreadID(t *testing.T) {
 // next pid, as here, can have a pid go round that fast.
 func TestReusedWithinTick(t *testing.T) {
 	inBothModes(t, func(t *testing.T, r *procid.Resolver, _ bool) {
-		for range 50 {
+		for range 20 {
 			first := start(t, "exit 1")
 			first.numbers(t)
 			old := lookup(t, r, first.pid())
