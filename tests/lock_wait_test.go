@@ -184,7 +184,7 @@ func TestA8Fifo(t *testing.T) {
 	m := mount(t)
 	for _, call := range lockCalls() {
 		t.Run(call.name, func(t *testing.T) {
-			queue{waiters: 64, call: func(int) lockCall { return call }}.try(t, m.on(t), call.name)
+			queue{waiters: 32, call: func(int) lockCall { return call }}.try(t, m.on(t), call.name)
 		})
 	}
 }

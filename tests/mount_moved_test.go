@@ -35,7 +35,7 @@ func TestM1Moved(t *testing.T) {
 	}()
 	defer func() { close(stop); <-stopped }()
 	said := make(map[string]int)
-	for i := range 30 {
+	for i := range 12 {
 		r := run(t, stagefsBin(), "mount", "-d", "--state-dir", at("state"+itoa(i)), at("static"))
 		what := "failed"
 		if r.Status == 0 {

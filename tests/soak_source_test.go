@@ -32,7 +32,7 @@ func (s *soak) prepare() {
 	if !s.whole {
 		s.src.dir = s.path("src")
 		mustDo(t, os.Mkdir(s.src.dir, 0o755))
-		s.mustRun("cp", "-a", filepath.Join(all, "net"), filepath.Join(all, "crypto/internal"), s.src.dir)
+		s.mustRun("cp", "-a", filepath.Join(all, "net"), s.src.dir)
 	}
 	s.src.tree, err = contentOf(s.src.dir)
 	mustDo(t, err)

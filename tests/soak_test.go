@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-var soakFlag = flag.Duration("soak", 0, "let TestSoak stage the Go toolchain's whole src tree for so long; default: a part of it, for 25 s")
+var soakFlag = flag.Duration("soak", 0, "let TestSoak stage the Go toolchain's whole src tree for so long; default: a part of it, for 15 s")
 
 // soakTime is how long new builds are begun, and whether they are of the whole
 // tree.
