@@ -166,26 +166,16 @@ func (s *Server) mountOver(o *Options, root int, data string) error {
 	if over := o.Mountpoint == "" || err == nil && dir == s.mountpoint; over && !sameFile(place, root) {
 		return fmt.Errorf("%s: %w", s.mountpoint, ErrMoved)
 	}
-	before, err := ReadMounts()
-	if err != nil {
-		return err
-	}
 	if err := unix.Mount(o.Dir, procPath(place), mountType, o.mountFlags(root), data); err != nil {
 		return fmt.Errorf("mount %s: %w", s.mountpoint, err)
 	}
-	after, err := ReadMounts()
-	if err != nil {
+	if at, err := pathOfFD(place); err != nil {
 		return err
+	} else if at != s.mountpoint { // the directory is somewhere else by now, with the mount
+		_ = detach(at, true)
+		return fmt.Errorf("%s: %w", s.mountpoint, ErrMoved)
 	}
-	if m := TopMount(after, s.mountpoint); m != nil && m.IsStagefs() {
-		return nil
-	}
-	for _, m := range after { // its directory is somewhere else by now, with the mount
-		if m.IsStagefs() && m.Source == o.Dir && mountByID(before, m.ID) == nil {
-			_ = detach(m.Path, true)
-		}
-	}
-	return fmt.Errorf("%s: %w", s.mountpoint, ErrMoved)
+	return nil
 }
 
 func sameFile(a, b int) bool {
