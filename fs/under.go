@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -8,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -114,15 +117,27 @@ func waysOf(pid int, path string, dead *deadMount) []string {
 	for _, fd := range fds {
 		look("descriptor "+fd.Name()+" open on", filepath.Join(proc, "fd", fd.Name()))
 	}
-	maps, _ := os.ReadFile(proc + "/maps")
-	for line := range strings.Lines(string(maps)) {
+	maps, err := os.Open(proc + "/maps")
+	if err != nil {
+		return ways
+	}
+	defer maps.Close()
+	buf := mapsBufs.Get().(*[]byte)
+	defer mapsBufs.Put(buf)
+	lines := bufio.NewScanner(maps)
+	lines.Buffer(*buf, 1<<20)
+	for lines.Scan() {
 		// proc_pid_maps(5): addresses, permissions …
-		if at, of, _ := strings.Cut(line, " "); len(of) > 4 && of[1] == 'w' && of[3] == 's' {
-			look("a writable mapping of", filepath.Join(proc, "map_files", at))
+		if at, of, _ := bytes.Cut(lines.Bytes(), []byte(" ")); len(of) > 4 && of[1] == 'w' && of[3] == 's' {
+			look("a writable mapping of", filepath.Join(proc, "map_files", string(at)))
 		}
 	}
 	return ways
 }
+
+// mapsBufs: memory that was never touched is what a look at all mappings of a machine
+// would cost most.
+var mapsBufs = sync.Pool{New: func() any { return new(make([]byte, 8<<10)) }}
 
 func comm(pid int) string {
 	b, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
