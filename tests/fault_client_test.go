@@ -45,7 +45,7 @@ func TestFaultKilled(t *testing.T) {
 				holder.must("creat", m.At(dir, "held/devserver"), "wronly,creat,excl")
 			}
 			mark := "STAGEFS_FAULT=" + name + itoa(os.Getpid())
-			for step := range 40 {
+			for step := range 20 {
 				if step == 0 {
 					step = -1 // the first one gets to its end
 				}
@@ -65,7 +65,7 @@ func TestFaultKilled(t *testing.T) {
 						return exists(m.Back(dir, "f")) || exists(m.Back(dir, "f2")) || m.Locks()[dir+"/a/b/c"].Pid != 0
 					})
 				} else {
-					time.Sleep(time.Duration(step) * 500 * time.Microsecond) // that is the step
+					time.Sleep(time.Duration(step) * time.Millisecond) // that is the step
 				}
 				if strings.HasPrefix(name, "run") {
 					p.Kill() // it alone: what it started dies with it
@@ -108,7 +108,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-var crowdFlag = flag.Int("crowd", 200, "processes of TestFaultCrowd and TestFaultCrowdForked")
+var crowdFlag = flag.Int("crowd", 100, "processes of TestFaultCrowd and TestFaultCrowdForked")
 
 // TestFaultCrowd: very many processes want one directory at once. Each gets it,
 // one at a time, or hears that somebody has it; when they are gone, the daemon

@@ -332,7 +332,7 @@ func TestFaultTerminated(t *testing.T) {
 			state := filepath.Join(tempDir(t), "state")
 			mark := "STAGEFS_FAULT=" + dir
 			ends := map[string]int{}
-			for ms := range 60 {
+			for ms := 0; ms < 60; ms += 2 {
 				args := append(append([]string{"mount", "--state-dir", state}, opts...), dir)
 				cmd := exec.Command(stagefsBin(), args...)
 				cmd.Env = append(os.Environ(), mark)

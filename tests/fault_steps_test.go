@@ -630,10 +630,10 @@ func restored(k *killRound) {
 }
 
 // each has rounds in which a daemon is stopped before one step after the other, until all
-// have been; without -soak from the second on before every other one, beginning with either.
+// have been; without -soak from the second on before every third one, beginning with any.
 func (s *stepper) each(t *testing.T, round func(nth int) *killRound) {
 	t.Helper()
-	nth, next, by := 1, 2+rand.IntN(2), 2
+	nth, next, by := 1, 2+rand.IntN(3), 3
 	if *soakFlag > 0 {
 		next, by = 2, 1
 	}

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-var upgrades = flag.Int("upgrades", 20, "how often TestS1ReplaceLoad and TestS1ReplaceOutage replace the daemon")
+var upgrades = flag.Int("upgrades", 8, "how often TestS1ReplaceLoad and TestS1ReplaceOutage replace the daemon")
 
 // goSources is the directory of a package of Go's library.
 func goSources(t *testing.T, pkg string) string {

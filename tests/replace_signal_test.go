@@ -119,7 +119,7 @@ func TestM4ReplaceSignalAnytime(t *testing.T) {
 var stops = []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
 
 // signalSteps is at how many moments of a replacement a signal is sent.
-const signalSteps = 30
+const signalSteps = 18
 
 // awaitExec waits until a process runs another program, or p has ended.
 func awaitExec(t *testing.T, pid int, p *Proc) {

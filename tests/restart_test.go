@@ -137,7 +137,7 @@ func wantNoGap(t *testing.T, dir string, atDead func(dir string), opts ...string
 	// Each turn goes through the path anew, and finds what is there then.
 	loop := exec.Command("sh", "-c", `while :; do { echo x >"$0"/naked; } 2>/dev/null && echo wrote >>"$1"; done`, m.Path, out)
 	startCmd(t, loop)
-	for range 10 {
+	for range 5 {
 		m.kill()
 		atDead(dir)
 		m.start(opts)

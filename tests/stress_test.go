@@ -28,21 +28,21 @@ func TestM2StressIO(t *testing.T) { stress(t, "io") }
 func stress(t *testing.T, stressors string) {
 	t.Helper()
 	need(t, "stress-ng", "flock")
-	seconds := "1"
+	seconds, ops := "1", "500" // whichever is reached first
 	if *soakFlag > 0 {
-		seconds = "5" // what --dir has made then it lists again and again before it ends
+		seconds, ops = "5", "0" // what --dir has made then it lists again and again before it ends
 	}
 	m := mount(t)
 	mustDo(t, os.Mkdir(m.Back("base"), 0o777))
 	plain := tempDir(t)
-	const script = `exec 9>devserver && flock 9 && stress-ng --temp-path . --"$1" 2 -t "$2" --verify 2>&1`
+	const script = `exec 9>devserver && flock 9 && stress-ng --temp-path . --"$1" 2 --"$1"-ops "$3" -t "$2" --verify 2>&1`
 	for _, name := range strings.Fields(stressors) {
 		t.Run(name, func(t *testing.T) {
-			got := sh(t, m.At("base"), script, name, seconds)
+			got := sh(t, m.At("base"), script, name, seconds, ops)
 			if got.Status == 0 {
 				return
 			}
-			if want := sh(t, plain, script, name, seconds); want.Status != got.Status {
+			if want := sh(t, plain, script, name, seconds, ops); want.Status != got.Status {
 				t.Errorf("stress-ng --%s = %d, want %d as in a plain directory:\n%s", name, got.Status, want.Status, got.Out)
 			}
 		})
