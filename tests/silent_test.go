@@ -93,7 +93,7 @@ func TestMountSilent(t *testing.T) {
 }
 
 // TestDoctorUserNamespace: root of a user namespace cannot mount where the mounts are not
-// that namespace's, and doctor says so before it is tried.
+// that namespace's, and has no passthrough; doctor says so before it is tried.
 func TestDoctorUserNamespace(t *testing.T) {
 	need(t, "root")
 	const why = "root of a user namespace, to which the mounts here do not belong"
@@ -105,8 +105,12 @@ func TestDoctorUserNamespace(t *testing.T) {
 		cmd := exec.Command(stagefsBin(), "doctor", "--state-dir", tempDir(t), dir)
 		root := []syscall.SysProcIDMap{{Size: 1}}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: c.flags, UidMappings: root, GidMappings: root}
-		if r := runCmd(t, cmd); strings.Contains(r.Out, why) != c.says || c.says && r.Status != 69 {
+		r := runCmd(t, cmd)
+		if strings.Contains(r.Out, why) != c.says || c.says && r.Status != 69 {
 			t.Errorf("doctor, in namespaces %#x: %v; want %q: %v", c.flags, r, why, c.says)
+		}
+		if strings.Contains(r.Out, "ok    passthrough") {
+			t.Errorf("doctor, in namespaces %#x: %v; the kernel gives it to the machine's root alone", c.flags, r)
 		}
 	}
 }

@@ -192,7 +192,7 @@ func servedAlready(name, dir, real string, pid int, mounts []fs.MountEntry) find
 
 // abilities tells what the file system below a directory can do for a mount.
 func abilities(real, fstype string) (all []finding) {
-	if os.Geteuid() == 0 && (machine{}).atLeast(6, 9) { // else it was said that the kernel has none
+	if m := (machine{}); os.Geteuid() == 0 && m.atLeast(6, 9) && !m.ownUserNamespace() { // else it was said that the kernel has none
 		if fstype == "overlay" {
 			all = append(all, finding{"passthrough", statusNote, "not on a stacked file system: data goes through the daemon", ""})
 		} else if err := fs.CheckPassthrough(real); err != nil {

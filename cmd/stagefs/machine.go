@@ -118,6 +118,13 @@ func (m machine) checkUser() finding {
 	return finding{"user", statusOK, "root", ""}
 }
 
+// ownUserNamespace reports whether this is not the machine's first user namespace, to
+// whose root alone the kernel gives passthrough.
+func (m machine) ownUserNamespace() bool {
+	ns, err := os.Readlink(m.root + "/proc/self/ns/user")
+	return err == nil && ns != "user:[4026531837]" // linux/proc_ns.h
+}
+
 // ownsMounts reports whether the mount namespace is one of this user namespace's, or of
 // one within: else nothing can be mounted there, user_namespaces(7).
 func (m machine) ownsMounts() bool {
@@ -234,6 +241,8 @@ func (m machine) checkPassthrough() finding {
 		return finding{name, statusNote, "not in this kernel: data goes through the daemon", "Linux 6.9 or newer"}
 	case m.euid != 0:
 		return finding{name, statusNote, "for root only: data goes through the daemon", "mount as root"}
+	case m.ownUserNamespace():
+		return finding{name, statusNote, "not for a user namespace's root: data goes through the daemon", "mount as the machine's root"}
 	case m.read("/proc/sys/fs/leases-enable") == "0":
 		return finding{name, statusWarn, "leases are turned off: data goes through the daemon", "sysctl fs.leases-enable=1"}
 	}
