@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,14 +57,17 @@ func unknownCommand(app *cli.App, name string) error {
 	return usagef("unknown command %s%s; see stagefs --help", quote(name), didYouMean(name, commandNames(app)))
 }
 
-// reorder moves the options of cmd to the front, each as one --name=value.
+// reorder moves the options of cmd to the front, each as one --name=value with the long
+// name: the parser refuses an option that is given by both.
 func reorder(cmd *cli.Command, args []string) ([]string, error) {
 	takesValue := map[string]bool{"help": false, "h": false}
+	long := make(map[string]string)
 	var names []string
 	for _, flag := range cmd.Flags {
 		doc, ok := flag.(cli.DocGenerationFlag)
 		for _, name := range flag.Names() {
 			takesValue[name] = ok && doc.TakesValue()
+			long[name] = flag.Names()[0]
 			if len(name) > 1 {
 				names = append(names, "--"+name)
 			}
@@ -92,7 +96,7 @@ func reorder(cmd *cli.Command, args []string) ([]string, error) {
 			if needsFirst {
 				name, value, hasValue, needs, known = arg[1:2], arg[2:], true, true, true
 			} else {
-				options = append(options, "--"+arg[1:2])
+				options = append(options, "--"+cmp.Or(long[arg[1:2]], arg[1:2]))
 				args[i], i = "-"+arg[2:], i-1
 				continue
 			}
@@ -112,6 +116,7 @@ func reorder(cmd *cli.Command, args []string) ([]string, error) {
 				return nil, usagef("%s: option %s takes no value", cmd.Name, strings.TrimSuffix(arg, "="+value))
 			}
 		}
+		name = cmp.Or(long[name], name)
 		if hasValue {
 			options = append(options, "--"+name+"="+value)
 		} else {
