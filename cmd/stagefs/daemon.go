@@ -32,7 +32,7 @@ func (c *command) startDaemon() error {
 	}
 	cmd := exec.Command(self, c.args...)
 	cmd.Args[0] = "stagefs"
-	cmd.Env = append(os.Environ(), envReady+"=3")
+	cmd.Env = append(unnotified(), envReady+"=3")
 	if c.quiet {
 		cmd.Env = append(cmd.Env, envQuiet+"=1")
 	}

@@ -125,6 +125,9 @@ func (c *command) mountAction(ctx *cli.Context) (err error) {
 		if starter == nil || os.Getenv(envQuiet) == "" {
 			c.say("serving %s (pid %d); %s", quote(s.Mountpoint()), os.Getpid(), how)
 		}
+		if err := notifyReady(); err != nil {
+			c.complain("warning: the service manager can't be told that the mount answers: %v", err)
+		}
 		if starter == nil {
 			return nil
 		}

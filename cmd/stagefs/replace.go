@@ -221,7 +221,7 @@ func takenOver() (h handover, ok bool) {
 // takeOver serves on in place of the daemon that this process was before. If
 // that cannot be done, it mounts anew, as after a crash (S1).
 func (c *command) takeOver(ctx context.Context, h handover) error {
-	os.WriteFile("/proc/self/comm", []byte("stagefs"), 0) // it is named after a descriptor
+	nameProcess()
 	o := fs.Options{Mountpoint: h.Mountpoint, Version: versionText(), Replace: c.replaceBy(h), Shelf: h.Shelf}
 	if h.Log != 0 {
 		c.logFile = os.NewFile(uintptr(h.Log), "log")
@@ -244,6 +244,10 @@ func (c *command) takeOver(ctx context.Context, h handover) error {
 		return nil
 	})
 }
+
+// nameProcess gives this process the program's name: it has that of the descriptor, or of
+// the link, that it was run from.
+func nameProcess() { os.WriteFile("/proc/self/comm", []byte("stagefs"), 0) }
 
 // startAnew runs this program with its command line, without what it was to go
 // on from: that ends the old mount, and a new one takes its place. If it was told to

@@ -68,12 +68,15 @@ func TestStatuses(t *testing.T) {
 	}
 }
 
-// TestUnit: systemd starts the daemon again however often it is killed: the unit
-// must not run into the limit of starts, which is five in ten seconds. Nor is it stopped,
-// and the mount with it, where a supervisor's daemon was killed for want of memory. It waits
+// TestUnit: the daemon is followed by the next one without a word to systemd, which would
+// restart what depends on the unit, and their locks would end; and not in the background,
+// where systemd would kill it. systemd starts both again however often they are killed: the
+// unit must not run into the limit of starts, which is five in ten seconds. Nor is it
+// stopped, and the mount with it, where the daemon was killed for want of memory. It waits
 // for the mount that its state is on.
 func TestUnit(t *testing.T) {
-	data, err := os.ReadFile("share/stagefs@.service")
+	const unit = "share/stagefs@.service"
+	data, err := os.ReadFile(unit)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,10 +91,27 @@ func TestUnit(t *testing.T) {
 			section[in+key] = value
 		}
 	}
-	for key, want := range map[string]string{"[Unit]StartLimitIntervalSec": "0", "[Service]Restart": "on-failure", "[Service]OOMPolicy": "continue", "[Unit]RequiresMountsFor": "%f /var/lib/stagefs"} {
+	for key, want := range map[string]string{
+		"[Unit]StartLimitIntervalSec": "0", "[Service]Restart": "on-failure", "[Service]OOMPolicy": "continue", "[Unit]RequiresMountsFor": "%f /var/lib/stagefs",
+		"[Service]Type": "notify", "[Service]NotifyAccess": "all",
+	} {
 		if got := section[key]; got != want {
 			t.Errorf("%s=%s, want %s", key, got, want)
 		}
+	}
+	start := section["[Service]ExecStart"]
+	if !strings.Contains(start, `mount --supervise "$$@" --daemon=false -- "$$dir"`) || !strings.HasSuffix(start, " %i $STAGEFS_OPTIONS") {
+		t.Errorf("ExecStart=%s", start)
+	}
+	if strings.Contains(start+section["[Service]ExecReload"], "%f") {
+		t.Error("the path of the directory is an argument, in which systemd expands ${ } and $$")
+	}
+	verify, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip(err)
+	}
+	if out, err := exec.Command(verify, "verify", "--man=no", unit).CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
 }
 

@@ -67,6 +67,9 @@ func supervised() (s supervision) {
 		s.shelf = &procid.Shelf{Put: fds[1], Take: fds[2]}
 	}
 	s.on, s.again = value != "", again
+	if s.on {
+		nameProcess()
+	}
 	return s
 }
 
