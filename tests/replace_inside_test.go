@@ -5,6 +5,8 @@ package tests
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -59,4 +61,38 @@ func (m *Mount) replaceBy(program string) Result {
 		m.t.Fatalf("mount --replace by %s hangs", program)
 	}
 	return p.Wait()
+}
+
+// TestS1ReplaceSupervisor: a supervisor starts what its daemon has become by an upgrade,
+// although its own program and that file are gone by then.
+func TestS1ReplaceSupervisor(t *testing.T) {
+	need(t, "root", "fuse")
+	program := filepath.Join(tempDir(t), "stagefs")
+	mustDo(t, copyFile(stagefsBin(), program, 0o755))
+	m := mountOver(t, "--supervise")
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	if r := m.replaceBy(program); r.Status != 0 {
+		t.Fatal(r)
+	}
+	old := m.daemon()
+	supervisor := "/proc/" + itoa(parentOf(t, old)) + "/fd"
+	eventually(t, "the supervisor knows the program", func() bool {
+		fds, err := os.ReadDir(supervisor)
+		mustDo(t, err)
+		return slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
+			file, _ := os.Readlink(filepath.Join(supervisor, fd.Name()))
+			return file == program
+		})
+	})
+	mustDo(t, os.Remove(program))
+	for range 2 {
+		old = m.daemon()
+		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+		m.awaitSupervised(old)
+		if exe, err := os.Readlink("/proc/" + itoa(m.daemon()) + "/exe"); exe != program+" (deleted)" {
+			t.Errorf("the next daemon runs %q, %v; want %q", exe, err, program)
+		}
+	}
+	m.wantOwner("D", a.Pid)
 }

@@ -38,6 +38,8 @@ type command struct {
 	log     *slog.Logger  // with --log
 	logFile *os.File
 	logTo   *logWriter // of either log, if it is a file
+
+	program *os.File // of a supervisor: what its daemon has become by an upgrade; nil: nothing else
 }
 
 // A server is what the commands need of an [fs.Server].

@@ -288,6 +288,7 @@ func (c *command) awaitDaemon(o fs.Options, daemon *exec.Cmd, signals <-chan os.
 	for {
 		select {
 		case <-look.C:
+			c.follow(daemon.Process)
 			if pid := daemon.Process.Pid; lets && dying(pid) {
 				if err := letDie(pid, mountAt(target(o))); err != nil {
 					c.complain("%v", err)
@@ -301,6 +302,42 @@ func (c *command) awaitDaemon(o fs.Options, daemon *exec.Cmd, signals <-chan os.
 			return err
 		}
 	}
+}
+
+// follow has the daemon's program started after a crash, should it have become another
+// one by an upgrade: the state may be of a newer version by then. What crashes within
+// dyingTime is followed by the program before it.
+func (c *command) follow(daemon *os.Process) {
+	exe, err := os.OpenFile(fmt.Sprintf("/proc/%d/exe", daemon.Pid), unix.O_PATH, 0)
+	if err != nil {
+		return
+	}
+	defer exe.Close()
+	now, err := exe.Stat()
+	if err != nil || daemon.Signal(syscall.Signal(0)) != nil { // its number may be another process's
+		return
+	}
+	if before, err := os.Stat(c.programPath()); err != nil || os.SameFile(before, now) {
+		return
+	}
+	fd, err := unix.FcntlInt(exe.Fd(), unix.F_DUPFD_CLOEXEC, programFD)
+	if err != nil {
+		return
+	}
+	c.program.Close()
+	c.program = os.NewFile(uintptr(fd), "the daemon's program")
+}
+
+// programFD is above the descriptors that a daemon is started with, which would take the
+// place of the program's there.
+const programFD = 64
+
+// programPath leads to what a supervisor starts.
+func (c *command) programPath() string {
+	if c.program == nil {
+		return "/proc/self/exe"
+	}
+	return fmt.Sprintf("/proc/self/fd/%d", c.program.Fd())
 }
 
 // mountAt returns the stagefs mount at a path, nil if there is none.
@@ -361,7 +398,7 @@ func (c *command) stoppedEnd(o fs.Options, err error, ours bool) error {
 // it has told last, why it could not start, and whether the starter was told that it
 // answers.
 func (c *command) startSupervised(starter *os.File, shelf []*os.File, successor bool) (cmd *exec.Cmd, heard func() (last byte, reason string, answered bool), err error) {
-	cmd = exec.Command("/proc/self/exe", c.args...)
+	cmd = exec.Command(c.programPath(), c.args...)
 	cmd.Args[0] = "stagefs"
 	cmd.Env = os.Environ()
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
