@@ -103,7 +103,7 @@ func waysOf(pid int, path string, dead *deadMount) []string {
 	var ways []string
 	look := func(what, link string) {
 		target, err := os.Readlink(link)
-		if err == nil && within(target, path) && (dead == nil || !OnMount(link, dead.entry.ID)) {
+		if err == nil && within(target, path) && (dead == nil || !OnMount(link, dead.entry.ID)) && !elsewhere(pid, link, target) {
 			ways = append(ways, fmt.Sprintf("pid %d (%s) has %s %s", pid, comm(pid), what, plain(target)))
 		}
 	}
@@ -138,6 +138,22 @@ func waysOf(pid int, path string, dead *deadMount) []string {
 // mapsBufs: memory that was never touched is what a look at all mappings of a machine
 // would cost most.
 var mapsBufs = sync.Pool{New: func() any { return new(make([]byte, 8<<10)) }}
+
+// elsewhere reports whether a link of a process leads to something else than what has
+// its path here, as it may in another mount namespace (a container, PrivateTmp).
+func elsewhere(pid int, link, target string) bool {
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	theirs, err2 := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+	if err != nil || err2 != nil || own == theirs {
+		return false
+	}
+	there, err := os.Stat(link)
+	if err != nil {
+		return false
+	}
+	here, err := os.Lstat(target)
+	return errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(here, there)
+}
 
 func comm(pid int) string {
 	b, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")

@@ -5,6 +5,7 @@ package tests
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -279,7 +280,7 @@ func TestDaemonize(t *testing.T) {
 
 // TestM5: ways under the mount that exist already are named; --strict refuses.
 func TestM5(t *testing.T) {
-	need(t, "root", "fuse")
+	need(t, "root", "fuse", "unshare")
 	ways := map[string]func(t *testing.T, a *Agent, dir string){
 		"cwd":        func(t *testing.T, a *Agent, dir string) { a.must("chdir", dir) },
 		"cwd below":  func(t *testing.T, a *Agent, dir string) { openDir(t, dir+"/sub"); a.must("chdir", dir+"/sub") },
@@ -317,8 +318,18 @@ func TestM5(t *testing.T) {
 		m := mountDir(t, dir, dir+".mnt", "--strict")
 		eventually(t, "a warning", func() bool { return strings.Contains(m.Log(), "what is done in "+dir+" itself is not seen") })
 	})
+	t.Run("namespace", func(t *testing.T) {
+		dir := staticDir(t)
+		a := agentOver(t, dir, dir)
+		a.must("chdir", dir)
+		wantNamed(t, dir, itoa(a.Pid))
+	})
 	t.Run("nobody", func(t *testing.T) {
 		dir := staticDir(t)
+		a := agentOver(t, staticDir(t), dir) // what has its path there is something else
+		a.must("put", dir+"/file", "content", "creat")
+		a.must("open", "h", dir+"/file", "wronly")
+		a.must("chdir", dir)
 		m := mountDir(t, dir, dir, "--strict")
 		eventually(t, "the daemon says that it serves", func() bool { return strings.Contains(m.Log(), "stagefs: serving") })
 		if strings.Contains(m.Log(), "warning") {
@@ -382,6 +393,17 @@ func TestM5Mounts(t *testing.T) {
 		m.kill()
 		m.start([]string{"--strict"})
 		m.awaitReady()
+	})
+}
+
+// agentOver starts an agent in a mount namespace where one directory is mounted over another.
+func agentOver(t *testing.T, what, dir string) *Agent {
+	t.Helper()
+	return awaitAgent(t, func(sock string) {
+		cmd := agentCmd(sock)
+		mount := exec.Command("unshare", "-m", "sh", "-c", `mount --bind "$1" "$2" && exec "$0"`, cmd.Path, what, dir)
+		mount.Env = cmd.Env
+		startCmd(t, mount)
 	})
 }
 
