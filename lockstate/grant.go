@@ -211,6 +211,10 @@ func (g *Grant) Commit() (Lock, bool) {
 		t.rekeyLocked(r, k)
 	}
 	flush = t.replaceOthersLocked(r) || flush
+	if r.instead != 0 && t.mergeTwinLocked(r) { // see Remains
+		t.noteLocked(r)
+		flush = true
+	}
 	if r.kind == Shared {
 		t.ringLocked() // its owner lets others share from now on
 	}

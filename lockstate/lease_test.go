@@ -725,3 +725,52 @@ func TestLeaseRetaken(t *testing.T) {
 		}
 	})
 }
+
+// TestLeaseRetakenRemains: a client has one lease when one that was to be ended was not,
+// whenever it has taken it again meanwhile, and however often (I9).
+func TestLeaseRetakenRemains(t *testing.T) {
+	for name, scene := range map[string]func(f *leases, old, again lockstate.Lock){
+		"half-way": func(f *leases, old, again lockstate.Lock) {
+			f.Doom(again.Token)
+			g, err := f.Acquire(closed, lockstate.Request{
+				Process: f.parent, Dir: f.dir("D"), Kind: lockstate.Explicit, Protocol: "command", Command: true, Client: "x", UID: 1000,
+			})
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Remains(again.Token)
+			g.Commit()
+			f.End(old.Token, lockstate.Given)
+		},
+		"twice": func(f *leases, old, again lockstate.Lock) {
+			f.Doom(again.Token)
+			if _, err := f.lease(f.parent, "D", "x", time.Minute); err != nil {
+				f.Fatal(err)
+			}
+			f.End(again.Token, lockstate.Given)
+			f.Remains(old.Token)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newLeases(t)
+				old, err := f.lease(f.parent, "D", "x", time.Minute)
+				if err != nil {
+					t.Fatal(err)
+				}
+				f.Doom(old.Token)
+				again, err := f.lease(f.parent, "D", "x", time.Minute)
+				if err != nil {
+					t.Fatal(err)
+				}
+				scene(f, old, again)
+				if all := f.Locks(); len(all) != 1 {
+					t.Errorf("locks: %+v, want one", all)
+				}
+				if err := f.Check(); err != nil {
+					t.Errorf("Check() = %v, want nil", err)
+				}
+			})
+		})
+	}
+}

@@ -194,21 +194,29 @@ func (t *Table) Restore(rec Record, kept *Record, path []string, owner *procid.P
 // is one: its owner took it again while it was being ended (see [Table.Doom]), and it was
 // not, as that failed or the daemon died. The lock files that are left are r's. What was made under the
 // other one is not: to break it would have kept that.
-func (t *Table) mergeTwinLocked(r *row) bool {
-	old := t.tokens[r.instead]
-	if old == nil || old.dir != r.dir {
-		return false
-	}
-	for _, f := range old.files {
-		if r.fileAt(f.name) < 0 {
-			r.files = append(r.files, f)
+func (t *Table) mergeTwinLocked(r *row) (merged bool) {
+	for _, old := range slices.Clone(r.dir.rows) {
+		if !r.isInsteadOf(old) || old.doomed {
+			continue
 		}
+		merged = true
+		for _, f := range old.files {
+			if r.fileAt(f.name) < 0 {
+				r.files = append(r.files, f)
+			}
+		}
+		for h := range t.revocable[old.token] {
+			t.revokeByLocked(h, r.token) // L3
+		}
+		t.endLocked(old, Ending{Reason: Replaced})
 	}
-	for h := range t.revocable[old.token] {
-		t.revokeByLocked(h, r.token) // L3
-	}
-	t.endLocked(old, Ending{Reason: Replaced})
-	return true
+	return merged
+}
+
+// isInsteadOf reports whether the owner of old has taken r while that was being ended, or
+// while another one was that it had taken so.
+func (r *row) isInsteadOf(old *row) bool {
+	return old.token == r.instead || old.token < r.instead && old.kind == r.kind && old.key() == r.key()
 }
 
 // isKept reports whether the record of r is kept, as the store has it.

@@ -131,8 +131,8 @@ func (t *Table) Remains(token uint64) {
 		return
 	}
 	r.doomed = false
-	for _, twin := range r.dir.rows {
-		if twin.instead == token && !twin.pending {
+	for _, twin := range slices.Backward(r.dir.rows) {
+		if twin.isInsteadOf(r) && !twin.pending { // else by its Commit
 			t.mergeTwinLocked(twin)
 			t.noteLocked(twin)
 			break
