@@ -182,6 +182,9 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		if clears && !fs.awaitClosed(l) {
 			continue
 		}
+		if !fs.table.DoomOf(l.Token, id) {
+			continue
+		}
 		fs.endKeys(l)
 		fs.reapWithin(l, fs.carryOutOf)
 		if err := fs.cleanUp(l, true); err != nil {

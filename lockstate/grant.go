@@ -190,6 +190,9 @@ func (g *Grant) Commit() (Lock, bool) {
 	if !g.made {
 		t.keepLocked(r, &g.request)
 		g.sawLocked()
+		if r.bereft {
+			t.representLocked(r, g.request.Process)
+		}
 		if r.lease != nil && r.retakes(&g.request) { // and not just by a descriptor that has it
 			r.join(g.request.Process.ID())
 			durable = t.renewLocked(r, g.request.TTL)

@@ -238,12 +238,17 @@ func (t *Table) Represent(token uint64, p *procid.Process) (ended *Lock, ok bool
 		t.endLocked(r, Ending{Reason: Unlocked})
 		return &l, true
 	}
+	t.representLocked(r, p)
+	return nil, true
+}
+
+func (t *Table) representLocked(r *row, p *procid.Process) {
 	t.disownLocked(r)
 	r.remember(r.owner.ID()) // its descendants stay holders
 	r.owner = p
 	r.crashed = false // a holder was giving it back when the last daemon died
+	r.bereft = false
 	t.ownLocked(r)
-	return nil, true
 }
 
 // leaseHeap orders leases by their deadline.

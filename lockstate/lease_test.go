@@ -473,6 +473,57 @@ func TestH3Represent(t *testing.T) {
 	})
 }
 
+// TestH3Bereft: who comes into a scope while the death of its last one is carried out, and
+// takes the directory, has it: nothing of that ends with the dead one.
+func TestH3Bereft(t *testing.T) {
+	for name, doomed := range map[string]bool{"before it is doomed": false, "after it is": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newLeases(t)
+				scope := lockstate.Scope{Kind: lockstate.CgroupScope, ID: "/x", Born: 1}
+				take := func(p *procid.Process, key string) lockstate.Lock {
+					t.Helper()
+					f.carried[p.ID()] = lockstate.Claim{Scope: scope}
+					q := f.request(p, "a", lockstate.Explicit)
+					q.Scope, q.Key, q.OnCrash = scope, key, lockstate.Destroy
+					g, err := f.Acquire(closed, q)
+					if err != nil {
+						t.Fatal(err)
+					}
+					l, ok := g.Commit()
+					if !ok {
+						t.Fatal("Commit() = false, want true")
+					}
+					return l
+				}
+				first := take(f.parent, "1")
+				f.Exit(f.parent.ID(), procid.Exit{Known: true, Signal: 9}, alive())
+				if doomed && !f.DoomOf(first.Token, f.parent.ID()) {
+					t.Error("DoomOf() = false, want true")
+				}
+				l := take(f.stranger, "2")
+				if !doomed && f.DoomOf(first.Token, f.parent.ID()) {
+					t.Error("DoomOf() of what another process owns = true, want false")
+				}
+				if doomed {
+					if s, ok := f.Seal(first.Token); !ok || !s.InUse {
+						t.Errorf("Seal() = %+v, %t, want it in use", s, ok)
+					}
+					f.end(first.Token)
+				}
+				if f.owner(l.Token) != f.stranger.ID() {
+					t.Errorf("token %d is owned by %v, want %v", l.Token, f.owner(l.Token), f.stranger.ID())
+				}
+				f.mayChange(f.stranger, "a")
+				f.mayNotChange(newProc(400, 40, f.init), "a", l.Token)
+				if err := f.Check(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
 // Two requests of one client at once make one lease.
 func TestL1Twins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -107,6 +107,7 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 				continue
 			}
 		}
+		r.bereft = r.scope.Kind != ProcessScope
 		dead = append(dead, r.lock())
 	}
 	if len(heirs) > 0 {

@@ -108,10 +108,29 @@ func (t *Table) LeaveToExit(key any, dying func(procid.ID) bool) bool {
 func (t *Table) Doom(token uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if r := t.tokens[token]; r != nil {
+		t.doomLocked(r)
+	}
+}
+
+// DoomOf is [Table.Doom] for a lock of a process whose death is being carried out. It
+// reports false, and has done nothing, where another process has come into the lock's
+// scope since [Table.Exit], and has taken it again: it is that one's now (H3).
+func (t *Table) DoomOf(token uint64, id procid.ID) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	r := t.tokens[token]
 	if r == nil {
-		return
+		return true
 	}
+	if r.owner.ID() != id {
+		return false
+	}
+	t.doomLocked(r)
+	return true
+}
+
+func (t *Table) doomLocked(r *row) {
 	r.doomed = true
 	if len(r.keys) == 0 {
 		return
