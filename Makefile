@@ -25,7 +25,7 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 PACKAGES := acl attr bindfs bsdutils btrfs-progs e2fsprogs fuse3 gcc git libc6-dev libfile-nfslock-perl liblockfile-bin \
 	lockfile-progs make ninja-build openjdk-17-jdk-headless procmail procps python3 python3-fasteners python3-filelock \
 	python3-flufl.lock python3-lockfile \
-	python3-oslo.concurrency rsync strace stress-ng unzip util-linux xfsprogs zip
+	python3-oslo.concurrency rsync strace stress-ng systemd unzip util-linux xfsprogs zip
 
 # What the benchmark compares with, and needs to do so.
 BENCH_PACKAGES := bindfs e2fsprogs gcc git grep libc6-dev libfuse3-dev mergerfs pkg-config tar
