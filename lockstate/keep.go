@@ -7,6 +7,7 @@ import (
 // keepLocked notes one more reason for which r is kept. The lock file that its
 // owner made by opening it only waited for the lock on the descriptor (A6).
 func (t *Table) keepLocked(r *row, q *Request) {
+	r.remains = false
 	r.leaving = false // another one of its scope has taken it before its owner was dead (H3)
 	switch {
 	case q.Command:

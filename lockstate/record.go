@@ -183,6 +183,9 @@ func (t *Table) Restore(rec Record, kept *Record, path []string, owner *procid.P
 	if err != nil {
 		return Lock{}, err
 	}
+	for _, old := range d.rows { // who died before that ended has said so by nothing else
+		old.remains = old.remains || old.token == r.instead
+	}
 	merged := t.mergeTwinLocked(r)
 	if merged || kept == nil || !t.isKept(r, kept) {
 		t.noteLocked(r)
@@ -190,13 +193,13 @@ func (t *Table) Restore(rec Record, kept *Record, path []string, owner *procid.P
 	return r.lock(), nil
 }
 
-// mergeTwinLocked ends the lock that r has taken the place of, and reports whether there
-// is one: its owner took it again while it was being ended (see [Table.Doom]), and it was
-// not, as that failed or the daemon died. The lock files that are left are r's. What was made under the
+// mergeTwinLocked ends those that r has taken the place of, and reports whether there
+// are any: its owner took it again while they were being ended (see [Table.Doom]), and they
+// were not, as that failed or the daemon died. The lock files that are left are r's. What was made under the
 // other one is not: to break it would have kept that.
 func (t *Table) mergeTwinLocked(r *row) (merged bool) {
 	for _, old := range slices.Clone(r.dir.rows) {
-		if !r.isInsteadOf(old) || old.doomed {
+		if !old.remains || old.doomed || !r.isInsteadOf(old) {
 			continue
 		}
 		merged = true

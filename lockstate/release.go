@@ -149,7 +149,7 @@ func (t *Table) Remains(token uint64) {
 	if r == nil {
 		return
 	}
-	r.doomed = false
+	r.doomed, r.remains = false, true
 	for _, twin := range slices.Backward(r.dir.rows) {
 		if twin.isInsteadOf(r) && !twin.pending { // else by its Commit
 			t.mergeTwinLocked(twin)
