@@ -79,6 +79,7 @@ func (fs *FS) suspect(in *fuse.FlushIn, h *handle) {
 // closedCopy drops the record locks of whoever closed a descriptor.
 func (fs *FS) closedCopy(in *fuse.FlushIn, h *handle) {
 	if !fs.advisory.Locked(in.NodeId) {
+		fs.awaitDropped(fdKey{in.NodeId, false, in.LockOwner})
 		fs.suspect(in, h)
 		return // as with nearly all files
 	}
@@ -94,6 +95,15 @@ func (fs *FS) closedCopy(in *fuse.FlushIn, h *handle) {
 	defer fs.lockMu.Unlock()
 	fs.advisory.Flush(in.NodeId, in.LockOwner)
 	fs.settleLocked(in.NodeId, []fdKey{{in.NodeId, false, in.LockOwner}}, fs.exiting)
+}
+
+// awaitDropped waits for another thread of the same process that has closed a copy, and so
+// dropped the locks that this one was to: what they kept ends before either close(2) does.
+func (fs *FS) awaitDropped(k fdKey) {
+	if fs.table.Len() > 0 && fs.table.HasKey(k) {
+		fs.lockMu.Lock()
+		fs.lockMu.Unlock()
+	}
 }
 
 // closedLast drops what was locked through a description that is gone.

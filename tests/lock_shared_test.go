@@ -432,8 +432,9 @@ while time.time() < end:
         pass  # a stranger shares it
     fcntl.lockf(fd, fcntl.LOCK_UN, 5, 0)
     os.close(os.open(path, os.O_RDWR))  # none of its locks is left
-    if str(os.getpid()) in open(locks).read().split():
-        sys.exit("stale: " + open(locks).read())
+    told = open(locks).read()
+    if str(os.getpid()) in told.split():
+        sys.exit("stale: " + told)
     rounds += 1
 for o in others: o.join()
 print(rounds, flush=True)
