@@ -369,6 +369,9 @@ func TestA8FdTools(t *testing.T) {
 	situations := []string{"free", "held", "waiting until released", "waiting and killed", "holder killed"}
 	fmt.Fprintln(w, "tool\t"+strings.Join(situations, "\t"))
 	for i, tool := range fdTools() {
+		if *soakFlag == 0 && oneOf(tool.name, "flock -n -E|flock -n --verbose|F_SETLK|filelock FileLock, newer|oslo lockutils.external_lock") {
+			continue // whose calls are those of another one
+		}
 		verdict := [5]string{"-", "-", "-", "-", "-"}
 		t.Run(tool.name, func(t *testing.T) {
 			need(t, tool.needs...)
