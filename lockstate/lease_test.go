@@ -754,20 +754,24 @@ func TestL1RenewDurable(t *testing.T) {
 	}
 }
 
+// retaken is a lease of D that is being ended, and the one that its client has taken instead.
+func (f *leases) retaken() (old, again lockstate.Lock) {
+	f.Helper()
+	old = f.mustLease(f.parent, "D", "x", time.Minute)
+	f.Doom(old.Token)
+	again = f.mustLease(f.parent, "D", "x", time.Minute)
+	if again.Token == old.Token {
+		f.Fatalf("taken again: token %d, want another one", again.Token)
+	}
+	return old, again
+}
+
 // TestLeaseRetaken: a client that takes its lease again while it is ended has
 // another one, and that is the one it renews.
 func TestLeaseRetaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newLeases(t)
-		old, err := f.lease(f.parent, "D", "x", time.Minute)
-		if err != nil {
-			t.Fatal(err)
-		}
-		f.Doom(old.Token)
-		again, err := f.lease(f.parent, "D", "x", time.Minute)
-		if err != nil || again.Token == old.Token {
-			t.Fatalf("taken again: %v, %v, want another token than %d", again, err, old.Token)
-		}
+		_, again := f.retaken()
 		if err := f.Check(); err != nil {
 			t.Errorf("Check() = %v, want nil", err)
 		}
@@ -805,15 +809,7 @@ func TestLeaseRetakenRemains(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newLeases(t)
-				old, err := f.lease(f.parent, "D", "x", time.Minute)
-				if err != nil {
-					t.Fatal(err)
-				}
-				f.Doom(old.Token)
-				again, err := f.lease(f.parent, "D", "x", time.Minute)
-				if err != nil {
-					t.Fatal(err)
-				}
+				old, again := f.retaken()
 				scene(f, old, again)
 				if all := f.Locks(); len(all) != 1 {
 					t.Errorf("locks: %+v, want one", all)
