@@ -30,7 +30,7 @@ PACKAGES := acl attr bindfs bsdutils btrfs-progs e2fsprogs fuse3 gcc git libc6-d
 # What the benchmark compares with, and needs to do so.
 BENCH_PACKAGES := bindfs e2fsprogs gcc git grep libc6-dev libfuse3-dev mergerfs pkg-config tar
 
-.PHONY: build run setup test unit unit-lockstate unit-others blackbox blackbox-first blackbox-second blackbox-third blackbox-bench compat-first compat-second soak bench install clean
+.PHONY: build run setup test unit unit-lockstate unit-others blackbox blackbox-first blackbox-second blackbox-bench compat-first compat-second soak bench install clean
 
 build:
 	go build $(FLAGS) -buildvcs=$(VCS) -o $(BIN) ./cmd/stagefs
@@ -75,11 +75,11 @@ unit-others:
 	go vet $(FLAGS) ./...
 	go test -vet=off $(FLAGS) ./cmd/... ./fs/...
 
-# The real binary on real mounts; as an ordinary user, most of it is skipped. The tests
-# wait for something half of the time: so three parts of them run at once.
+# The real binary on real mounts; as an ordinary user, most of it is skipped. Half of the
+# time the tests wait for something: so two halves of them run at once.
 blackbox: build
 	go test -c -vet=off $(FLAGS) -o bin/tests.test ./tests
-	@$(MAKE) --no-print-directory -j4 blackbox-first blackbox-second blackbox-third blackbox-bench
+	@$(MAKE) --no-print-directory -j3 blackbox-first blackbox-second blackbox-bench
 	cd tests && $(TESTS) -test.timeout 10m -test.run '$(ALONE)'
 	@echo "again, as on Linux 5.10, what depends on knowing processes:"
 	@$(MAKE) --no-print-directory -j2 compat-first compat-second
@@ -92,14 +92,11 @@ COMPAT := STAGEFS_MOUNT_OPTS=--compat $(TESTS) -test.timeout 10m
 # or the kernel drop its caches.
 ALONE := ^Test(M2StressIO|M2HandleForgotten|AttackPidReuse|H2Numbers|H2Flood)$$
 # What mounts with --strict must not meet those whom TestFaultExec keeps in execve(2).
-FIRST := ^Test([B-GI-LN-QT-Z]|M5|S1Descriptors|S1Volume)
-SECOND := ^Test([AH]|M2[^P])
+FIRST := ^Test([B-GI-K]|A[^7]|M2[^P]|M5|S1Descriptors|S1Volume)
 blackbox-first:
 	cd tests && $(TESTS) -test.timeout 40m -test.run '$(FIRST)' -test.skip '$(ALONE)'
 blackbox-second:
-	cd tests && $(TESTS) -test.timeout 40m -test.run '$(SECOND)' -test.skip '$(ALONE)'
-blackbox-third:
-	cd tests && $(TESTS) -test.timeout 40m -test.skip '$(FIRST)|$(SECOND)|$(ALONE)'
+	cd tests && $(TESTS) -test.timeout 40m -test.skip '$(FIRST)|$(ALONE)'
 compat-first:
 	cd tests && $(COMPAT) -test.run 'TestR4|TestR5|TestH4|TestA8Clients' -test.skip '$(ALONE)'
 compat-second:

@@ -44,7 +44,7 @@ func TestM2SmallDisk(t *testing.T) {
 			}
 			want, got := play(bare, filepath.Join(base, "p")), play(served, m.At("p"))
 			if want != got {
-				t.Errorf("noted differently from a plain directory (-want, +got):\n%s", lineDiff(want, got))
+				t.Errorf("noted differently from a plain directory (-want, +got):\n%s", diff(want, got))
 			}
 			if testing.Verbose() {
 				t.Logf("both noted:\n%s", want)

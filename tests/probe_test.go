@@ -59,10 +59,10 @@ func sideBySide(t *testing.T, m *Mount, plain, name string) {
 	want := playProbe(t, name, plain, filepath.Join(plain, base))
 	got := playProbe(t, name, m.Dir, m.At(base))
 	if want != got {
-		t.Errorf("noted differently from a plain directory (-want, +got):\n%s", lineDiff(want, got))
+		t.Errorf("noted differently from a plain directory (-want, +got):\n%s", diff(want, got))
 	}
 	if want, got := shape(t, filepath.Join(plain, base)), shape(t, m.Back(base)); want != got {
-		t.Errorf("tree differs from the plain directory's (-want, +got):\n%s", lineDiff(want, got))
+		t.Errorf("tree differs from the plain directory's (-want, +got):\n%s", diff(want, got))
 	}
 	for _, line := range strings.Split(got, "\n") {
 		if strings.HasPrefix(line, "BROKEN") {

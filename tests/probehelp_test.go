@@ -6,10 +6,8 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"runtime"
-	"strings"
 	"unsafe"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,9 +39,4 @@ func brief(b []byte) string {
 		return fmt.Sprintf("%q", b)
 	}
 	return fmt.Sprintf("%d bytes %x", len(b), sha256.Sum256(b))
-}
-
-// lineDiff shows where two texts differ, line by line.
-func lineDiff(want, got string) string {
-	return cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n"))
 }
