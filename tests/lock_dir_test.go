@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"maps"
 	"os"
 	"slices"
 	"testing"
@@ -25,89 +26,107 @@ func (m *Mount) wantOrphan(path string, want bool) {
 // same, and what is left is listed.
 func TestR4LockDirUsed(t *testing.T) {
 	byTransport(t, func(t *testing.T, opts ...string) {
-		uses := map[string]func(m *Mount, owner, child *Agent){
-			"locked": func(m *Mount, owner, child *Agent) {
-				child.mustCommand(m, "acquire D/devserver")
-				child.must("put", m.At("D/devserver/artifact"), "precious", "wronly,creat")
+		uses := map[string]func(m *Mount, dir string, owner, child *Agent){
+			"locked": func(m *Mount, dir string, owner, child *Agent) {
+				child.mustCommand(m, "acquire %s/devserver", dir)
+				child.must("put", m.At(dir, "devserver/artifact"), "precious", "wronly,creat")
 			},
-			"staged": func(m *Mount, owner, child *Agent) {
-				child.must("put", m.At("D/devserver/artifact"), "precious", "wronly,creat")
+			"staged": func(m *Mount, dir string, owner, child *Agent) {
+				child.must("put", m.At(dir, "devserver/artifact"), "precious", "wronly,creat")
 			},
-			"locked, staged and released": func(m *Mount, owner, child *Agent) {
-				child.mustCommand(m, "acquire D/devserver")
-				child.must("put", m.At("D/devserver/artifact"), "precious", "wronly,creat")
-				child.mustCommand(m, "release D/devserver")
+			"locked, staged and released": func(m *Mount, dir string, owner, child *Agent) {
+				child.mustCommand(m, "acquire %s/devserver", dir)
+				child.must("put", m.At(dir, "devserver/artifact"), "precious", "wronly,creat")
+				child.mustCommand(m, "release %s/devserver", dir)
 			},
-			"staged by its program": func(m *Mount, owner, child *Agent) {
-				child.must("sh", "printf precious >"+m.At("D/devserver/artifact")+"; true")
+			"staged by its program": func(m *Mount, dir string, owner, child *Agent) {
+				child.must("sh", "printf precious >"+m.At(dir, "devserver/artifact")+"; true")
 			},
-			"moved in": func(m *Mount, owner, child *Agent) {
-				owner.must("put", m.At("D/artifact"), "precious", "wronly,creat")
-				child.must("rename", m.At("D/artifact"), m.At("D/devserver/artifact"))
+			"moved in": func(m *Mount, dir string, owner, child *Agent) {
+				owner.must("put", m.At(dir, "artifact"), "precious", "wronly,creat")
+				child.must("rename", m.At(dir, "artifact"), m.At(dir, "devserver/artifact"))
 			},
-			"open": func(m *Mount, owner, child *Agent) {
-				child.must("open", "f", m.At("D/artifact"), "rdwr,creat")
+			"open": func(m *Mount, dir string, owner, child *Agent) {
+				child.must("open", "f", m.At(dir, "artifact"), "rdwr,creat")
 				child.must("write", "f", "precious")
-				owner.must("rename", m.At("D/artifact"), m.At("D/devserver/artifact"))
+				owner.must("rename", m.At(dir, "artifact"), m.At(dir, "devserver/artifact"))
 			},
-			"beneath": func(m *Mount, owner, child *Agent) {
-				child.must("mkdir", m.At("D/devserver/sub"))
-				owner.must("put", m.At("D/devserver/artifact"), "precious", "wronly,creat")
+			"beneath": func(m *Mount, dir string, owner, child *Agent) {
+				child.must("mkdir", m.At(dir, "devserver/sub"))
+				owner.must("put", m.At(dir, "devserver/artifact"), "precious", "wronly,creat")
 			},
 		}
-		for how, use := range uses {
-			for _, when := range []string{"", "after a restart", "during a restart", "after a replacement", "broken"} {
-				if how == "open" && (when == "after a restart" || when == "during a restart") {
-					continue // the descriptor dies with the mount, unless it passes: TestS1…
+		for _, when := range []string{"", "after a restart", "during a restart", "after a replacement", "broken"} {
+			t.Run(when, func(t *testing.T) {
+				m := mount(t, opts...)
+				other := agent(t)
+				type lockDir struct {
+					dir, how     string
+					owner, child *Agent
 				}
-				t.Run(how+"/"+when, func(t *testing.T) {
-					m := mount(t, opts...)
-					openDir(t, m.Back("D"))
-					owner, other := agent(t), agent(t)
-					child := owner.Child("setsid")
-					owner.must("mkdir", m.At("D/devserver"))
-					use(m, owner, child)
-					end := owner.Kill
-					switch when {
-					case "after a restart":
-						m.restart(nil, opts...)
-					case "during a restart":
-						m.restart(owner.Kill, opts...)
-						end = func() {}
-					case "after a replacement":
-						m.replace()
-					case "broken":
-						end = func() {
-							if s := m.Ctl("break D attack"); s != "ok" {
-								t.Errorf("break = %s", s)
+				var all []lockDir
+				for _, how := range slices.Sorted(maps.Keys(uses)) {
+					if how == "open" && (when == "after a restart" || when == "during a restart") {
+						continue // the descriptor dies with the mount, unless it passes: TestS1…
+					}
+					d := lockDir{dir: "D" + itoa(len(all)), how: how, owner: agent(t)}
+					openDir(t, m.Back(d.dir))
+					d.child = d.owner.Child("setsid")
+					d.owner.must("mkdir", m.At(d.dir, "devserver"))
+					uses[how](m, d.dir, d.owner, d.child)
+					all = append(all, d)
+				}
+				kill := func() {
+					for _, d := range all {
+						d.owner.Kill()
+					}
+				}
+				switch when {
+				case "after a restart":
+					m.restart(nil, opts...)
+					kill()
+				case "during a restart":
+					m.restart(kill, opts...)
+				case "after a replacement":
+					m.replace()
+					kill()
+				case "broken":
+					for _, d := range all {
+						if s := m.Ctl("break " + d.dir + " attack"); s != "ok" {
+							t.Errorf("%s: break = %s", d.how, s)
+						}
+					}
+				default:
+					kill()
+				}
+				for _, d := range all {
+					t.Run(d.how, func(t *testing.T) {
+						lock := m.At(d.dir, "devserver")
+						m.awaitFree(d.dir)
+						if b, err := os.ReadFile(m.Back(d.dir, "devserver/artifact")); string(b) != "precious" {
+							t.Errorf("what was staged: %q, %v", b, err)
+						}
+						m.wantOrphan(d.dir+"/devserver", true)
+						other.want("EEXIST", "mkdir", lock)
+						if d.how == "locked" {
+							m.wantOwner(d.dir+"/devserver", d.child.Pid)
+							other.want("EBUSY", "put", lock+"/artifact", "evil", "wronly")
+							d.child.must("put", lock+"/artifact", "precious", "wronly,trunc")
+							if s := m.Ctl("break " + d.dir + " attack"); s != "EBUSY" {
+								t.Errorf("break = %s, want EBUSY", s)
 							}
 						}
-					}
-					end()
-					m.awaitFree("D")
-					if b, err := os.ReadFile(m.Back("D/devserver/artifact")); string(b) != "precious" {
-						t.Errorf("what was staged: %q, %v", b, err)
-					}
-					m.wantOrphan("D/devserver", true)
-					other.want("EEXIST", "mkdir", m.At("D/devserver"))
-					if how == "locked" {
-						m.wantOwner("D/devserver", child.Pid)
-						other.want("EBUSY", "put", m.At("D/devserver/artifact"), "evil", "wronly")
-						child.must("put", m.At("D/devserver/artifact"), "precious", "wronly,trunc")
-						if s := m.Ctl("break D attack"); s != "EBUSY" {
-							t.Errorf("break = %s, want EBUSY", s)
-						}
-					}
-					child.Kill()
-					eventually(t, "break removes the orphan", func() bool { return m.Ctl("break D attack") == "ok" })
-					m.wantOrphan("D/devserver", false)
-					other.must("mkdir", m.At("D/devserver"))
-					m.wantOwner("D", other.Pid)
-					if s := m.Ctl("check"); s != "ok" {
-						t.Errorf("the tables: %s", s)
-					}
-				})
-			}
+						d.child.Kill()
+						eventually(t, "break removes the orphan", func() bool { return m.Ctl("break "+d.dir+" attack") == "ok" })
+						m.wantOrphan(d.dir+"/devserver", false)
+						other.must("mkdir", lock)
+						m.wantOwner(d.dir, other.Pid)
+					})
+				}
+				if s := m.Ctl("check"); s != "ok" {
+					t.Errorf("the tables: %s", s)
+				}
+			})
 		}
 	})
 }

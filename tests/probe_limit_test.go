@@ -360,7 +360,7 @@ func probeManyLinks(p *probe) {
 	p.try("rename", unix.Rename(p.at("l0"), p.at("renamed")))
 	p.try("one that is there", unix.Link(p.at("f"), p.at("l9")))
 	p.stat("f")
-	for i := range made {
+	for i := range min(made, 100) {
 		_ = unix.Unlink(p.at("l" + strconv.Itoa(i)))
 	}
 	p.stat("f")
