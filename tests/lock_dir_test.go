@@ -135,58 +135,70 @@ func TestR4LockDirUsed(t *testing.T) {
 // lives has anything.
 func TestR4LockDirUnused(t *testing.T) {
 	byTransport(t, func(t *testing.T, opts ...string) {
-		for how, use := range map[string]func(m *Mount, owner, child *Agent){
-			"staged elsewhere": func(m *Mount, owner, child *Agent) {
-				child.must("put", m.At("D/artifact"), "x", "wronly,creat")
+		uses := map[string]func(m *Mount, dir string, owner, child *Agent){
+			"staged elsewhere": func(m *Mount, dir string, owner, child *Agent) {
+				child.must("put", m.At(dir, "artifact"), "x", "wronly,creat")
 			},
-			"dead": func(m *Mount, owner, child *Agent) {
-				child.must("put", m.At("D/devserver/of-child"), "x", "wronly,creat")
+			"dead": func(m *Mount, dir string, owner, child *Agent) {
+				child.must("put", m.At(dir, "devserver/of-child"), "x", "wronly,creat")
 				child.Kill()
 			},
-			"locked, and dead with the owner": func(m *Mount, owner, child *Agent) {
-				child.mustCommand(m, "acquire D/devserver")
-				child.must("put", m.At("D/devserver/of-child"), "x", "wronly,creat")
+			"locked, and dead with the owner": func(m *Mount, dir string, owner, child *Agent) {
+				child.mustCommand(m, "acquire %s/devserver", dir)
+				child.must("put", m.At(dir, "devserver/of-child"), "x", "wronly,creat")
 				child.Kill()
 			},
-			"the owner's own lock": func(m *Mount, owner, child *Agent) {
-				owner.mustCommand(m, "acquire D/devserver")
-				owner.must("put", m.At("D/devserver/more"), "x", "wronly,creat")
+			"the owner's own lock": func(m *Mount, dir string, owner, child *Agent) {
+				owner.mustCommand(m, "acquire %s/devserver", dir)
+				owner.must("put", m.At(dir, "devserver/more"), "x", "wronly,creat")
 			},
-			"tidied up": func(m *Mount, owner, child *Agent) {
-				child.must("put", m.At("D/devserver/of-child"), "x", "wronly,creat")
-				child.must("unlink", m.At("D/devserver/of-child"))
-				owner.must("unlink", m.At("D/devserver/pid"))
+			"tidied up": func(m *Mount, dir string, owner, child *Agent) {
+				child.must("put", m.At(dir, "devserver/of-child"), "x", "wronly,creat")
+				child.must("unlink", m.At(dir, "devserver/of-child"))
+				owner.must("unlink", m.At(dir, "devserver/pid"))
 			},
-		} {
-			for _, when := range []string{"", "restarted", "replaced"} {
-				t.Run(how+"/"+when, func(t *testing.T) {
-					m := mount(t, opts...)
-					openDir(t, m.Back("D"))
-					owner, other := agent(t), agent(t)
-					child := owner.Child("setsid")
-					owner.must("mkdir", m.At("D/devserver"))
-					owner.must("put", m.At("D/devserver/pid"), "x", "wronly,creat")
-					use(m, owner, child)
-					switch when {
-					case "restarted":
-						m.restart(nil, opts...)
-					case "replaced":
-						m.replace()
-					}
-					owner.Kill()
-					m.awaitFree("D")
-					if _, err := os.Lstat(m.Back("D/devserver")); !os.IsNotExist(err) {
-						t.Errorf("the lock directory afterwards: %v, want nothing there", err)
-					}
-					m.awaitFree("D/devserver")
-					m.wantOrphan("D/devserver", false)
-					other.must("mkdir", m.At("D/devserver"))
-					m.wantOwner("D", other.Pid)
-					if s := m.Ctl("check"); s != "ok" {
-						t.Errorf("the tables: %s", s)
-					}
-				})
-			}
+		}
+		for _, when := range []string{"", "restarted", "replaced"} {
+			t.Run(when, func(t *testing.T) {
+				m := mount(t, opts...)
+				other := agent(t)
+				type lockDir struct {
+					dir, how string
+					owner    *Agent
+				}
+				var all []lockDir
+				for how, use := range uses {
+					d := lockDir{"D" + itoa(len(all)), how, agent(t)}
+					openDir(t, m.Back(d.dir))
+					child := d.owner.Child("setsid")
+					d.owner.must("mkdir", m.At(d.dir, "devserver"))
+					d.owner.must("put", m.At(d.dir, "devserver/pid"), "x", "wronly,creat")
+					use(m, d.dir, d.owner, child)
+					all = append(all, d)
+				}
+				switch when {
+				case "restarted":
+					m.restart(nil, opts...)
+				case "replaced":
+					m.replace()
+				}
+				for _, d := range all {
+					t.Run(d.how, func(t *testing.T) {
+						d.owner.Kill()
+						m.awaitFree(d.dir)
+						if _, err := os.Lstat(m.Back(d.dir, "devserver")); !os.IsNotExist(err) {
+							t.Errorf("the lock directory afterwards: %v, want nothing there", err)
+						}
+						m.awaitFree(d.dir + "/devserver")
+						m.wantOrphan(d.dir+"/devserver", false)
+						other.must("mkdir", m.At(d.dir, "devserver"))
+						m.wantOwner(d.dir, other.Pid)
+					})
+				}
+				if s := m.Ctl("check"); s != "ok" {
+					t.Errorf("the tables: %s", s)
+				}
+			})
 		}
 	})
 }

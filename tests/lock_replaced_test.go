@@ -5,6 +5,7 @@ package tests
 import (
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 	"time"
 )
@@ -12,103 +13,132 @@ import (
 // A lock file that something else is renamed onto, as by mv(1), sed -i or
 // os.replace, is its owner's as before, whoever of the holders did it.
 
-// wantOneRow reports an error unless the owner has the only row on dir.
+// wantOneRow reports an error unless the owner has the only row on dir and in it.
 func (m *Mount) wantOneRow(dir string, owner *Agent) {
 	m.t.Helper()
-	rows := m.Listing().Locks
+	rows := slices.DeleteFunc(m.Listing().Locks, func(l lockRow) bool { return !within(l.Dir, dir) })
 	if len(rows) != 1 || rows[0].Dir != dir || rows[0].Pid != owner.Pid {
 		m.t.Errorf("rows: %+v, want one on %s of pid %d", rows, dir, owner.Pid)
 	}
+}
+
+// A replacing has somebody replace a lock file, and its owner's lock end afterwards.
+type replacing struct {
+	dir, made, by, end string
+	owner              *Agent
 }
 
 // TestR1Replaced: a child that replaces its parent's lock file acquires nothing: the
 // file outlives the child, goes with the owner, and its removal ends the lock.
 func TestR1Replaced(t *testing.T) {
 	byTransport(t, func(t *testing.T, opts ...string) {
-		for _, made := range []string{"created", "renamed"} {
-			ways := []string{"owner", "child", "child that works on", "child that is killed"}
-			if made == "renamed" {
-				ways = ways[:2]
-			}
-			for _, by := range ways {
-				for _, end := range []string{"killed", "unlinked", "renamed", "killed after a restart", "unlinked after a restart", "killed after a replacement"} {
-					t.Run(made+"/"+by+"/"+end, func(t *testing.T) {
-						m := mount(t, opts...)
-						openDir(t, m.Back("D"))
-						a, other := agent(t), agent(t)
-						file, temp := m.At("D", "devserver"), m.At("D", "temp")
-						if made == "created" {
-							a.must("creat", file, "wronly,creat,excl")
-						} else {
-							a.must("put", temp, "1", "wronly,creat")
-							a.must("rename", temp, file)
+		for when, ends := range map[string][]string{
+			"":                    {"killed", "unlinked", "renamed"},
+			"after a restart":     {"killed", "unlinked"},
+			"after a replacement": {"killed"},
+		} {
+			t.Run(when, func(t *testing.T) {
+				m := mount(t, opts...)
+				other := agent(t)
+				var all []replacing
+				for _, end := range ends {
+					for _, by := range []string{"owner", "child", "child that works on", "child that is killed"} {
+						all = append(all, replacing{dir: "D" + itoa(len(all)), made: "created", by: by, end: end})
+					}
+					for _, by := range []string{"owner", "child"} {
+						all = append(all, replacing{dir: "D" + itoa(len(all)), made: "renamed", by: by, end: end})
+					}
+				}
+				for i := range all {
+					all[i].replace(m, other)
+				}
+				switch when {
+				case "after a restart":
+					m.restart(nil, opts...)
+				case "after a replacement":
+					m.replace()
+				}
+				for _, r := range all {
+					t.Run(r.made+"/"+r.by+"/"+r.end, func(t *testing.T) {
+						m := m.on(t)
+						if when != "" {
+							r.held(m, other)
 						}
-						who := a
-						if by != "owner" {
-							who = a.Child()
-						}
-						who.must("put", temp, "2", "wronly,creat,excl")
-						who.must("utimens", temp, "1000000000")
-						who.must("rename", temp, file)
-						held := func() {
-							t.Helper()
-							m.wantOneRow("D", a)
-							other.want("EEXIST", "creat", file, "wronly,creat,excl")
-							other.want("EBUSY", "put", m.At("D", "f"), "x", "wronly,creat")
-							other.want("EBUSY", "unlink", file)
-							other.must("put", m.At("mine"), "x", "wronly,creat")
-							other.want("EBUSY|EEXIST", "rename", m.At("mine"), file)
-							if got, err := os.ReadFile(m.Back("D", "devserver")); string(got) != "2" {
-								t.Errorf("the lock file has %q (%v), want 2", got, err)
-							}
-							st, err := os.Lstat(file)
-							mustDo(t, err)
-							if age := time.Since(st.ModTime()); age > time.Hour { // A11
-								t.Errorf("to a stranger the lock file is %v old, want new", age)
-							}
-						}
-						held()
-						switch by {
-						case "child that works on":
-							who.must("put", m.At("D", "out"), "x", "wronly,creat")
-							fallthrough
-						case "child":
-							who.Exit(0)
-							held()
-						case "child that is killed":
-							who.must("put", m.At("D", "out"), "x", "wronly,creat")
-							who.Kill()
-							held()
-						}
-						switch end {
-						case "killed after a restart", "unlinked after a restart":
-							m.restart(nil, opts...)
-							held()
-						case "killed after a replacement":
-							m.replace()
-							held()
-						}
-						switch end {
-						case "unlinked", "unlinked after a restart":
-							a.must("unlink", file)
-							m.wantFree("D")
+						switch file := m.At(r.dir, "devserver"); r.end {
+						case "unlinked":
+							r.owner.must("unlink", file)
+							m.wantFree(r.dir)
 						case "renamed":
-							a.must("rename", file, m.At("D", "away"))
-							m.wantFree("D")
+							r.owner.must("rename", file, m.At(r.dir, "away"))
+							m.wantFree(r.dir)
 						default:
-							a.Kill()
-							m.awaitFree("D")
+							r.owner.Kill()
+							m.awaitFree(r.dir)
 						}
-						if _, err := os.Lstat(m.Back("D", "devserver")); !os.IsNotExist(err) {
+						if _, err := os.Lstat(m.Back(r.dir, "devserver")); !os.IsNotExist(err) {
 							t.Errorf("the lock file afterwards: %v, want nothing there", err)
 						}
-						other.must("creat", file, "wronly,creat,excl")
-						m.wantOneRow("D", other)
+						other.must("creat", m.At(r.dir, "devserver"), "wronly,creat,excl")
+						m.wantOneRow(r.dir, other)
 					})
 				}
-			}
+			})
 		}
 	})
+}
+
+// replace makes the lock file and has it replaced.
+func (r *replacing) replace(m *Mount, other *Agent) {
+	m.t.Helper()
+	openDir(m.t, m.Back(r.dir))
+	r.owner = agent(m.t)
+	file, temp := m.At(r.dir, "devserver"), m.At(r.dir, "temp")
+	if r.made == "created" {
+		r.owner.must("creat", file, "wronly,creat,excl")
+	} else {
+		r.owner.must("put", temp, "1", "wronly,creat")
+		r.owner.must("rename", temp, file)
+	}
+	who := r.owner
+	if r.by != "owner" {
+		who = r.owner.Child()
+	}
+	who.must("put", temp, "2", "wronly,creat,excl")
+	who.must("utimens", temp, "1000000000")
+	who.must("rename", temp, file)
+	r.held(m, other)
+	switch r.by {
+	case "child that works on":
+		who.must("put", m.At(r.dir, "out"), "x", "wronly,creat")
+		fallthrough
+	case "child":
+		who.Exit(0)
+		r.held(m, other)
+	case "child that is killed":
+		who.must("put", m.At(r.dir, "out"), "x", "wronly,creat")
+		who.Kill()
+		r.held(m, other)
+	}
+}
+
+// held expects that the owner has the directory, and the lock file what replaced it.
+func (r *replacing) held(m *Mount, other *Agent) {
+	m.t.Helper()
+	file := m.At(r.dir, "devserver")
+	m.wantOneRow(r.dir, r.owner)
+	other.want("EEXIST", "creat", file, "wronly,creat,excl")
+	other.want("EBUSY", "put", m.At(r.dir, "f"), "x", "wronly,creat")
+	other.want("EBUSY", "unlink", file)
+	other.must("put", m.At("mine"), "x", "wronly,creat")
+	other.want("EBUSY|EEXIST", "rename", m.At("mine"), file)
+	if got, err := os.ReadFile(m.Back(r.dir, "devserver")); string(got) != "2" {
+		m.t.Errorf("the lock file has %q (%v), want 2", got, err)
+	}
+	st, err := os.Lstat(file)
+	mustDo(m.t, err)
+	if age := time.Since(st.ModTime()); age > time.Hour { // A11
+		m.t.Errorf("to a stranger the lock file is %v old, want new", age)
+	}
 }
 
 // TestR1ReplacedByTool: nor does a script that has its lock file replaced by a tool, and
