@@ -116,7 +116,7 @@ func TestR6Ends(t *testing.T) {
 			} else if c.policy != "destroy" {
 				delete(ends, "exit 1") // which is no other one than to be killed
 			}
-			owners := make(map[string]*Agent)
+			owners, next := make(map[string]*Agent), agent(t)
 			for way, w := range endedWays {
 				for end := range ends {
 					dir := dirOf(way, end)
@@ -150,7 +150,7 @@ func TestR6Ends(t *testing.T) {
 						}
 						// What was in the directory when a daemon died is not told apart.
 						keeps := e.keeps || c.policy == "keep" || c.when == "crashed" && !w.fresh
-						w.wantAfter(t, m, dir, end == "destroyed", keeps)
+						w.wantAfter(t, m, next, dir, end == "destroyed", keeps)
 					})
 				}
 			}
@@ -194,6 +194,7 @@ func TestR7Scope(t *testing.T) {
 // TestL1Ends: so does a lease, which a process's end is nothing to.
 func TestL1Ends(t *testing.T) {
 	m := mount(t, "--on-crash", "destroy")
+	next := agent(t)
 	ends := map[string]struct {
 		reason string
 		keeps  bool
@@ -231,7 +232,7 @@ func TestL1Ends(t *testing.T) {
 				if l := ending(s, dir); l.Reason != e.reason {
 					t.Errorf("it ended: %+v, want %q", l, e.reason)
 				}
-				w.wantAfter(t, m, dir, end == "destroyed", e.keeps)
+				w.wantAfter(t, m, next, dir, end == "destroyed", e.keeps)
 			})
 		}
 	}
@@ -239,7 +240,7 @@ func TestL1Ends(t *testing.T) {
 
 // wantAfter expects what is to become of the content (R7), and that the next one can
 // lock the directory.
-func (w *endedWay) wantAfter(t *testing.T, m *Mount, dir string, destroyed, keeps bool) {
+func (w *endedWay) wantAfter(t *testing.T, m *Mount, next *Agent, dir string, destroyed, keeps bool) {
 	t.Helper()
 	switch {
 	case destroyed, !keeps && w.fresh:
@@ -250,10 +251,10 @@ func (w *endedWay) wantAfter(t *testing.T, m *Mount, dir string, destroyed, keep
 	default:
 		wantTree(t, m.Back(dir), w.left())
 	}
-	b := agent(t)
-	b.must("creat", m.At(dir, "devserver.lock"), "wronly,creat,excl")
-	b.must("put", m.At(dir, "f"), "2", "wronly,creat")
-	b.must("unlink", m.At(dir, "devserver.lock"))
+	next.t = t
+	next.must("creat", m.At(dir, "devserver.lock"), "wronly,creat,excl")
+	next.must("put", m.At(dir, "f"), "2", "wronly,creat")
+	next.must("unlink", m.At(dir, "devserver.lock"))
 }
 
 // left is what is in the directory afterwards, and more.
