@@ -12,16 +12,23 @@ func (fs *FS) StatFs(cancel <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsO
 	fs.awaitRemoved()
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
-	fd := fs.back.root
+	var st unix.Statfs_t
+	ask := func(fd int) error { return ignoringEINTR(func() error { return unix.Fstatfs(fd, &st) }) }
+	err := error(unix.ESTALE)
 	if n := fs.nodes.get(h.NodeId); n != nil {
-		// A file system mounted in the backing answers for itself.
-		if p, err := fs.back.place(n); err == nil {
-			defer p.done()
-			fd = p.fd
+		// A file system mounted in the backing answers for itself, also for the directory
+		// that it is mounted on; and a directory with a quota for its project.
+		if p, e := fs.back.place(n); e == nil {
+			if err = p.withFD(ask); err != nil {
+				err = ask(p.fd)
+			}
+			p.done()
 		}
 	}
-	var st unix.Statfs_t
-	if err := ignoringEINTR(func() error { return unix.Fstatfs(fd, &st) }); err != nil {
+	if err != nil {
+		err = ask(fs.back.root)
+	}
+	if err != nil {
 		return statusOf(err)
 	}
 	out.Blocks, out.Bfree, out.Bavail = st.Blocks, st.Bfree, st.Bavail
