@@ -77,7 +77,7 @@ func (s *Server) connect(o *Options, opts *fuse.MountOptions, want string) (note
 	if unix.Geteuid() == 0 {
 		fd, err = s.mountDirect(o)
 	} else {
-		fd, err = mountAsUser(o, s.mountpoint)
+		fd, err = mountAsUser(o, s.mountpoint, o.mountFlags(s.fs.back.root))
 	}
 	if err != nil {
 		return "", err

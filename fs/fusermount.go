@@ -12,8 +12,8 @@ import (
 )
 
 // mountAsUser mounts with the help of fusermount3, which is root's, and returns
-// the descriptor of the connection that it passes on.
-func mountAsUser(o *Options, mountpoint string) (int, error) {
+// the descriptor of the connection that it passes on. flags are of mount(2).
+func mountAsUser(o *Options, mountpoint string, flags uintptr) (int, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("socketpair: %w", err)
@@ -24,7 +24,7 @@ func mountAsUser(o *Options, mountpoint string) (int, error) {
 		"default_permissions", "subtype=stagefs", fmt.Sprintf("max_read=%d", maxWrite),
 		"fsname=" + strings.NewReplacer(`\`, `\\`, ",", `\,`).Replace(o.Dir),
 	}
-	opts = append(opts, o.MountFlags.forUser()...)
+	opts = append(opts, forUser(flags)...)
 	if userAllowOther() {
 		opts = append(opts, "allow_other")
 	}

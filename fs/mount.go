@@ -98,6 +98,9 @@ func Mount(o Options) (_ *Server, err error) {
 		return nil, err
 	}
 
+	if unix.Geteuid() != 0 && o.mountFlags(root)&unix.MS_NOSYMFOLLOW != 0 {
+		s.warn("symbolic links are followed: fusermount3 does not know the option nosymfollow")
+	}
 	if err := s.becomeDaemon(); err != nil {
 		return nil, err
 	}

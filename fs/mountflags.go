@@ -34,6 +34,8 @@ var flagOptions = map[string]MountFlags{
 	"strictatime": {unix.MS_STRICTATIME, unix.MS_NOATIME | unix.MS_RELATIME},
 	"nodiratime":  {Set: unix.MS_NODIRATIME},
 	"diratime":    {Clear: unix.MS_NODIRATIME},
+	"nosymfollow": {Set: unix.MS_NOSYMFOLLOW},
+	"symfollow":   {Clear: unix.MS_NOSYMFOLLOW},
 }
 
 // IsFlagOption reports whether an option of mount(8) is one for [ParseMountFlags].
@@ -48,7 +50,7 @@ func ParseMountFlags(options string) (f MountFlags, err error) {
 	for _, name := range strings.Split(options, ",") {
 		flag, ok := flagOptions[name]
 		if !ok {
-			return f, &OptionError{"options", name, "is none of ro, nosuid, nodev, noexec, noatime, relatime, strictatime, nodiratime and their opposites"}
+			return f, &OptionError{"options", name, "is none of ro, nosuid, nodev, noexec, nosymfollow, noatime, relatime, strictatime, nodiratime and their opposites"}
 		}
 		f.add(flag)
 	}
@@ -73,17 +75,20 @@ func (f MountFlags) on(flags uintptr) uintptr {
 // changesAtimes reports whether access times change otherwise than with some flags.
 func (f MountFlags) changesAtimes(has uintptr) bool { return (f.on(has)^has)&atimes != 0 }
 
-// forUser returns what fusermount3 is to be told of f. It has no set-user-ID programs
-// and devices in any case.
-func (f MountFlags) forUser() []string {
+// forUser returns what fusermount3 is to be told of flags of mount(2). It has no
+// set-user-ID programs and devices in any case, and does not know all of the others.
+func forUser(flags uintptr) []string {
 	var options []string
 	for _, name := range []string{"ro", "noexec"} {
-		if f.Set&flagOptions[name].Set != 0 {
+		if flags&flagOptions[name].Set != 0 {
 			options = append(options, name)
 		}
 	}
 	return options
 }
+
+// stNoSymFollow is ST_NOSYMFOLLOW of linux/statfs.h (Linux 5.10).
+const stNoSymFollow = 0x2000
 
 // flagsOf translates the flags of a mount from statfs(2) to mount(2).
 func flagsOf(fd int) (uintptr, error) {
@@ -100,6 +105,7 @@ func flagsOf(fd int) (uintptr, error) {
 		{unix.ST_NOATIME, unix.MS_NOATIME},
 		{unix.ST_NODIRATIME, unix.MS_NODIRATIME},
 		{unix.ST_RELATIME, unix.MS_RELATIME},
+		{stNoSymFollow, unix.MS_NOSYMFOLLOW},
 	} {
 		if int(st.Flags)&f.st != 0 {
 			flags |= uintptr(f.ms)
@@ -131,6 +137,7 @@ func mountAttrs(flags uintptr) int {
 		{unix.MS_NOATIME, unix.MOUNT_ATTR_NOATIME},
 		{unix.MS_NODIRATIME, unix.MOUNT_ATTR_NODIRATIME},
 		{unix.MS_STRICTATIME, unix.MOUNT_ATTR_STRICTATIME},
+		{unix.MS_NOSYMFOLLOW, unix.MOUNT_ATTR_NOSYMFOLLOW},
 	} {
 		if flags&f.ms != 0 {
 			attrs |= f.attr

@@ -144,6 +144,60 @@ func TestM2MountReadOnly(t *testing.T) {
 	b.wantOwner("D", a.Pid)
 }
 
+// TestM2NoSymFollow: where the directory is mounted with nosymfollow, the mount follows no
+// symlinks either, and stays so when something else of it is changed.
+func TestM2NoSymFollow(t *testing.T) {
+	need(t, "root", "fuse")
+	dir := staticDir(t)
+	mustDo(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	mustDo(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o644))
+	mustDo(t, os.Symlink("file", filepath.Join(dir, "link")))
+	mustDo(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_NOSYMFOLLOW, ""))
+	check := func(m *Mount, when string, want error) {
+		t.Helper()
+		if _, err := os.Stat(m.At("link")); !errors.Is(err, want) {
+			t.Errorf("%s: stat(2) of a symlink: %v, want %v", when, err, want)
+		}
+		if got, err := os.Readlink(m.At("link")); got != "file" || err != nil {
+			t.Errorf("%s: readlink(2): %q, %v", when, got, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "link")); !errors.Is(err, unix.ELOOP) {
+		t.Skip("the kernel has no nosymfollow: ", err)
+	}
+	m := mountDir(t, dir, dir, "--supervise")
+	check(m, "at first", unix.ELOOP)
+	m.wantStatus(0, "", "mount", "-o", "remount,noexec", m.Dir)
+	check(m, "remounted with noexec", unix.ELOOP)
+	old := m.daemon()
+	mustDo(t, unix.Kill(old, unix.SIGKILL))
+	m.awaitNext(old)
+	check(m, "after a crash", unix.ELOOP)
+	m.wantStatus(0, "", "mount", "-o", "remount,symfollow", m.Dir)
+	check(m, "remounted with symfollow", nil)
+	m.stop()
+	check(mountDir(t, dir, dir, "-o", "symfollow"), "with -o symfollow", nil)
+}
+
+// TestM2UserNoExec: what the file system of an ordinary user's directory keeps from being
+// executed is not executed through the mount.
+func TestM2UserNoExec(t *testing.T) {
+	need(t, "root", "fuse", "fusermount3")
+	dir := staticDir(t)
+	mustDo(t, unix.Mount("none", dir, "tmpfs", unix.MS_NOEXEC, ""))
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	mustDo(t, os.WriteFile(filepath.Join(dir, "script"), []byte("#!/bin/sh\n"), 0o755))
+	m := newMount(t, dir, dir)
+	m.serveUser()
+	if got := mountedOptions(t, dir); !slices.Contains(got, "noexec") {
+		t.Errorf("the mount has %q, want noexec", got)
+	}
+	if got := stranger(t).Get("sh", m.At("script")); !strings.HasPrefix(got, "126 ") {
+		t.Errorf("to run a script: %q, want status 126", got)
+	}
+}
+
 // TestBadMountFlags: what cannot be had is said, and nothing is mounted.
 func TestBadMountFlags(t *testing.T) {
 	need(t, "root", "fuse")

@@ -38,7 +38,7 @@ func (c *command) mountCommand() *cli.Command {
 			&cli.StringFlag{Name: "grace", Value: "5s", Usage: "wait for a busy mount at the end for this `DURATION`: seconds, or like 1m30s"},
 			&cli.BoolFlag{Name: "no-passthrough", Usage: "let all data go through the daemon"},
 			&cli.StringFlag{Name: "transport", Value: "auto", Usage: "`WAY` in which the kernel's requests come: auto, the fastest there is, or uring, threads or fuse"},
-			&cli.StringSliceFlag{Name: "options", Aliases: []string{"o"}, Usage: "`LIST` of mount(8)'s options ro, nosuid, nodev, noexec, noatime, nodiratime, relatime and strictatime, and of their opposites (default: as DIR's file system is mounted); with remount, only change them"},
+			&cli.StringSliceFlag{Name: "options", Aliases: []string{"o"}, Usage: "`LIST` of mount(8)'s options ro, nosuid, nodev, noexec, nosymfollow, noatime, nodiratime, relatime and strictatime, and of their opposites (default: as DIR's file system is mounted); with remount, only change them"},
 			&cli.BoolFlag{Name: "compat", Usage: "use only what Linux 5.10 offers"},
 			&cli.BoolFlag{Name: "debug", Usage: "log every decision"},
 			&cli.BoolFlag{Name: "daemon", Aliases: []string{"d"}, Usage: "return once the mount answers, and serve on in the background"},
