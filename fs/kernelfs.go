@@ -22,6 +22,37 @@ func kernelTypes() []string {
 // served nor be a mountpoint.
 func IsKernelType(fstype string) bool { return slices.Contains(kernelTypes(), fstype) }
 
+// byOpener reports whether the kernel goes by the rights of who opens a file, on a file
+// system of its own, and not only by the file's mode.
+func byOpener(fstype string) bool {
+	return IsKernelType(fstype) && fstype != "devtmpfs" && fstype != "devpts"
+}
+
+// mayEnter returns EACCES if what is in an open directory, which another file system is
+// mounted on, is one that byOpener is about.
+func mayEnter(dir int, name string) error {
+	fd, err := openAt(dir, name, unix.O_PATH, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	switch uint32(fsType(fd)) {
+	case 0, // it cannot be told
+		unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.BPF_FS_MAGIC, configFSMagic,
+		unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.SELINUX_MAGIC, unix.SMACK_MAGIC, unix.PSTOREFS_MAGIC,
+		unix.EFIVARFS_MAGIC, mqueueMagic, fusectlMagic, unix.BINFMTFS_MAGIC, rpcPipeFSMagic, unix.NSFS_MAGIC:
+		return unix.EACCES
+	}
+	return nil
+}
+
+const ( // of the kernel's sources
+	configFSMagic  = 0x62656570
+	mqueueMagic    = 0x19800202
+	fusectlMagic   = 0x65735543
+	rpcPipeFSMagic = 0x67596969
+)
+
 // kernelType returns the type of the file system that fd is on, if it is one of
 // kernelTypes, and "" if not.
 func kernelType(fd int) (string, error) {

@@ -98,8 +98,8 @@ func Mount(o Options) (_ *Server, err error) {
 		return nil, err
 	}
 
-	if unix.Geteuid() != 0 && o.mountFlags(root)&unix.MS_NOSYMFOLLOW != 0 {
-		s.warn("symbolic links are followed: fusermount3 does not know the option nosymfollow")
+	if err := s.lookInside(&o, root); err != nil {
+		return nil, err
 	}
 	if err := s.becomeDaemon(); err != nil {
 		return nil, err
@@ -311,6 +311,42 @@ func (s *Server) lookUnder(o *Options) error {
 	if dir, err := AbsoluteOf(o.Dir); err == nil && s.mountpoint != dir { // as was asked for: no reason to refuse
 		s.warn("what is done in %s itself is not seen, only what is done in %s: leave the mountpoint out, to mount over it, or keep others out of it",
 			plain(o.Dir), plain(s.mountpoint))
+	}
+	return nil
+}
+
+// lookInside finds out what is mounted within the directory, and warns of what that means
+// for the mount.
+func (s *Server) lookInside(o *Options, root int) error {
+	var inside []MountEntry
+	var err error
+	if d := s.dead; d != nil && !d.cleared {
+		inside, err = mountsOn(d.on, d.path) // root is in a copy of these
+	} else {
+		inside, err = mountsInside(root)
+	}
+	if err != nil {
+		return err
+	}
+	for _, m := range inside {
+		if byOpener(m.FSType) {
+			s.warn("%s cannot be entered in the mount: there the kernel goes by the rights of who opens something, which would be the daemon's", plain(m.Path))
+		}
+	}
+	flags, where := restriction(inside)
+	if unix.Geteuid() != 0 { // fusermount3's mounts have these in any case
+		if o.mountFlags(root)&unix.MS_NOSYMFOLLOW != 0 {
+			s.warn("symbolic links are followed: fusermount3 does not know the option nosymfollow")
+		}
+		return nil
+	}
+	has, _ := flagsOf(root)
+	flags &^= has | o.MountFlags.Set | o.MountFlags.Clear
+	o.MountFlags.Set |= flags
+	for _, name := range []string{"nosuid", "nodev"} {
+		if flags&flagOptions[name].Set != 0 {
+			s.warn("all of the mount has the option %s, as %s has, which is mounted within; -o %s takes it off", name, plain(where[name]), strings.TrimPrefix(name, "no"))
+		}
 	}
 	return nil
 }

@@ -123,6 +123,22 @@ func (o *Options) mountFlags(root int) uintptr {
 	return o.MountFlags.on(flags)
 }
 
+// restriction returns which of nosuid and nodev something has that is mounted within the
+// directory. The kernel goes by the flags of the mount alone: without them a program or a
+// device there would give whoever may write there rights that it does not give below.
+func restriction(inside []MountEntry) (flags uintptr, where map[string]string) {
+	where = make(map[string]string)
+	for _, m := range inside {
+		for _, name := range strings.Split(m.Options, ",") {
+			if f := flagOptions[name].Set & (unix.MS_NOSUID | unix.MS_NODEV); f&^flags != 0 && !IsKernelType(m.FSType) {
+				flags |= f
+				where[name] = m.Path
+			}
+		}
+	}
+	return flags, where
+}
+
 // mountAttrs turns flags of mount(2) into those of fsmount(2).
 func mountAttrs(flags uintptr) int {
 	attrs := 0
@@ -215,21 +231,37 @@ func (o *Options) noAtimes(why error) error {
 // noMountsInside fails if another file system is mounted within the directory, which
 // would be missing in a mount of the daemon's own.
 func noMountsInside(root int) error {
-	id := DescriptorInfo(procPath(root))["mnt_id"]
+	inside, err := mountsInside(root)
+	if err == nil && len(inside) > 0 {
+		err = fmt.Errorf("%s is mounted within", inside[0].Path)
+	}
+	return err
+}
+
+// mountsInside returns what is mounted within the directory, and on that again.
+func mountsInside(root int) ([]MountEntry, error) {
 	dir, err := pathOfFD(root)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	id, _ := strconv.Atoi(DescriptorInfo(procPath(root))["mnt_id"])
+	return mountsOn(id, dir)
+}
+
+// mountsOn returns what is mounted within a directory on a mount, and on that again.
+func mountsOn(id int, dir string) (inside []MountEntry, err error) {
 	mounts, err := ReadMounts()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	for _, m := range mountedOn(mounts, func(m *MountEntry) bool { return strconv.Itoa(m.ID) == id }) {
-		if m.Path != dir && within(m.Path, dir) {
-			return fmt.Errorf("%s is mounted within", m.Path)
+	on := map[int]bool{id: true} // by ID; no mount comes before the one that it is on
+	for _, m := range mounts {
+		if on[m.Parent] && m.Path != dir && within(m.Path, dir) {
+			on[m.ID] = true
+			inside = append(inside, m)
 		}
 	}
-	return nil
+	return inside, nil
 }
 
 // Remount changes flags of a mount. When access times change cannot be changed:

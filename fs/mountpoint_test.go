@@ -10,11 +10,11 @@ import (
 func TestParseMounts(t *testing.T) {
 	for line, want := range map[string][]MountEntry{
 		"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue": {{
-			ID: 36, Parent: 35, Dev: "98:0", Root: "/mnt1", Path: "/mnt2", FSType: "ext3", Source: "/dev/root",
+			ID: 36, Parent: 35, Dev: "98:0", Root: "/mnt1", Path: "/mnt2", Options: "rw,noatime", FSType: "ext3", Source: "/dev/root",
 			FSOptions: "rw,errors=continue", Propagation: "master:1",
 		}},
 		`40 35 0:40 / /srv/with\040space rw - fuse.stagefs /srv/a\134b rw`: {{
-			ID: 40, Parent: 35, Dev: "0:40", Root: "/", Path: "/srv/with space", FSType: "fuse.stagefs", Source: `/srv/a\b`,
+			ID: 40, Parent: 35, Dev: "0:40", Root: "/", Path: "/srv/with space", Options: "rw", FSType: "fuse.stagefs", Source: `/srv/a\b`,
 			FSOptions: "rw",
 		}},
 		"": nil, "-": nil, " - ": nil, "36 35 98:0 /mnt1": nil, "36 35 98:0 /a /b rw - ext3": nil, "x 35 98:0 /a /b rw - ext3 a rw": nil,

@@ -19,6 +19,7 @@ type MountEntry struct {
 	Dev       string // major:minor
 	Root      string // which directory of the file system is mounted
 	Path      string // where
+	Options   string // of the mount: "rw,nosuid"
 	FSType    string
 	Source    string
 	FSOptions string // of the file system
@@ -117,7 +118,7 @@ func ParseMounts(text string) []MountEntry {
 			continue
 		}
 		all = append(all, MountEntry{
-			ID: id, Parent: parent, Dev: l[2], Root: unescape(l[3]), Path: unescape(l[4]),
+			ID: id, Parent: parent, Dev: l[2], Root: unescape(l[3]), Path: unescape(l[4]), Options: l[5],
 			FSType: r[0], Source: unescape(r[1]), FSOptions: r[2], Propagation: strings.Join(l[6:], " "),
 		})
 	}

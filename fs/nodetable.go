@@ -262,6 +262,12 @@ func (t *nodeTable) lookAt(dir int, parent *node, name string, st *unix.Statx_t)
 		if err := statAt(dir, name, st); err != nil {
 			return nil, err
 		}
+		// An overlay's files have the device numbers of its layers.
+		if dev := identityOf(st).dev; dev != parent.key().dev && (isDirectory(st) || !t.reborn) {
+			if err := mayEnter(dir, name); err != nil {
+				return nil, err
+			}
+		}
 		if n, told := t.see(parent, name, st, removals, added); n != nil {
 			if told {
 				t.follow(n)

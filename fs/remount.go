@@ -23,6 +23,7 @@ type deadMount struct {
 	entry MountEntry
 	below []MountEntry // others at the same path, the uppermost last
 	husks int          // so many of those, the uppermost, are of stagefs too
+	on    int          // the mount that all of these are on, by its ID
 	hides bool         // mounts within the directory, which were there before
 	tucks bool         // a mount comes beneath it by way of a peer, see tuck
 
@@ -75,7 +76,8 @@ func findDead(path string) (*deadMount, error) {
 	for last--; last >= 0 && here[last].IsStagefs(); last-- {
 		d.husks++ // their daemons were killed while they took a dead mount's place
 	}
-	on := func(m *MountEntry) bool { return m.ID == here[last+1].Parent }
+	d.on = here[last+1].Parent
+	on := func(m *MountEntry) bool { return m.ID == d.on }
 	d.hides = slices.ContainsFunc(mountedOn(mounts, on), func(m MountEntry) bool { return m.Path != at && within(m.Path, at) })
 	return d, nil
 }

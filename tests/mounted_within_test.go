@@ -3,11 +3,95 @@
 package tests
 
 import (
+	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
+
+// mountWithin mounts something in a static directory that is not served yet.
+func mountWithin(t *testing.T, at, fstype string, flags uintptr) {
+	t.Helper()
+	openDir(t, at)
+	mustDo(t, unix.Mount("none", at, fstype, flags, ""))
+	t.Cleanup(func() { unix.Unmount(at, unix.MNT_DETACH) })
+}
+
+// TestM2WithinRights: what is mounted in the directory with nosuid and nodev gives nobody
+// more rights through the mount, also after a crash; unless the mount is to have them.
+func TestM2WithinRights(t *testing.T) {
+	need(t, "root", "fuse", "id")
+	dir := staticDir(t)
+	within := filepath.Join(dir, "within")
+	mountWithin(t, within, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV)
+	openDir(t, filepath.Join(dir, "beside"))
+	id, err := exec.LookPath("id")
+	mustDo(t, err)
+	program, err := os.ReadFile(id)
+	mustDo(t, err)
+	mustDo(t, os.WriteFile(filepath.Join(within, "id"), program, 0o755))
+	mustDo(t, os.Chmod(filepath.Join(within, "id"), 0o755|os.ModeSetuid))
+	mustDo(t, unix.Mknod(filepath.Join(within, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+	mustDo(t, os.Chmod(filepath.Join(within, "null"), 0o666))
+	a := stranger(t)
+	check := func(m *Mount, when, uid, opens string) {
+		t.Helper()
+		if got := a.Get("sh", m.At("within/id")+" -u"); got != "0 "+uid+"\n" {
+			t.Errorf("%s: a set-user-ID program runs as %q, want %s", when, got, uid)
+		}
+		if got := a.Try("open", "h", m.At("within/null"), "rdonly"); got != opens {
+			t.Errorf("%s: open of a device: %s, want %s", when, got, opens)
+		}
+		a.Try("close", "h")
+	}
+	m := mountDir(t, dir, dir, "--supervise")
+	check(m, "at first", itoa(nobody), "EACCES")
+	old := m.daemon()
+	mustDo(t, unix.Kill(old, unix.SIGKILL))
+	m.awaitNext(old)
+	check(m, "after a crash", itoa(nobody), "EACCES")
+	if n := strings.Count(m.Log(), "the option nosuid, as "+within); n != 2 {
+		t.Errorf("each daemon is to say that the mount has nosuid; both say:\n%s", m.Log())
+	}
+	m.stop()
+	check(mountDir(t, dir, dir, "-o", "suid,dev"), "with -o suid,dev", "0", "ok")
+}
+
+// TestM2WithinKernelFS: nobody comes by the daemon's rights to what the kernel has
+// mounted in the directory, where it goes by who opens something.
+func TestM2WithinKernelFS(t *testing.T) {
+	need(t, "root", "fuse")
+	dir := staticDir(t)
+	proc, groups := filepath.Join(dir, "proc"), filepath.Join(dir, "groups")
+	mountWithin(t, proc, "proc", unix.MS_NOSUID)
+	openDir(t, groups)
+	if unix.Mount("none", groups, "cgroup2", unix.MS_NOSUID, "") == nil {
+		t.Cleanup(func() { unix.Unmount(groups, unix.MNT_DETACH) })
+	}
+	m := mountDir(t, dir, dir)
+	if slices.Contains(mountedOptions(t, dir), "nosuid") {
+		t.Error("the mount has nosuid")
+	}
+	a := stranger(t)
+	self := "proc/" + itoa(a.Pid)
+	mine := a.Child()
+	mine.want("EACCES", "open", "h", m.At(self, "oom_score_adj"), "wronly")
+	mine.want("EACCES", "readdir", m.At("proc"))
+	mine.want("EACCES", "read", m.At("proc/version"))
+	if mountLines(t, groups) != nil {
+		mine.want("EACCES", "read", m.At("groups/cgroup.procs"))
+	}
+	if got := mine.Get("readdir", m.Path); !strings.Contains(got, "proc") {
+		t.Errorf("in the root is %q", got)
+	}
+	if log := m.Log(); !strings.Contains(log, proc+" cannot be entered") {
+		t.Errorf("said %q", log)
+	}
+}
 
 // TestM2WithinRoom: statfs(2) of a directory on which another file system is mounted below
 // tells of that one.
