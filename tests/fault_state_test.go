@@ -69,6 +69,35 @@ func TestFaultFullState(t *testing.T) {
 	}
 }
 
+// TestFaultFullStateFirst: with no room for the state, a directory that was never served
+// is not mounted, and it is said what to do. With room, it is, and its first lock can be
+// had though there is no room any more.
+func TestFaultFullStateFirst(t *testing.T) {
+	disk := newImage(t, 8)
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	m.State = filepath.Join(disk.Dir, "state")
+	mustDo(t, os.Mkdir(m.State, 0o700))
+	disk.fill()
+	wantRefusal(t, "71", []string{"state directory: ", m.State + "/", "no space left on device; make room there, or name another with --state-dir"},
+		"mount", "--state-dir", m.State, dir)
+	if r := run(t, stagefsBin(), "doctor", "--state-dir", m.State); !strings.Contains(r.Out, "a first mount fails") {
+		t.Errorf("doctor: %v", r)
+	}
+	disk.free()
+	m.serve()
+	if log := m.Log(); strings.Contains(log, "warning") {
+		t.Errorf("the first mount warns:\n%s", log)
+	}
+	disk.fill()
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	m.wantOwner("D", a.Pid)
+	if !m.stateWritable() {
+		t.Error("the metric tells that the state can't be written")
+	}
+}
+
 // stateWritable is what the metrics tell of the state.
 func (m *Mount) stateWritable() bool {
 	m.t.Helper()

@@ -59,7 +59,7 @@ func (m machine) checkStateDir(dir, backing string) finding {
 		case at == dir && filestore.CheckDir(dir, info) != nil:
 			return finding{name, statusFail, filestore.CheckDir(dir, info).Error(), "mend that, or " + fix}
 		case m.full(at):
-			return finding{name, statusWarn, quote(dir) + " is on a file system with no room left: new locks would not outlive the daemon", "make room; or " + fix}
+			return finding{name, statusWarn, quote(dir) + " is on a file system with no room left: a first mount fails, and new locks of others would not outlive the daemon", "make room; or " + fix}
 		}
 		return finding{name, statusOK, quote(dir), ""}
 	}

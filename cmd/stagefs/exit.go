@@ -88,7 +88,11 @@ func explain(err error) (status int, text string) {
 		if status = errnoStatus(err); status == exitSoftware {
 			status = exitNoPerm // whose it is, or its mode
 		}
-		return status, oneLine(err) + "; name another with --state-dir"
+		advice := "name another with --state-dir"
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			advice = "make room there, or " + advice
+		}
+		return status, oneLine(err) + "; " + advice
 	}
 	if errors.Is(err, fs.ErrNotExist) && !pathExists("/proc/sys") { // or it shows processes alone
 		return exitOS, oneLine(err) + "; stagefs needs /proc: mount -t proc proc /proc"

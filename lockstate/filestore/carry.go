@@ -3,6 +3,7 @@ package filestore
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -52,6 +53,8 @@ func Continue(c Carried) (*Store, error) {
 		return nil, err
 	}
 	s.guard, s.mark, s.placed = guard, c.Mark, s.place()
+	at, _ := os.Readlink(s.dir.Name())
+	s.path = filepath.Join(at, c.Key)
 	if info, err := self.Stat(); err != nil {
 		s.warn("state directory: %v", err)
 	} else if err := CheckDir("the state directory", info); err != nil {

@@ -217,6 +217,7 @@ func (j *journal) makeRoomLocked(room int64) error {
 // failLocked takes note of why the journal cannot be written. The caller holds
 // writeMu.
 func (j *journal) failLocked(err error) error {
+	err = j.store.named(err)
 	j.broken = true
 	if j.failed == nil {
 		j.tell(err)

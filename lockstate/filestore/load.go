@@ -31,7 +31,7 @@ func (s *Store) loadJournal(fresh bool) error {
 	j.seq, j.written = 1, 1 // what was written last may not be on disk
 	if whole && len(s.damaged) == 0 && j.goOnWithRoom() == nil {
 		s.removeGenerations(j.base)
-	} else if err := j.renew(nil); err != nil {
+	} else if err := s.named(j.renew(nil)); err != nil {
 		// It goes on trying; what is there now stays for the next daemon.
 		var goesOn error
 		j.writeMu.Lock()

@@ -20,8 +20,8 @@ import (
 // ErrClosed is returned by methods of a closed [Store].
 var ErrClosed = errors.New("state store is closed")
 
-// ErrDir: the state directory cannot be made, or not be opened. What it wraps says
-// why.
+// ErrDir: the state directory cannot be made, opened or written for the first time. What
+// it wraps says why.
 var ErrDir = errors.New("state directory")
 
 // ErrLost is returned where there is no state, though there must be: see
@@ -202,9 +202,23 @@ func (s *Store) open(o Options) error {
 	}
 	nothing := fresh || s.incomplete // more is missing than need be told
 	if err := s.loadMark(fresh); err != nil {
-		return err
+		if fresh {
+			_ = s.dir.Remove(name) // or the next one would miss the mark
+		}
+		return fmt.Errorf("%w: %w", ErrDir, err)
 	}
+	s.haveRoomForMark()
 	return s.loadJournal(nothing)
+}
+
+// named has an error of a file of the state name the file by its path, rather than by the
+// descriptor that it is reached by.
+func (s *Store) named(err error) error {
+	var at *os.PathError
+	if errors.As(err, &at) {
+		at.Path = filepath.Join(filepath.Dir(s.path), filepath.Base(at.Path))
+	}
+	return err
 }
 
 // writeGuard writes into the room that the file has: the disk may be full.

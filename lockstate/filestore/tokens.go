@@ -104,13 +104,23 @@ func (s *Store) clockMark() uint64 {
 	return uint64(max(latest.UnixMicro(), 0)) + clockSlack
 }
 
+// haveRoomForMark sees to it that both files of the mark are there before the first
+// token is given out: the disk may be full by then.
+func (s *Store) haveRoomForMark() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.missing(s.key + ".tokens.tmp") {
+		_ = s.writeMarkLocked(s.mark) // which is there, perhaps where nothing else can be made
+	}
+}
+
 // writeMarkLocked writes the mark into a second file, which then changes places
 // with the first: a crash at any point leaves the old mark or the new one, and
 // a full disk does not stop it, since both files have their room already.
 func (s *Store) writeMarkLocked(mark uint64) error {
 	name := s.key + ".tokens"
 	if err := s.overwriteSynced(name+".tmp", encodeMark(mark)); err != nil {
-		return fmt.Errorf("writing the token mark: %w", err)
+		return fmt.Errorf("writing the token mark: %w", s.named(err))
 	}
 	if err := s.exchange(name+".tmp", name); err != nil {
 		return fmt.Errorf("writing the token mark: %w", err)
