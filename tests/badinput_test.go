@@ -184,6 +184,7 @@ func TestBadMountpoint(t *testing.T) {
 	for _, bad := range []string{"missing", "file", "file/sub", "loop", "dangling"} {
 		wantRefusal(t, "73", []string{"mountpoint", at(bad)}, "mount", state, at("dir"), at(bad))
 	}
+	wantRefusal(t, "64", []string{at("dir/missing"), "inside the static directory"}, "mount", state, at("dir"), at("dir/missing"))
 	wantRefusal(t, "73", []string{m.Path}, "mount", state, at("dir"), m.Path)
 	if _, err := os.ReadFile(m.control("version")); err != nil {
 		t.Errorf("the mount that was in the way: %v", err)

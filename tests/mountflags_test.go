@@ -113,6 +113,7 @@ func TestM2MountReadOnly(t *testing.T) {
 	a.want("EROFS", "open", "w", m.At("file"), "wronly")
 	a.must("open", "r", m.At("file"), "rdonly")
 	m.wantFree("D")
+	m.wantStatus(71, "stagefs mount -o remount,rw "+m.Path, "run", m.At("D"), "true")
 	remount("rw,nosuid", 0)
 	a.must("mkdir", m.At("D"))
 	m.wantOwner("D", a.Pid)

@@ -40,7 +40,10 @@ func normalize(app *cli.App, args []string) ([]string, error) {
 		return slices.Concat([]string{"help"}, about), nil
 	}
 	cmd := app.Command(args[name])
-	if cmd == nil {
+	switch {
+	case cmd == nil && name > 0 && didYouMean(args[name], commandNames(app)) == "": // the value of an option
+		return nil, usagef("%s is no command; options with a value follow the command, see stagefs --help", quote(args[name]))
+	case cmd == nil:
 		return nil, unknownCommand(app, args[name])
 	}
 	rest, err := reorder(cmd, slices.Concat(args[:name], args[name+1:]))

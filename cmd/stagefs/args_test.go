@@ -48,6 +48,9 @@ func TestNormalize(t *testing.T) {
 			t.Errorf("normalize(%s) = %q, want an error", args, got)
 		}
 	}
+	if _, err := normalize(app, []string{"--depth", "2", "mount", "DIR"}); err == nil || !strings.Contains(err.Error(), "follow the command") {
+		t.Errorf("an option with its value before the command: %v", err)
+	}
 }
 
 func FuzzNormalize(f *testing.F) {

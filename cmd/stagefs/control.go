@@ -88,7 +88,11 @@ func controlError(mountpoint string, err error) error {
 
 // readOnly is the failure of a command beneath a mount that is read-only.
 func readOnly(dir string) error {
-	return exitf(exitOS, "%s: the mount is read-only, and takes no commands; for root: stagefs mount -o remount,rw MOUNTPOINT", quote(dir))
+	at := "MOUNTPOINT"
+	if mount := fs.LeadsTo(dir); mount != nil {
+		at = shellWord(mount.Path)
+	}
+	return exitf(exitOS, "%s: the mount is read-only, and takes no commands; for root: stagefs mount -o remount,rw %s", quote(dir), at)
 }
 
 // place finds the mount that path is on, and path relative to its root. Names

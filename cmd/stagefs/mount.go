@@ -28,7 +28,7 @@ func (c *command) mountCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "shared-name", Usage: "`NAME` or pattern of files that everyone may make and change in held directories, may be repeated"},
 			&cli.StringSliceFlag{Name: "candidate", Usage: "further `PATTERN` of the temporary files that lock by link(2), may be repeated"},
 			&cli.StringFlag{Name: "depth", Value: "1", Usage: "directories nearer than `N` levels to the root are containers, which mkdir does not lock"},
-			&cli.StringFlag{Name: "owner", Value: "process", Usage: "`SCOPE` that owns a lock: process, group, session or cgroup (in the root one: process)"},
+			&cli.StringFlag{Name: "owner", Value: "process", Usage: "`SCOPE` that owns a lock: process, group, session or cgroup"},
 			&cli.StringFlag{Name: "unlocked", Value: "allow", Usage: "`MODE`: allow or deny writing where nobody has a lock"},
 			&cli.StringFlag{Name: "enforce", Value: "all", Usage: "`MODE`: all, or observe, which only notes what would be refused"},
 			&cli.BoolFlag{Name: "disable-locking", Usage: "pass everything through, with no locks at all"},
@@ -332,8 +332,12 @@ func checkOutside(o fs.Options, log string) error {
 	if at == "/" {
 		at = dir // no mountpoint, as is said later
 	}
-	if dir != at && below(dir, at) {
+	switch {
+	case dir == at:
+	case below(dir, at):
 		return usagef("%s is inside of the mountpoint %s, which would cover it; choose another mountpoint", quote(dir), quote(at))
+	case below(at, dir): // also one that is missing, and is not to be made
+		return fmt.Errorf("%s: %w", quote(at), fs.ErrInside)
 	}
 	for _, dir := range []string{dir, at} {
 		for _, kept := range []struct{ what, path, option string }{
