@@ -270,7 +270,7 @@ func (c *command) startAnew(h handover, log *slog.Logger, why error) error {
 				left += "," + strconv.Itoa(fd)
 			}
 		}
-		return fmt.Errorf("exec: %w", syscall.Exec("/proc/self/exe", os.Args, append(os.Environ(), envSupervised+"="+left+again)))
+		return fmt.Errorf("exec: %w", syscall.Exec("/proc/self/exe", os.Args, append(os.Environ(), envSupervised+"="+left+againMark)))
 	})
 	if errors.Is(err, fs.ErrReplacing) {
 		err = fs.Unmount(h.Mountpoint, true)

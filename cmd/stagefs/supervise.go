@@ -25,7 +25,7 @@ import (
 const envSupervised = "STAGEFS_SUPERVISED"
 
 // A supervision is what a daemon knows of its supervisor: the value of
-// envSupervised are descriptors, and "again" if that is so.
+// envSupervised are descriptors, and againMark if that is so.
 type supervision struct {
 	on    bool
 	again bool          // it takes the place of one that has mounted
@@ -50,7 +50,7 @@ const maxReason = 3000
 func supervised() (s supervision) {
 	value := os.Getenv(envSupervised)
 	os.Unsetenv(envSupervised)
-	list, again := strings.CutSuffix(value, again)
+	list, again := strings.CutSuffix(value, againMark)
 	var fds []int
 	for text := range strings.SplitSeq(list, ",") {
 		if n, err := strconv.Atoi(text); err == nil {
@@ -73,7 +73,8 @@ func supervised() (s supervision) {
 	return s
 }
 
-const again = " again"
+// againMark says in envSupervised that a daemon takes the place of one that has mounted.
+const againMark = " again"
 
 func (s *supervision) tell(news byte) {
 	if s.told != nil {
@@ -427,7 +428,7 @@ func (c *command) startSupervised(starter *os.File, shelf []*os.File, successor 
 		value += "," + strconv.Itoa(2+len(cmd.ExtraFiles))
 	}
 	if successor {
-		value += again
+		value += againMark
 	}
 	cmd.Env = append(cmd.Env, envSupervised+"="+value)
 	if err := cmd.Start(); err != nil {
