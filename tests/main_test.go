@@ -2,7 +2,7 @@
 
 // Package tests exercises stagefs from outside: the real binary, real mounts
 // and real programs as clients. The rules that the tests are named after (C3,
-// W1 …) are those of the contract in the repository's documentation.
+// W1 …) are listed by go doc ./lockstate.
 //
 // # Processes
 //
@@ -13,11 +13,13 @@
 //
 // # Environment
 //
-//	STAGEFS_BIN      the binary to test; default: cmd/stagefs is built
-//	STAGEFS_REQUIRE  1: what is missing on the machine fails the test instead of skipping it
-//	STAGEFS_MOUNT_OPTS further options of every mount, such as --compat
-//	STAGEFS_EXCLUSIVE 1: nobody else uses the machine, so its clock may be stepped
-//	STAGEFS_TEST_DIR where static directories are made; default: the temporary directory
+//	STAGEFS_BIN         the binary to test; default: cmd/stagefs is built
+//	STAGEFS_REQUIRE     1: what is missing on the machine fails the test instead of skipping it
+//	STAGEFS_MOUNT_OPTS  further options of every mount, such as --compat
+//	STAGEFS_EXCLUSIVE   1: nobody else uses the machine, so its clock may be stepped
+//	STAGEFS_TEST_DIR    where static directories are made; default: the temporary directory
+//	STAGEFS_KILLS       how many owners TestR4Time kills
+//	STAGEFS_SEED        the seed of the scripts of TestM2Locks
 package tests
 
 import (

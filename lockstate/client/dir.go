@@ -48,7 +48,8 @@ type Status struct {
 
 // Acquire takes the lock on a directory that exists, and leaves it to others to
 // keep: nothing is done in the background, and a lease is not renewed. The lock
-// of a process that ends now, having changed nothing, passes to its parent (R5).
+// of a process that ends now, having changed nothing, passes to its parent (R5). It
+// fails as the function [Acquire] does.
 func (d *Dir) Acquire(ctx context.Context, opts Options) (Status, error) {
 	if err := opts.check(); err != nil {
 		return Status{}, err
@@ -78,7 +79,7 @@ func (d *Dir) Check(ctx context.Context, clientID string) (Status, error) {
 }
 
 // Renew makes the lease of a client last a TTL from now; 0 is the TTL that it
-// has.
+// has. If it has none any more, the error is [ErrNoLock].
 func (d *Dir) Renew(ctx context.Context, clientID string, ttl time.Duration) (Status, error) {
 	if clientID == "" {
 		return Status{}, ErrEmptyClientID
@@ -99,7 +100,8 @@ type Release struct {
 	Failed  bool   // treat the content as after a crash (R7)
 }
 
-// Release ends a lock.
+// Release ends a lock. If there is none like it, the error is [ErrNoLock], and if it
+// is somebody else's, [ErrNotHolder].
 func (d *Dir) Release(ctx context.Context, how Release) error {
 	options := asClient(how.Client)
 	if how.Token != 0 {
@@ -115,8 +117,8 @@ func (d *Dir) Release(ctx context.Context, how Release) error {
 	return err
 }
 
-// Wait waits until this process could acquire the directory, or ctx is done.
-// Somebody else may be faster.
+// Wait waits until this process could acquire the directory, or the deadline of ctx
+// has passed: then the error is [ErrFailedToLock]. Somebody else may be faster.
 func (d *Dir) Wait(ctx context.Context) error {
 	_, err := d.send(ctx, "wait", " wait="+waitFor(ctx))
 	if errors.Is(err, ErrNoLock) {

@@ -107,7 +107,8 @@ func (l *Lock) Err() error {
 }
 
 // Renew makes a lease last a full TTL from now. Without a reason of one's own
-// there is no need to: it is done in the background.
+// there is no need to: it is done in the background. If it was lost, the error is a
+// [*LostError]; any other leaves it as it is.
 func (l *Lock) Renew(ctx context.Context) error {
 	if l.client == "" {
 		return ErrEmptyClientID
