@@ -1,12 +1,43 @@
 package fs
 
 import (
+	"os"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
 )
+
+// TestCtlDocumented: the manual page tells of each command and each of its options.
+func TestCtlDocumented(t *testing.T) {
+	data, err := os.ReadFile("../cmd/stagefs/share/stagefs.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(strings.ReplaceAll(string(data), `\-`, "-"), "\n.Sh CONTROL COMMANDS\n")
+	text, _, _ = strings.Cut(text, "\n.Sh ")
+	of := make(map[string]string) // the headings of a command
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, ".It Cm "); ok {
+			for part := range strings.SplitSeq(rest, ", Cm ") {
+				verb, options, _ := strings.Cut(strings.TrimSpace(part), " ")
+				of[verb] += " " + options + " "
+			}
+		}
+	}
+	for verb, options := range ctlOptions {
+		told, ok := of[verb]
+		if !ok {
+			t.Errorf("the manual page does not tell of the command %s", verb)
+		}
+		for _, o := range strings.Fields(options) {
+			if o = strings.TrimPrefix(o, "!"); !strings.Contains(told, " "+o+"= ") && !strings.Contains(told, " "+o+" ") {
+				t.Errorf("the manual page does not tell of %s %s", verb, o)
+			}
+		}
+	}
+}
 
 func TestParseCtl(t *testing.T) {
 	for in, want := range map[string]ctlLine{
