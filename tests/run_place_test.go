@@ -174,7 +174,10 @@ func TestA7RunBytes(t *testing.T) {
 	a, b := agent(t), agent(t)
 	a.must("mkdir", m.At("D\xff"))
 	b.must("open", "f", m.At("open\xff/f\xfe"), "wronly,creat")
-	m.wantStatus(75, `through the lock on "D\xff"`, "run", "-n", m.At("D\xff"), "true")
+	m.wantStatus(75, `through the lock on "D\xff"`, "run", "-n", m.At("D\xff/sub"), "true")
+	if r := run(t, stagefsBin(), "run", "-n", m.At("D\xff"), "true"); r.Status != 75 || strings.Contains(r.Err, "through") {
+		t.Errorf("run in a directory that somebody else holds: %v; want 75, and it named once", r)
+	}
 	m.wantStatus(75, `has "open\xff/f\xfe" open for writing`, "run", "-n", m.At("open\xff"), "true")
 }
 

@@ -78,16 +78,19 @@ type HeldError struct {
 	Holder   *Holder   // whose lock is in the way; nil if none is
 	Blockers []Blocker // what is open for writing there
 	Reason   string    // in the daemon's words
+	rel      string    // Dir, relative to the mount, where it is known
 	err      error
 }
 
 func (e *HeldError) Error() string {
 	dir := strconv.Quote(e.Dir)
 	switch {
-	case e.Holder != nil && e.Holder.Dir != "":
-		return fmt.Sprintf("%s is held by %s, through the lock on %s", dir, e.Holder, strconv.Quote(bytesOf(e.Holder.Dir, e.Holder.DirBytes)))
 	case e.Holder != nil:
-		return fmt.Sprintf("%s is held by %s", dir, e.Holder)
+		of := bytesOf(e.Holder.Dir, e.Holder.DirBytes)
+		if of == "" || of == e.rel {
+			return fmt.Sprintf("%s is held by %s", dir, e.Holder)
+		}
+		return fmt.Sprintf("%s is held by %s, through the lock on %s", dir, e.Holder, strconv.Quote(of))
 	case len(e.Blockers) > 0:
 		b := e.Blockers[0]
 		who := fmt.Sprintf("process %d (%s)", b.Pid, strconv.Quote(b.Cmd))

@@ -122,7 +122,7 @@ func (l *Lock) Renew(ctx context.Context) error {
 		if lost := l.Err(); lost != nil {
 			return lost
 		}
-		return r.refusal(l.dir, err)
+		return r.refusal(l.dir, "", err)
 	}
 	if r.Token != l.token {
 		// The client has a new lock there, and this one is over.
@@ -226,7 +226,7 @@ func (l *Lock) endLocked(ctx context.Context, how string) error {
 	if lost := l.Err(); lost != nil {
 		return lost
 	}
-	return r.refusal(l.dir, err)
+	return r.refusal(l.dir, "", err)
 }
 
 const (

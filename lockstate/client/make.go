@@ -125,7 +125,7 @@ func (s *system) waitToMake(ctx context.Context, p place, c conn, opts Options, 
 	case err == nil:
 		err = unix.EBUSY // it was a moment ago
 	}
-	return false, r.refusal(path, err)
+	return false, r.refusal(path, rel, err)
 }
 
 func missing(path string) bool {

@@ -52,13 +52,14 @@ func (s *span) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// refusal is what a command's errno means.
-func (r *reply) refusal(dir string, err error) error {
+// refusal is what a command's errno means. rel is dir as the daemon knows it, "" if that
+// does not matter.
+func (r *reply) refusal(dir, rel string, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.ETIMEDOUT):
-		h := &HeldError{Dir: dir, Holder: r.Held, Blockers: r.Blockers, Reason: r.Message, err: err}
+		h := &HeldError{Dir: dir, Holder: r.Held, Blockers: r.Blockers, Reason: r.Message, rel: rel, err: err}
 		if h.Holder != nil && h.Holder.Token == 0 {
 			h.Holder = nil
 		}
@@ -82,7 +83,7 @@ func (r *reply) refusalAt(p place, err error) error {
 	if p.rel == "." && errors.Is(err, unix.EBUSY) && (r.Held == nil || r.Held.Token == 0) && len(r.Blockers) == 0 {
 		return fmt.Errorf("%s: %w", p.path, ErrRoot)
 	}
-	return r.refusal(p.path, err)
+	return r.refusal(p.path, p.rel, err)
 }
 
 // word is s as one word of a command line. What could be taken for more is
