@@ -172,6 +172,6 @@
 //	S1   Locks and tokens do. The next daemon finds them by the identity of the
 //	     directory, and ends the locks of those who died meanwhile.
 //	S2   State that is damaged is reported and put aside. The rest is used.
-//	S3   A lock file that no lock belongs to is an orphan. It keeps nobody out;
-//	     listings show it, and an admin can remove it.
+//	S3   A lock file that no lock belongs to is an orphan. It keeps out only those
+//	     who have to make it; listings show it, and an admin can remove it.
 package lockstate
