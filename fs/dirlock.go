@@ -198,8 +198,25 @@ func (d *dirLock) take(r *request) (status fuse.Status, held *lockstate.HeldErro
 			d.fs.unlock(d.h.node.id, d.want) // the dead one's end would take it from who waited
 			continue
 		}
+		if status == fuse.OK && d.endsWithOther(r) {
+			continue
+		}
 		return status, held, conflict
 	}
+}
+
+// endsWithOther carries out the death of another process that has locked the description
+// and has died since, and reports whether it had that lock still: then what was asked for
+// would end with that one's.
+func (d *dirLock) endsWithOther(r *request) bool {
+	key := keyOf(d.h.node.id, &d.want)
+	owner, ok := d.fs.table.OwnerBy(key)
+	if !ok || owner == r.proc.ID() || d.fs.procs.Alive(owner) {
+		return false
+	}
+	d.fs.reap(owner)
+	now, ok := d.fs.table.OwnerBy(key) // its scope's, perhaps (H3)
+	return !ok || now != owner
 }
 
 // reown names another owner if the process that opened the file has died since: who has

@@ -182,10 +182,9 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 		if clears && !fs.awaitClosed(l) {
 			continue
 		}
-		if !fs.table.DoomOf(l.Token, id) {
+		if !fs.endKeysOf(l, id) {
 			continue
 		}
-		fs.endKeys(l)
 		fs.reapWithin(l, fs.carryOutOf)
 		if err := fs.cleanUp(l, true); err != nil {
 			log.tell(slog.LevelWarn, "cannot clean up after a dead process", "dir", l.Path, "err", err)

@@ -255,6 +255,10 @@ func (fs *FS) lockOwner(in *fuse.LkIn, h *handle, want advisory.Lock) (p *procid
 func (fs *FS) unlock(node uint64, l advisory.Lock) {
 	fs.lockMu.Lock()
 	defer fs.lockMu.Unlock()
+	fs.unlockLocked(node, l)
+}
+
+func (fs *FS) unlockLocked(node uint64, l advisory.Lock) {
 	fs.advisory.Unlock(node, l)
 	fs.settleLocked(node, []fdKey{keyOf(node, &l)}, nil)
 }
@@ -293,16 +297,32 @@ func (fs *FS) isLockFile(node uint64) bool {
 	return is
 }
 
-// endKeys takes the descriptor locks away that kept a lock which ends for
-// another reason, so that nobody hears of a lock that there is no more (R4).
+// endKeys takes the descriptor locks away that keep a lock which ends for another
+// reason, so that nobody hears of a lock that there is no more (R4). How it ends is the
+// caller's to say. Who has the descriptor, too, may lock it again at once.
 func (fs *FS) endKeys(l lockstate.Lock) {
-	fs.table.Doom(l.Token) // how it ends is the caller's to say
-	for _, k := range l.Keys {
+	fs.lockMu.Lock()
+	defer fs.lockMu.Unlock()
+	fs.unlockKeysLocked(fs.table.Doom(l.Token))
+}
+
+// endKeysOf is endKeys for a lock of a process whose death is being carried out. It reports
+// false where that lock has ended by itself, or is another one's by now.
+func (fs *FS) endKeysOf(l lockstate.Lock, id procid.ID) bool {
+	fs.lockMu.Lock()
+	defer fs.lockMu.Unlock()
+	keys, ok := fs.table.DoomOf(l.Token, id)
+	fs.unlockKeysLocked(keys)
+	return ok
+}
+
+func (fs *FS) unlockKeysLocked(keys []any) {
+	for _, k := range keys {
 		key := k.(fdKey)
 		lock := advisory.Lock{Owner: key.id, End: advisory.MaxEnd}
 		if key.flock {
 			lock = advisory.Lock{Handle: key.id, Flock: true}
 		}
-		fs.unlock(key.node, lock)
+		fs.unlockLocked(key.node, lock)
 	}
 }

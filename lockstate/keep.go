@@ -56,13 +56,15 @@ func (t *Table) dropKeyLocked(r *row, k any) bool {
 	return t.endUnkeptLocked(r, Unlocked)
 }
 
-// unkeyLocked has no descriptor lock lead to r any more.
-func (t *Table) unkeyLocked(r *row) {
+// unkeyLocked has no descriptor lock lead to r any more, and returns those that did.
+func (t *Table) unkeyLocked(r *row) (keys []any) {
 	for k := range r.keys {
 		if t.keys[k] == r { // of a pending one it still is what the descriptor has
 			delete(t.keys, k)
+			keys = append(keys, k)
 		}
 	}
+	return keys
 }
 
 // endUnkeptLocked ends r, which something keeps no longer, if nothing else does.

@@ -498,12 +498,16 @@ func TestH3Bereft(t *testing.T) {
 				}
 				first := take(f.parent, "1")
 				f.Exit(f.parent.ID(), procid.Exit{Known: true, Signal: 9}, alive())
-				if doomed && !f.DoomOf(first.Token, f.parent.ID()) {
-					t.Error("DoomOf() = false, want true")
+				if doomed {
+					if keys, ok := f.DoomOf(first.Token, f.parent.ID()); !ok || len(keys) != 1 || keys[0] != "1" {
+						t.Errorf("DoomOf() = %v, %t, want its key", keys, ok)
+					}
 				}
 				l := take(f.stranger, "2")
-				if !doomed && f.DoomOf(first.Token, f.parent.ID()) {
-					t.Error("DoomOf() of what another process owns = true, want false")
+				if !doomed {
+					if keys, ok := f.DoomOf(first.Token, f.parent.ID()); ok || keys != nil {
+						t.Errorf("DoomOf() of what another process owns = %v, %t, want false", keys, ok)
+					}
 				}
 				if doomed {
 					if s, ok := f.Seal(first.Token); !ok || !s.InUse {

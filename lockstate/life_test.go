@@ -202,7 +202,8 @@ func (s *life) end(t *rapid.T) {
 			}
 		}
 	case 1:
-		if over = !s.table.DoomOf(e.lock.Token, e.of); over {
+		_, ok := s.table.DoomOf(e.lock.Token, e.of)
+		if over = !ok; over {
 			break
 		}
 		for _, p := range s.live() {
@@ -211,10 +212,6 @@ func (s *life) end(t *rapid.T) {
 			}
 		}
 	case 2:
-		for _, k := range e.lock.Keys {
-			s.table.ReleaseKey(k)
-		}
-	case 3:
 		if over = true; e.lock.Command && e.of == (procid.ID{}) && rapid.Bool().Draw(t, "its file can't be removed") {
 			s.table.Remains(e.lock.Token)
 			break

@@ -101,43 +101,42 @@ func (t *Table) LeaveToExit(key any, dying func(procid.ID) bool) bool {
 	return true
 }
 
-// Doom tells that the lock with a token is about to end, and that the descriptor
-// locks which keep it are going to be taken away: they don't end it any more. Who takes
-// the directory again from here on has another lock, unless [Table.Remains] says that
-// this one does not end.
-func (t *Table) Doom(token uint64) {
+// Doom tells that the lock with a token is about to end. It returns the descriptor
+// locks which keep it, and don't end it any more: the caller takes them away before
+// anybody gets one of them again. Who takes the directory again from here on has another
+// lock, unless [Table.Remains] says that this one does not end.
+func (t *Table) Doom(token uint64) (keys []any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if r := t.tokens[token]; r != nil {
-		t.doomLocked(r)
+		keys = t.doomLocked(r)
 	}
+	return keys
 }
 
 // DoomOf is [Table.Doom] for a lock of a process whose death is being carried out. It
-// reports false, and has done nothing, where another process has come into the lock's
-// scope since [Table.Exit], and has taken it again: it is that one's now (H3).
-func (t *Table) DoomOf(token uint64, id procid.ID) bool {
+// reports false, and has done nothing, where the lock has ended since [Table.Exit]: what
+// kept it may keep another one by now. So it does where another process has come into the
+// lock's scope since, and has taken it again: it is that one's now (H3).
+func (t *Table) DoomOf(token uint64, id procid.ID) (keys []any, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := t.tokens[token]
-	if r == nil {
-		return true
+	if r == nil || r.owner.ID() != id {
+		return nil, false
 	}
-	if r.owner.ID() != id {
-		return false
-	}
-	t.doomLocked(r)
-	return true
+	return t.doomLocked(r), true
 }
 
-func (t *Table) doomLocked(r *row) {
+func (t *Table) doomLocked(r *row) (keys []any) {
 	r.doomed = true
 	if len(r.keys) == 0 {
-		return
+		return nil
 	}
-	t.unkeyLocked(r)
+	keys = t.unkeyLocked(r)
 	clear(r.keys)
 	r.leaving = !r.kept()
+	return keys
 }
 
 // Remains takes back that a lock is about to end. Its owner has one lock then, also if
