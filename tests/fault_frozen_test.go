@@ -280,6 +280,34 @@ func TestR4FaultStuckCall(t *testing.T) {
 	eventually(t, "the lock file is gone", func() bool { return !exists(m.Back("D/devserver")) })
 }
 
+// TestA8FaultStuckCall: nor does it keep who waits for a directory in which it was made, and is
+// killed.
+func TestA8FaultStuckCall(t *testing.T) {
+	need(t, "root", "fuse")
+	byTransport(t, func(t *testing.T, opts ...string) {
+		m := mount(t, opts...)
+		openDir(t, m.Back("D"))
+		openFile(t, m.Back("D/slow"), "x")
+		openFile(t, m.Back("D/devserver"), "")
+		answer, stands := awaitedOpen(t, m.Back("D/slow"))
+		defer answer()
+		other := agent(t)
+		stuck := other.Start("truncate", m.At("D/slow"), "0")
+		eventually(t, "the truncation is stuck", stands)
+		for _, lock := range [][]string{{"flock", "l", "ex"}, {"setlkw", "l", "wr"}} {
+			waiter := locker(t)
+			waiter.must("open", "l", m.At("D/devserver"), "rdwr")
+			waiter.Start(lock...)
+			time.Sleep(50 * time.Millisecond) // it waits
+			waiter.Kill()
+		}
+		answer()
+		if got := stuck(); got != "ok" {
+			t.Errorf("truncate = %s, want ok", got)
+		}
+	})
+}
+
 // TestS3FaultStuckCall: who breaks what an orphan seems to lock waits for its removal.
 func TestS3FaultStuckCall(t *testing.T) {
 	need(t, "root", "fuse")
