@@ -77,7 +77,7 @@ func (fs *FS) isLive(l link) bool {
 // Lookup finds a name in a directory.
 func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	status := fs.lookup(h, name, out)
-	fs.stale.looked(h.Pid, out.NodeId)
+	fs.stale.looked(h.Pid, h.NodeId, out.NodeId)
 	return status
 }
 

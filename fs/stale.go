@@ -2,6 +2,7 @@ package fs
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,14 +47,16 @@ type staleFind struct {
 	at    time.Time // when it was told so,
 	told  uint64    // in answer to which request
 	node  uint64    // what it comes back to: what that was about, or what it has looked up since; 0: nothing
+	in    uint64    // the directory that it has looked in since, or 0
 	again uint64    // the request by which it came back
 }
 
 // found reports whether a thread is to look again, since it may have got somewhere by a
 // name that is gone. It is told so once in a system call: that would fail else. Who comes
-// to a file that it has not looked up is in another one: then it did not find the name,
-// and nothing came of the first.
-func (t *staleFinds) found(stale, file bool, h *fuse.InHeader) bool {
+// to a file that it has not looked up, or names something in a directory that it has not
+// looked in, is in another one: then it did not find the name, and nothing came of the
+// first. dirs are further directories that the request names something in.
+func (t *staleFinds) found(stale, file bool, h *fuse.InHeader, dirs ...*node) bool {
 	if h.Pid == 0 || !stale && !t.some.Load() {
 		return false
 	}
@@ -64,7 +67,7 @@ func (t *staleFinds) found(stale, file bool, h *fuse.InHeader) bool {
 		if f.told == h.Unique {
 			return stale
 		}
-		if now.Sub(f.at) < againTime && (f.again == h.Unique || f.again == 0 && (!file || f.node == h.NodeId)) {
+		if now.Sub(f.at) < againTime && (f.again == h.Unique || f.again == 0 && (f.node == h.NodeId || !file && f.lookedIn(h, dirs))) {
 			f.again = h.Unique
 			return false
 		}
@@ -87,6 +90,10 @@ func (t *staleFinds) found(stale, file bool, h *fuse.InHeader) bool {
 	}
 	t.some.Store(len(t.byTid)+len(t.asked) > 0)
 	return stale
+}
+
+func (f *staleFind) lookedIn(h *fuse.InHeader, dirs []*node) bool {
+	return f.in == h.NodeId || slices.ContainsFunc(dirs, func(d *node) bool { return f.in == d.id })
 }
 
 // gone is the answer to who can't be served by a name that leads nowhere: ESTALE, at which
@@ -141,15 +148,20 @@ func (t *staleFinds) forgetLocked(tid uint32) {
 	t.some.Store(len(t.byTid)+len(t.asked) > 0)
 }
 
-// looked takes note of what a thread has looked up: 0 says that there is no such name.
-func (t *staleFinds) looked(tid uint32, node uint64) {
+// looked takes note of what a thread has looked up in a directory: 0 says that there is
+// no such name.
+func (t *staleFinds) looked(tid uint32, in, node uint64) {
 	if !t.some.Load() {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if f := t.byTid[tid]; f != nil {
-		f.node = node
+	if f := t.byTid[tid]; f != nil && f.again == 0 {
+		if f.in != 0 && f.node == 0 {
+			delete(t.byTid, tid) // what did not find a name is over: this is another system call
+		} else {
+			f.node, f.in = node, in
+		}
 	}
 	switch a, ok := t.asked[tid]; {
 	case !ok:
@@ -190,7 +202,7 @@ func (fs *FS) namedStale(h *fuse.InHeader, acquires bool, dir *node, others ...*
 	for _, n := range others {
 		stale = stale || fs.underWay.mislead(fs, n, h.Pid, acquires)
 	}
-	return fs.stale.found(stale, false, h)
+	return fs.stale.found(stale, false, h, others...)
 }
 
 // isUnlinked reports whether n is a regular file whose last name the kernel has had

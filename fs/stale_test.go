@@ -16,6 +16,7 @@ func TestStaleFinds(t *testing.T) {
 		tid    uint32
 		unique uint64
 		looks  bool // up the node, before
+		in     uint64
 		node   uint64
 		names  bool // something in the node, which is no file
 		stale  bool
@@ -35,12 +36,19 @@ func TestStaleFinds(t *testing.T) {
 		{tid: 9, unique: 10, node: 2, stale: true, want: true},
 		{tid: 9, unique: 11, looks: true, node: 3, stale: true, want: false},
 		{tid: 9, unique: 12, node: 3, stale: true, want: true},
-		{tid: 9, unique: 13, names: true, node: 4, stale: true, want: false},
+		{tid: 9, unique: 13, names: true, node: 4, stale: true, want: true},
+		{tid: 9, unique: 14, names: true, node: 4, stale: true, want: false},
+		{tid: 9, unique: 15, names: true, node: 4, stale: true, want: true},
+		{tid: 9, unique: 16, looks: true, in: 6, names: true, node: 5, stale: true, want: false},
+		{tid: 9, unique: 17, node: 5, stale: true, want: true},
+		{tid: 9, unique: 18, looks: true, in: 6, names: true, node: 6, stale: true, want: false},
+		{tid: 9, unique: 19, names: true, node: 6, stale: true, want: true},
+		{tid: 9, unique: 20, looks: true, in: 6, names: true, node: 0, stale: true, want: false},
 	} {
 		h := &fuse.InHeader{Unique: step.unique, NodeId: step.node}
 		h.Pid = step.tid
 		if step.looks {
-			finds.looked(step.tid, step.node)
+			finds.looked(step.tid, step.in, step.node)
 		}
 		if got := finds.found(step.stale, !step.names, h); got != step.want {
 			t.Errorf("step %d: found(%t) of request %d by %d = %t, want %t", i, step.stale, step.unique, step.tid, got, step.want)
@@ -77,9 +85,9 @@ func TestStaleGone(t *testing.T) {
 		h := &fuse.InHeader{Unique: uint64(i + 1), NodeId: step.node}
 		h.Pid = step.tid
 		if step.not {
-			finds.looked(step.tid, 0)
+			finds.looked(step.tid, 0, 0)
 		} else {
-			finds.looked(step.tid, step.node)
+			finds.looked(step.tid, 0, step.node)
 		}
 		got := fuse.Status(0)
 		if step.attr {

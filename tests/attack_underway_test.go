@@ -14,7 +14,7 @@ import (
 // above and writes a file anew. The first does not get the processor while it is in the
 // system call that has been answered.
 const underWayRace = `
-import ctypes, os, signal, sys, time
+import ctypes, fcntl, os, signal, sys, time
 d, back, daemon, what, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
 libc = ctypes.CDLL(None, use_errno=True)
 lock = d + "/devserver"
@@ -46,6 +46,8 @@ change = {
 change["attributes"], change["beneath"] = change["rename"], change["directory"]
 change["tmpfile"] = change["unlink"]
 change["both"] = (lambda: os.unlink(f if content(at(back, "f")) else g), change["unlink"][1], {g: None})
+inner2, moved2 = inner + "2", moved + "2"
+change["twice"] = (lambda: os.rename(*(inner, moved) if os.path.isdir(inner) else (inner2, moved2)), change["directory"][1], {})
 change, done, after = change[what]
 cpus = sorted(os.sched_getaffinity(0))
 def child(run, *pipes):
@@ -116,6 +118,32 @@ def stage():
     except FileNotFoundError: # the directory has gone
         os.mkdir(inner)
         put(f, b"new")
+def twice(): # who has looked for one directory in vain looks for another, which goes likewise
+    os.makedirs(inner2, exist_ok=True)
+    with open(back + "/devserver", "w"):
+        pass
+    h = os.open(lock, os.O_RDWR)
+    wrong = []
+    race(done)
+    try:
+        acquire(inner + "/devserver")
+        wrong.append(inner)
+    except FileNotFoundError:
+        os.read(answer, 1)
+    race(lambda: os.path.isdir(back + "/sub/moved2"))
+    fcntl.flock(h, fcntl.LOCK_EX)
+    try:
+        os.mkdir(inner2 + "/x")
+        wrong.append(inner2)
+    except FileNotFoundError:
+        pass
+    os.read(answer, 1)
+    if os.path.isdir(moved2 + "/x"):
+        wrong.append(moved2 + "/x")
+        os.rmdir(moved2 + "/x")
+    os.close(h)
+    os.rename(moved2, inner2)
+    return wrong
 os.umask(0o022)
 os.makedirs(inner, exist_ok=True)
 children = [child(changer, told, turn), child(spinner, told, turn)]
@@ -128,6 +156,12 @@ try:
         (born if what == "tmpfile" else put)(f, b"old")
         put(g, b"other")
         time.sleep(0.005) # what was closed is, also for the daemon
+        if what == "twice":
+            wrong = twice()
+            lost += bool(wrong)
+            if wrong:
+                print("wrong:", *wrong)
+            continue
         race(done)
         wrong = []
         if what == "both": # who has looked for f in vain looks for g, which goes likewise
@@ -171,7 +205,7 @@ func TestW3AttackUnderWay(t *testing.T) {
 	prog := filepath.Join(tempDir(t), "race.py")
 	mustDo(t, os.WriteFile(prog, []byte(underWayRace), 0o644))
 	const rounds = 10
-	for _, what := range []string{"unlink", "rename", "replace", "exchange", "directory", "attributes", "beneath", "tmpfile", "both"} {
+	for _, what := range []string{"unlink", "rename", "replace", "exchange", "directory", "attributes", "beneath", "tmpfile", "both", "twice"} {
 		t.Run(what, func(t *testing.T) {
 			cmd := command("python3", prog, m.At(what), m.Back(what), fmt.Sprint(m.cmd.Process.Pid), what, fmt.Sprint(rounds))
 			cmd.Stderr = os.Stderr
