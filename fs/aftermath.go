@@ -40,21 +40,26 @@ func (fs *FS) clear(l lockstate.Lock, policy string, how lockstate.Ending, c cle
 	if policy == lockstate.Keep || l.Kind == lockstate.Shared || fs.opts.Observe {
 		return false
 	}
+	if c.log == nil {
+		c.log = newBurst(fs.log)
+		defer c.log.done()
+	}
 	var spoils lockstate.Spoils
 	var ok bool
-	_ = fs.locked(true, func() error { // what others make there is noted before, or refused
+	c.fs = fs
+	err := c.locked(func() error { // what others make there is noted before, or refused
 		spoils, ok = fs.table.Seal(l.Token)
 		return nil
 	})
+	if err != nil {
+		fs.clearLater(l, policy, how, c)
+		return true
+	}
 	if !ok {
 		return true // somebody else does it
 	}
 	if c.all {
 		spoils.All()
-	}
-	if c.log == nil {
-		c.log = newBurst(fs.log)
-		defer c.log.done()
 	}
 	if spoils.InUse {
 		c.log.tell(slog.LevelInfo, "content is kept: somebody else holds the directory", "dir", l.Path, "token", l.Token, "policy", policy)
@@ -64,13 +69,16 @@ func (fs *FS) clear(l lockstate.Lock, policy string, how lockstate.Ending, c cle
 		c.log.tell(slog.LevelWarn, "content is kept: what was made under the lock is not known", "dir", l.Path, "token", l.Token, "policy", policy)
 		return false
 	}
-	c.fs, c.spoils, c.policy, c.how = fs, spoils, policy, how
+	c.spoils, c.policy, c.how = spoils, policy, how
 	if spoils.Whole() {
-		return c.finish(c.moveWhole())
+		if err := c.moveWhole(); err != errNotEnded {
+			return c.finish(err)
+		}
 	}
 	if c.wait {
 		return c.finish(c.sweep())
 	}
+	c.wait = true // but nobody for this
 	c.log.use()
 	fs.clearings.Go(func() {
 		defer c.log.done()
@@ -81,6 +89,28 @@ func (fs *FS) clear(l lockstate.Lock, policy string, how lockstate.Ending, c cle
 	return true
 }
 
+// clearLater clears, and ends the lock, when somebody else's call is over: no other lock
+// is to wait for that (R4). Until then the owner passes for alive.
+func (fs *FS) clearLater(l lockstate.Lock, policy string, how lockstate.Ending, c clearing) {
+	c.log.use()
+	c.wait = true
+	fs.toClear.Store(l.Token, nil)
+	fs.clearings.Go(func() {
+		defer c.log.done()
+		defer fs.toClear.Delete(l.Token)
+		_ = fs.cleanUp(l, false) // else the lock file would be part of the content
+		if !fs.clear(l, policy, how, c) && fs.table.EndAs(l.Token, how) == nil {
+			fs.logReleased(l, how.Reason)
+		}
+	})
+}
+
+// isToClear reports whether clearLater waits with a lock.
+func (fs *FS) isToClear(token uint64) bool {
+	_, is := fs.toClear.Load(token)
+	return is
+}
+
 // A clearing is what is done with the content of one lock.
 type clearing struct {
 	fs     *FS
@@ -88,7 +118,7 @@ type clearing struct {
 	policy string
 	how    lockstate.Ending
 	log    *burst // nil: of this one alone
-	wait   bool   // somebody waits for it
+	wait   bool   // it may take its time: somebody waits for it, or nobody at all
 	all    bool   // the holder says: the whole directory
 
 	gone   []*node // directories that were moved aside
@@ -99,6 +129,18 @@ type clearing struct {
 	name  string
 	about *os.File // that is to be written to the disk yet; nil: it need not be
 	moved int
+}
+
+// locked calls f with FS.ns held alone, or returns errNotEnded: while what is to take no
+// time is carried out, no other lock ends (R4).
+func (c *clearing) locked(f func() error) error {
+	if c.wait {
+		c.fs.lockNames()
+	} else if err := c.fs.lockNamesBriefly(); err != nil {
+		return err
+	}
+	defer c.fs.ns.Unlock()
+	return f()
 }
 
 // finish tells how it went. What could not be moved is still there.
@@ -237,7 +279,7 @@ func (c *clearing) moveWhole() error {
 	defer c.close()
 	fs := c.fs
 	var node *node
-	err := fs.locked(true, func() (err error) {
+	err := c.locked(func() (err error) {
 		now, ok := fs.table.Lock(c.spoils.Lock.Token)
 		if !ok {
 			return nil

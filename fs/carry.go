@@ -144,8 +144,9 @@ func (s *Server) carry(t *transport.State) (c *carried, fds []int, err error) {
 	for id := range fs.unrepresented.owners {
 		c.Watched = append(c.Watched, id)
 	}
-	var ok bool
-	if c.RowText, c.Rows, ok = fs.table.CarryRows(); !ok {
+	var ok, busy bool
+	fs.toClear.Range(func(any, any) bool { busy = true; return false })
+	if c.RowText, c.Rows, ok = fs.table.CarryRows(); !ok || busy {
 		return nil, nil, fmt.Errorf("what a crashed owner left is being cleared away; try again: %w", unix.EBUSY)
 	}
 	fs.table.EachKey(func(token uint64, k any) {

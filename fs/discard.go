@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -40,13 +39,6 @@ func (fs *FS) discard(name string, place func() (dir string, ok bool)) error {
 	return err
 }
 
-// discardTime is how long the end of a dead owner's lock waits for the removal of its
-// file: no other one ends meanwhile (R4).
-const discardTime = 500 * time.Millisecond
-
-// errNotEnded: who changes a name would have to wait for somebody else's call.
-var errNotEnded = fmt.Errorf("the file system below has not answered a call: %w", unix.EBUSY)
-
 // discardOf is discard of the lock file of a lock, 0 for none; and of a certain file
 // alone, if only is not nil. It returns which one could not be removed; briefly says not
 // to wait for long for somebody else's call.
@@ -72,8 +64,8 @@ func (fs *FS) discardOf(token uint64, name string, only *identity, briefly bool,
 func (fs *FS) discardEntry(token uint64, name string, only *identity, briefly bool, place func() (dir string, ok bool), awaits *atWork) (parent *node, assumed bool, id identity, err error) {
 	if !briefly {
 		fs.lockNames()
-	} else if fs.back.awaitThaw(); !fs.ns.LockWithin(discardTime) {
-		return nil, false, id, errNotEnded
+	} else if err := fs.lockNamesBriefly(); err != nil {
+		return nil, false, id, err
 	}
 	defer fs.ns.Unlock()
 	dir, ok := place()

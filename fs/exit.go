@@ -174,7 +174,7 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 				continue
 			}
 		}
-		if l.Sealed {
+		if l.Sealed || fs.isToClear(l.Token) {
 			continue // what it left is being cleared away
 		}
 		policy := fs.table.Policy(l)

@@ -69,6 +69,8 @@ type FS struct {
 	// ns protects the names in the backing: whoever relies on them holds it
 	// shared, a rename exclusively.
 	ns spinMutex
+	// stuck is when somebody has waited for ns in vain; nil: not lately.
+	stuck atomic.Pointer[time.Time]
 	// renames is odd while one goes on. Protected by ns, held alone; read without it.
 	renames atomic.Uint64
 
@@ -90,6 +92,7 @@ type FS struct {
 	filling   map[string]bool // hidden directories that content is moved to at the moment, as DIR/N; likewise
 	trashMu   sync.Mutex      // one goroutine empties the trash
 	clearings sync.WaitGroup  // what clears away in the background (R7)
+	toClear   sync.Map        // the tokens of locks that are to be cleared there: see clearLater
 
 	reapMu  sync.Mutex         // one exit is carried out at a time
 	reaping map[procid.ID]bool // those under way, one for the sake of another; protected by reapMu

@@ -2,6 +2,8 @@ package fs
 
 import (
 	"errors"
+	"fmt"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -189,6 +191,38 @@ func (fs *FS) locked(exclusive bool, try func() error) error {
 func (fs *FS) lockNames() {
 	fs.back.awaitThaw()
 	fs.ns.Lock()
+}
+
+const (
+	// discardTime is how long the end of a dead owner's lock waits for others that keep
+	// FS.ns: no other one ends meanwhile (R4).
+	discardTime = 500 * time.Millisecond
+	// Within stuckTime after that was in vain, it waits for stuckWait: a process may have
+	// many locks.
+	stuckTime = 5 * time.Second
+	stuckWait = 5 * time.Millisecond
+)
+
+// errNotEnded: who changes a name would have to wait for somebody else's call.
+var errNotEnded = fmt.Errorf("the file system below has not answered a call: %w", unix.EBUSY)
+
+// lockNamesBriefly is lockNames for who keeps others from more than names: it fails where
+// the backing leaves somebody else's call unanswered.
+func (fs *FS) lockNamesBriefly() error {
+	fs.back.awaitThaw()
+	d, stuck := discardTime, fs.stuck.Load()
+	if stuck != nil && time.Since(*stuck) < stuckTime {
+		d = stuckWait
+	}
+	if fs.ns.LockWithin(d) {
+		fs.stuck.CompareAndSwap(stuck, nil)
+		return nil
+	}
+	if d == discardTime {
+		now := time.Now()
+		fs.stuck.Store(&now)
+	}
+	return errNotEnded
 }
 
 // admit asks the table for a change. The caller ends the operation.

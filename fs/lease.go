@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -47,12 +48,18 @@ func (e *expiry) run() {
 			e.fs.reapLease(l, log)
 		}
 		log.done()
-		e.set()
+		e.wind(laterTime)
 	}
 }
 
+// laterTime is how soon a lease is looked at again that could not be ended at its deadline.
+const laterTime = 10 * time.Millisecond
+
 // set winds the timer for the next deadline.
-func (e *expiry) set() {
+func (e *expiry) set() { e.wind(0) }
+
+// wind is set; for a deadline that has passed it winds the timer for later.
+func (e *expiry) wind(later time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.over || e.timer == nil {
@@ -60,6 +67,9 @@ func (e *expiry) set() {
 	}
 	var at unix.ItimerSpec // zero: no lease, no timer
 	if next, ok := e.fs.table.NextDeadline(); ok {
+		if now := e.fs.table.Clock(); next <= now {
+			next = now + later
+		}
 		at.Value = unix.NsecToTimespec(max(int64(next), 1))
 	}
 	// It fails for bad arguments only.
@@ -80,8 +90,12 @@ func (e *expiry) close() {
 }
 
 // lives reports whether a lock still has its owner: a process that lives, or a
-// client whose deadline lies ahead, or begins to run when it has the lock.
+// client whose deadline lies ahead, or begins to run when it has the lock. Where nobody
+// can end it now, it passes for alive.
 func (fs *FS) lives(l lockstate.Lock) bool {
+	if fs.isToClear(l.Token) {
+		return true
+	}
 	if l.Client != "" {
 		return l.Pending || fs.table.Clock() < l.Deadline
 	}

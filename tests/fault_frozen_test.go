@@ -280,6 +280,48 @@ func TestR4FaultStuckCall(t *testing.T) {
 	eventually(t, "the lock file is gone", func() bool { return !exists(m.Back("D/devserver")) })
 }
 
+// TestR4FaultStuckCallMany: nor does an owner with many locks, whose content is to be destroyed
+// when it can be, keep the lock of another one that dies.
+func TestR4FaultStuckCallMany(t *testing.T) {
+	need(t, "root", "fuse")
+	m := mount(t, "--on-crash", "destroy")
+	openFile(t, m.Back("f"), "x")
+	_, err := os.Stat(m.At("f"))
+	mustDo(t, err)
+	owner, other := agent(t), agent(t)
+	const locks = 20
+	for i := range locks {
+		owner.must("mkdir", m.At("D"+itoa(i)))
+		owner.must("creat", m.At("D"+itoa(i), "devserver"), "wronly,creat,excl")
+		owner.must("put", m.At("D"+itoa(i), "g"), "x", "creat")
+	}
+	openDir(t, m.Back("E"))
+	other.mustCommand(m, "acquire E on-crash=keep")
+	answer := unansweredOpen(t, m.Back("f"))
+	defer answer()
+	defer time.AfterFunc(patience, func() { t.Error("the lock has not ended"); answer() }).Stop()
+	waiting := m.waiting()
+	slow := startCmd(t, exec.Command("cat", m.At("f")))
+	eventually(t, "the open is stuck", func() bool { return waiting() >= 1 })
+	owner.Kill()
+	began := time.Now()
+	time.Sleep(5 * time.Millisecond) // the daemon has heard of it
+	other.Kill()
+	m.awaitFree("E")
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("the lock has ended after %v", took)
+	}
+	rival := agent(t)
+	rival.want("EBUSY", "put", m.At("D0/h"), "x", "creat")
+	wantStuck(t, []*Proc{slow}, answer)
+	for i := range locks {
+		m.awaitFree("D" + itoa(i))
+		if exists(m.Back("D" + itoa(i))) {
+			t.Errorf("what was made in D%d is there still", i)
+		}
+	}
+}
+
 // TestA8FaultStuckCall: nor does it keep who waits for a directory in which it was made, and is
 // killed.
 func TestA8FaultStuckCall(t *testing.T) {
