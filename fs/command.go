@@ -208,8 +208,9 @@ func (c *command) othersIn(l lockstate.Lock) fuse.Status {
 			return fuse.OK
 		}
 		if !other.Sealed && !c.fs.lives(other) {
-			c.fs.reapLock(other)
-			continue
+			if c.fs.reapLock(other) {
+				continue
+			}
 		}
 		c.held(&lockstate.HeldError{Err: lockstate.ErrHeld, Lock: other})
 		c.answer.Message += "; nothing was removed or released"
@@ -333,10 +334,9 @@ func (c *command) check() fuse.Status {
 		if l, ok = c.fs.table.Governing(d); !ok || c.token != 0 && c.token != l.Token {
 			return c.fail(lockstate.ErrNoLock)
 		}
-		if c.fs.lives(l) {
+		if c.fs.lives(l) || !c.fs.reapLock(l) {
 			break
 		}
-		c.fs.reapLock(l)
 	}
 	p := c.process()
 	if _, holds := c.fs.table.HoldsBy(p, l.Token); !holds {
@@ -427,7 +427,7 @@ func (fs *FS) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
 // lock files. If others work in its lock directory, that is an orphan then.
 func (fs *FS) dropKeepers(l lockstate.Lock) error {
 	fs.endKeys(l)
-	fs.reapWithin(l, fs.reapLock)
+	fs.reapWithin(l, func(in lockstate.Lock) { fs.reapLock(in) })
 	err := fs.cleanUp(l, false)
 	switch {
 	case errors.Is(err, errLockDirUsed):

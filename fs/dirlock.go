@@ -214,7 +214,9 @@ func (d *dirLock) endsWithOther(r *request) bool {
 	if !ok || owner == r.proc.ID() || d.fs.procs.Alive(owner) {
 		return false
 	}
-	d.fs.reap(owner)
+	if !d.fs.reap(owner) {
+		return false
+	}
 	now, ok := d.fs.table.OwnerBy(key) // its scope's, perhaps (H3)
 	return !ok || now != owner
 }

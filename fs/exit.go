@@ -4,6 +4,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/procid"
@@ -92,12 +93,45 @@ func (fs *FS) exited(id procid.ID, how procid.Exit) {
 }
 
 // reap carries out the death of a process that stands in somebody's way,
-// without waiting for the news of it.
-func (fs *FS) reap(id procid.ID) {
-	fs.reapMu.Lock()
-	defer fs.reapMu.Unlock()
-	if fs.table.Owns(id) || fs.cands.has(id) {
-		fs.carryOut(id, fs.procs.ExitOf(id))
+// without waiting for the news of it. It reports false where that has to wait until the
+// backing thaws: who only looks does not (C5), and who wants a lock can be killed (A8).
+func (fs *FS) reap(id procid.ID) bool {
+	return fs.reapUnlessFrozen(func() {
+		if fs.table.Owns(id) || fs.cands.has(id) {
+			fs.carryOut(id, fs.procs.ExitOf(id))
+		}
+	})
+}
+
+// thawTime is how long the end of a lock waits for the backing before that passes for frozen.
+const thawTime = 200 * time.Millisecond
+
+func (fs *FS) reapUnlessFrozen(reap func()) bool {
+	frozen := func() bool {
+		since := fs.thaws.Load()
+		return since != nil && time.Since(*since) > thawTime
+	}
+	if frozen() {
+		return false
+	}
+	done := make(chan struct{})
+	fs.clearings.Go(func() {
+		defer close(done)
+		fs.reapMu.Lock()
+		defer fs.reapMu.Unlock()
+		reap()
+	})
+	look := time.NewTicker(thawTime)
+	defer look.Stop()
+	for {
+		select {
+		case <-done:
+			return true
+		case <-look.C:
+			if frozen() {
+				return false
+			}
+		}
 	}
 }
 
@@ -120,7 +154,9 @@ func (fs *FS) reapDead(locks []lockstate.LockState) bool {
 	for _, l := range locks {
 		switch {
 		case !fs.lives(l.Lock):
-			fs.reapLock(l.Lock)
+			if !fs.reapLock(l.Lock) {
+				continue
+			}
 		case !fs.endIfClosed(l.Lock):
 			continue
 		}

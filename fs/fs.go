@@ -94,8 +94,9 @@ type FS struct {
 	clearings sync.WaitGroup  // what clears away in the background (R7)
 	toClear   sync.Map        // the tokens of locks that are to be cleared there: see clearLater
 
-	reapMu  sync.Mutex         // one exit is carried out at a time
-	reaping map[procid.ID]bool // those under way, one for the sake of another; protected by reapMu
+	reapMu  sync.Mutex                // one exit is carried out at a time
+	thaws   atomic.Pointer[time.Time] // since when that waits for the backing to thaw, or nil
+	reaping map[procid.ID]bool        // those under way, one for the sake of another; protected by reapMu
 	watchMu sync.Mutex
 	watched map[procid.ID]*procid.Process // protected by watchMu
 

@@ -206,10 +206,13 @@ const (
 // errNotEnded: who changes a name would have to wait for somebody else's call.
 var errNotEnded = fmt.Errorf("the file system below has not answered a call: %w", unix.EBUSY)
 
-// lockNamesBriefly is lockNames for who keeps others from more than names: it fails where
-// the backing leaves somebody else's call unanswered.
+// lockNamesBriefly is lockNames for who holds FS.reapMu: it fails where the backing leaves
+// somebody else's call unanswered.
 func (fs *FS) lockNamesBriefly() error {
+	now := time.Now()
+	fs.thaws.Store(&now)
 	fs.back.awaitThaw()
+	fs.thaws.Store(nil)
 	d, stuck := discardTime, fs.stuck.Load()
 	if stuck != nil && time.Since(*stuck) < stuckTime {
 		d = stuckWait

@@ -106,20 +106,26 @@ func (fs *FS) lives(l lockstate.Lock) bool {
 }
 
 // reapLock carries out the end of a lock whose owner is no more, without
-// waiting for the news of it.
-func (fs *FS) reapLock(l lockstate.Lock) {
+// waiting for the news of it. It reports false as reap does.
+func (fs *FS) reapLock(l lockstate.Lock) bool {
 	if l.Client == "" {
-		fs.reap(l.Owner)
-		return
+		return fs.reap(l.Owner)
 	}
-	log := newBurst(fs.log)
-	defer log.done()
-	fs.reapLease(l, log)
+	return fs.reapUnlessFrozen(func() {
+		log := newBurst(fs.log)
+		defer log.done()
+		fs.reapLeaseLocked(l, log)
+	})
 }
 
+// reapLease is reapLock that waits.
 func (fs *FS) reapLease(l lockstate.Lock, log *burst) {
 	fs.reapMu.Lock()
 	defer fs.reapMu.Unlock()
+	fs.reapLeaseLocked(l, log)
+}
+
+func (fs *FS) reapLeaseLocked(l lockstate.Lock, log *burst) {
 	l, ok := fs.table.Lock(l.Token)
 	if !ok || l.Sealed || fs.lives(l) {
 		return // ended already, or renewed in time

@@ -82,7 +82,9 @@ func (o *obstacles) clearHeld(r *request, held *lockstate.HeldError) outcome {
 		// R4: a dead owner stands in nobody's way, even if the
 		// news of its death has not been handled yet. The lock may
 		// pass to a parent that is dead as well, and so on.
-		fs.reapLock(held.Lock)
+		if !fs.reapLock(held.Lock) {
+			return after(r.rest(thawTime))
+		}
 		o.reaps++
 		return tryAgain
 	case held.Err == lockstate.ErrHeld && o.reaps < maxReaps && fs.endIfClosed(held.Lock):

@@ -280,6 +280,45 @@ func TestR4FaultStuckCall(t *testing.T) {
 	eventually(t, "the lock file is gone", func() bool { return !exists(m.Back("D/devserver")) })
 }
 
+// TestC5FaultFrozenDead: who only looks at what a dead owner has locked, or at all locks, is
+// answered while the backing is frozen, though the lock cannot end; and who wants to lock it can
+// be killed.
+func TestC5FaultFrozenDead(t *testing.T) {
+	disk := newImage(t, 16)
+	m := disk.mount()
+	openDir(t, m.Back("D"))
+	openFile(t, m.Back("D/f"), "x")
+	owner, waiter := agent(t), locker(t)
+	owner.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	waiter.must("open", "l", m.At("D/devserver"), "rdwr")
+	thaw := disk.freeze()
+	defer thaw() // before anything is waited for that is stuck
+	owner.Kill()
+	for i, argv := range [][]string{
+		{"ls", "-l", m.At("D")}, {"stat", m.At("D/devserver")}, {"cat", m.At("D/devserver")}, {"cat", m.control("locks")},
+		{stagefsBin(), "locks", m.Path}, {stagefsBin(), "why", m.At("D/f")},
+	} {
+		p := startCmd(t, exec.Command(argv[0], argv[1:]...))
+		eventually(t, fmt.Sprintf("look %d is answered", i), p.over)
+		if r := p.Wait(); r.Status != 0 {
+			t.Errorf("%q: %v", argv, r)
+		}
+	}
+	rival := agent(t)
+	waiter.Start("flock", "l", "ex")
+	got := rival.Start("put", m.At("D/x"), "x", "creat")
+	time.Sleep(20 * time.Millisecond)
+	waiter.Kill()
+	thaw()
+	if s := got(); s != "ok" {
+		t.Errorf("who makes a file there heard %s, want ok", s)
+	}
+	m.awaitFree("D")
+	if exists(m.Back("D/devserver")) {
+		t.Error("the lock file is left")
+	}
+}
+
 // TestR4FaultStuckCallMany: nor does an owner with many locks, whose content is to be destroyed
 // when it can be, keep the lock of another one that dies.
 func TestR4FaultStuckCallMany(t *testing.T) {
