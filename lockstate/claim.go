@@ -67,7 +67,7 @@ func (t *Table) hasLocked(r *row, p *procid.Process, a *asking) bool {
 			t.noteMembersLocked(r)
 		}
 		return true
-	case p == nil || a == nil || t.claims == nil || r.expired() || r.claim() == (Claim{}):
+	case p == nil || a == nil || t.claims == nil || r.sealed || r.expired() || r.claim() == (Claim{}): // what holds for nobody, no claim changes
 		return false
 	}
 	if _, ok := a.refuted[r]; !ok {

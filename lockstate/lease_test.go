@@ -825,3 +825,19 @@ func TestLeaseRetakenRemains(t *testing.T) {
 		})
 	}
 }
+
+// TestL2Sealed: who carries the ID of a lease that holds for nobody any more, as what was made
+// under it is cleared away, is refused at once (R7).
+func TestL2Sealed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newLeases(t)
+		l := f.mustLease(f.child, "a", "x", time.Minute)
+		f.carried[f.stranger.ID()] = lockstate.Claim{Client: "x", UID: 1000}
+		f.Seal(l.Token)
+		f.mayNotChange(f.stranger, "a", l.Token)
+		f.refused(f.stranger, "a", lockstate.Explicit, lockstate.ErrHeld, l.Token)
+		if f.Holds(f.stranger, f.dir("a")) {
+			t.Error("Holds() = true, want false")
+		}
+	})
+}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -485,6 +486,49 @@ func TestL1AttackSealed(t *testing.T) {
 	a.mustCommand(m, "check D client=x")
 	if s := m.Ctl("check"); s != "ok" {
 		t.Errorf("the tables: %s", s)
+	}
+}
+
+// TestL2AttackSealed: who carries the ID of a lease whose content is being put aside is refused
+// at once, like anybody, and does not keep that, and with it the whole mount, from going on (R7).
+func TestL2AttackSealed(t *testing.T) {
+	needInject(t)
+	dir := staticDir(t)
+	openDir(t, filepath.Join(dir, "D"))
+	m := newMount(t, dir, tempDir(t))
+	clearing, goesOn := make(chan struct{}), make(chan struct{})
+	var first atomic.Bool
+	m.inject(&fault{call: unix.SYS_MKDIRAT, until: func(a asked) <-chan struct{} {
+		if a.path(1) != "1" || first.Swap(true) {
+			return nil
+		}
+		close(clearing)
+		return goesOn
+	}})
+	m.serve("--on-crash", "quarantine")
+	a, c := agent(t), carrier(t, 0, "x")
+	a.mustCommand(m, "acquire D client=x ttl=1h")
+	a.must("put", m.At("D/f"), "valuable", "wronly,creat")
+	released := inBackground(a.Start("ctl", m.control("ctl"), "release D client=x failed"))
+	<-clearing
+	written := inBackground(c.Start("put", m.At("D/g"), "", "wronly,creat"))
+	select {
+	case s := <-written:
+		if s != "EBUSY" {
+			t.Errorf("a write by a carrier of the ID = %s, want EBUSY", s)
+		}
+	case <-time.After(2 * time.Second):
+		t.Error("a write by a carrier of the ID is not answered")
+	}
+	close(goesOn)
+	select {
+	case s := <-released:
+		if s != "ok" {
+			t.Errorf("release = %s, want ok", s)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("the release does not come to an end")
+		m.kill()
 	}
 }
 
