@@ -65,12 +65,12 @@ func (t *Table) heldAboveLocked(q *Request, own *row) (gov *row, err error) {
 		}
 		var sharers []*row
 		if e == d {
-			rows, sharers = splitShared(rows)
-		}
-		if len(sharers) > 0 && q.Kind != Shared {
-			if other := d.otherSharer(q); other != nil {
-				return nil, t.heldLocked(other)
+			if q.Kind != Shared && isShared(rows) {
+				if other := d.otherSharer(q); other != nil {
+					return nil, t.heldLocked(other)
+				}
 			}
+			rows, sharers = splitShared(rows)
 		}
 		if len(rows) == 0 {
 			continue
@@ -133,6 +133,17 @@ func splitShared(rows []*row) (behind, sharers []*row) {
 		i--
 	}
 	return rows[:i], rows[i:]
+}
+
+// isShared reports whether one of a directory's rows is a shared one in front of all that
+// are in force. One that its owner is about to have instead may come to nothing.
+func isShared(rows []*row) bool {
+	for _, r := range slices.Backward(rows) {
+		if r.kind == Shared || !r.pending {
+			return r.kind == Shared
+		}
+	}
+	return false
 }
 
 // retakes reports whether a request is for what r is already: by the same

@@ -232,7 +232,7 @@ func (t *Table) Seal(token uint64) (s Spoils, ok bool) {
 	s = Spoils{Lock: r.lock(), Fresh: r.content.fresh, Unknown: r.content.unknown, known: r.content.known}
 	r.dir.walkRows(func(o *row) bool {
 		switch {
-		case o.isInsteadOf(r): // by another one of its scope: it is not about what that one makes
+		case o.isInsteadOf(r), o.pending && o.dir == r.dir: // by another one of its scope: it is not about what that one makes
 			s.InUse = true
 		case o.key() == r.key():
 		case o.dir != r.dir:

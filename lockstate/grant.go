@@ -193,6 +193,7 @@ func (g *Grant) Commit() (Lock, bool) {
 		if r.bereft {
 			t.representLocked(r, g.request.Process)
 		}
+		r.standInstead()
 		if r.lease != nil && r.retakes(&g.request) { // and not just by a descriptor that has it
 			r.join(g.request.Process.ID())
 			durable = t.renewLocked(r, g.request.TTL)
@@ -214,7 +215,7 @@ func (g *Grant) Commit() (Lock, bool) {
 		t.rekeyLocked(r, k)
 	}
 	flush = t.replaceOthersLocked(r) || flush
-	if r.instead != 0 && t.mergeTwinLocked(r) { // see Remains
+	if stands := r.standInstead(); r.instead != 0 && t.mergeTwinLocked(r) || stands { // see Remains
 		t.noteLocked(r)
 		flush = true
 	}

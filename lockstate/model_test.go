@@ -222,7 +222,13 @@ func (m *model) mayAcquire(p *procid.Process, path string, kind lockstate.Kind) 
 			sharers = append(sharers, r)
 		}
 	}
-	if len(sharers) > 0 && kind != lockstate.Shared {
+	shared := false // also behind what its owner is about to have instead
+	for _, r := range m.rows {
+		if r.Path == path && (r.Kind == lockstate.Shared || !r.pending) {
+			shared = r.Kind == lockstate.Shared
+		}
+	}
+	if shared && kind != lockstate.Shared {
 		var others verdict
 		for _, r := range m.rows {
 			if r.Path == path && r.Kind == lockstate.Shared && r.Owner != p.ID() {

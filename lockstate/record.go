@@ -208,6 +208,12 @@ func (t *Table) mergeTwinLocked(r *row) (merged bool) {
 				r.files = append(r.files, f)
 			}
 		}
+		if old.command && !r.command { // A7
+			r.command, r.why = true, old.why
+			if old.onCrash != "" {
+				t.setOnCrashLocked(r, old.onCrash)
+			}
+		}
 		for h := range t.revocable[old.token] {
 			t.revokeByLocked(h, r.token) // L3
 		}
@@ -220,6 +226,17 @@ func (t *Table) mergeTwinLocked(r *row) (merged bool) {
 // while another one was that it had taken so.
 func (r *row) isInsteadOf(old *row) bool {
 	return old.token == r.instead || old.token < r.instead && old.kind == r.kind && old.key() == r.key()
+}
+
+// standInstead notes that r is taken while another one of its owner is about to end, which
+// was not when it was asked for, and reports whether there is one.
+func (r *row) standInstead() (news bool) {
+	for _, old := range r.dir.rows {
+		if old.token < r.token && old.token > r.instead && (old.doomed || old.bereft) && old.kind == r.kind && old.key() == r.key() {
+			r.instead, news = old.token, true
+		}
+	}
+	return news
 }
 
 // isKept reports whether the record of r is kept, as the store has it.
