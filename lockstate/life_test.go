@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -14,63 +15,92 @@ import (
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
-// A life is one directory that processes of a scope (H3) and others lock by descriptors,
-// while they die, enter the scope, and have their locks broken. All that is done in
-// several steps is, with anything between them. What a process was told it has counts.
+// A life is one directory that processes lock by all means there are: descriptors, lock
+// files and commands, each for itself, for its scope (H3) or its client (L1), alone or
+// shared (A5), while they die, and their locks are given back, broken, and lost. All that
+// is done in several steps is, with anything between them. What was told to somebody counts.
 type life struct {
 	table  *lockstate.Table
 	dir    *lockstate.Dir
+	now    time.Duration // on the clock of the leases
 	procs  []*lifeProc
-	keys   int
+	rows   map[uint64]*lifeRow // all that were acquired, by token
+	files  map[string]bool     // the lock files that are there
+	made   map[lockstate.FileID][]uint64
 	grants []*lifeGrant
-	closes []lifeClose // descriptors of the dead
+	closes []string    // descriptors of the dead
 	exits  []*lifeProc // whose death is not carried out
 	ends   []*lifeEnd
+	hows   []string       // by what locks are asked for
+	began  map[uint64]int // what was told of a token,
+	ended  map[uint64]int // and of its end
 }
 
 type lifeProc struct {
-	proc  *procid.Process
-	scope lockstate.Scope
-	dead  bool
-	keys  map[string]uint64 // the tokens of what it has, by descriptors and commands
+	proc   *procid.Process
+	parent *lifeProc
+	scope  lockstate.Scope
+	client string // in its environment
+	dead   bool
+	files  map[string]string // that its descriptors are of
+}
+
+// A lifeOwner is whose a lock is: a process's alone, a scope's or a client's.
+type lifeOwner struct {
+	proc   *lifeProc
+	scope  lockstate.Scope
+	client string
+}
+
+type lifeRow struct {
+	token    uint64
+	kind     lockstate.Kind
+	protocol string
+	owner    lifeOwner
+	joined   []*lifeProc
+	ttl      time.Duration
+	deadline time.Duration
+	kept     map[string]*lifeProc // by what, as somebody was told: descriptors, "file NAME", "command", "mkdir"
+	doomed   bool
+	remains  bool
+	sealed   bool
 }
 
 type lifeGrant struct {
-	by   *lifeProc
-	key  string
-	real *lockstate.Grant
+	by    *lifeProc
+	q     lockstate.Request
+	keep  string
+	token uint64 // that is made for it; 0: somebody has it already
+	real  *lockstate.Grant
 }
-
-type lifeClose struct {
-	by  *lifeProc
-	key string
-}
-
-// A lifeEnd is a lock that is being ended, as far as it has come.
-type lifeEnd struct {
-	lock  lockstate.Lock
-	of    procid.ID // who is dead; the zero ID: it was broken
-	stage int
-}
-
-// command begins the keys of those locks that a command keeps instead (A7).
-const command = "command "
 
 var lifeScope = lockstate.Scope{Kind: lockstate.CgroupScope, ID: "/x", Born: 1}
 
-// same reports whether what one has locked is the other's too.
-func (p *lifeProc) same(q *lifeProc) bool {
-	return p == q || p.scope == q.scope && p.scope.Kind != lockstate.ProcessScope
+const (
+	lifeTTL = 16 * time.Second
+	lifeUID = 1000
+)
+
+func isFD(keep string) bool { return strings.HasPrefix(keep, "fd") }
+
+// owner is whose a request's lock is going to be.
+func (p *lifeProc) owner(q lockstate.Request) lifeOwner {
+	switch {
+	case q.Client != "":
+		return lifeOwner{client: q.Client}
+	case q.Scope.Kind != lockstate.ProcessScope:
+		return lifeOwner{scope: q.Scope}
+	}
+	return lifeOwner{proc: p}
 }
 
 func (s *life) live() []*lifeProc {
 	return slices.DeleteFunc(slices.Clone(s.procs), func(p *lifeProc) bool { return p.dead })
 }
 
-// holder is somebody who has a lock, nil if nobody does.
-func (s *life) holder() *lifeProc {
+func (s *life) member(scope lockstate.Scope) *lifeProc {
 	for _, p := range s.live() {
-		if len(p.keys) > 0 {
+		if p.scope == scope {
 			return p
 		}
 	}
@@ -86,6 +116,48 @@ func (s *life) find(id procid.ID) *lifeProc {
 	return nil
 }
 
+func (s *life) expired(r *lifeRow) bool { return r.owner.client != "" && s.now >= r.deadline }
+
+// isHad reports whether somebody was told that he has r, and has it still.
+func (s *life) isHad(r *lifeRow) bool { return len(r.kept) > 0 && !r.doomed && !s.expired(r) }
+
+// lives reports whether r is somebody's, as far as is known, whoever was told.
+func (s *life) lives(r *lifeRow) bool {
+	switch {
+	case r.doomed || s.expired(r):
+		return false
+	case r.owner.scope.Kind != lockstate.ProcessScope:
+		return s.isHad(r) || s.member(r.owner.scope) != nil
+	}
+	return s.isHad(r) || r.owner.client != ""
+}
+
+// has reports whether r is p's, too (H1 to H3, L2).
+func (s *life) has(r *lifeRow, p *lifeProc) bool {
+	if r.sealed || s.expired(r) {
+		return false
+	}
+	for q := p; q != nil; q = q.parent {
+		if q == r.owner.proc || r.owner.client != "" && q.client == r.owner.client || slices.Contains(r.joined, q) ||
+			r.owner.scope.Kind != lockstate.ProcessScope && q.scope == r.owner.scope {
+			return true
+		}
+	}
+	return false
+}
+
+// stack is what is on the directory; the last one is in force.
+func (s *life) stack(t *rapid.T) (all []*lifeRow) {
+	for _, l := range s.table.On(s.dir) {
+		r := s.rows[l.Token]
+		if r == nil {
+			t.Fatalf("token %d was never given to anybody", l.Token)
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
 // pickOut is pick for what is taken out.
 func pickOut[T any](t *rapid.T, all *[]T, what string) T {
 	if len(*all) == 0 {
@@ -97,154 +169,442 @@ func pickOut[T any](t *rapid.T, all *[]T, what string) T {
 	return one
 }
 
-func (s *life) start(scope lockstate.Scope) {
+func oneIn(t *rapid.T, n int, what string) bool { return rapid.IntRange(1, n).Draw(t, what) == n }
+
+func (s *life) start(parent *lifeProc, scope lockstate.Scope, client string) {
 	n := len(s.procs) + 2
-	s.procs = append(s.procs, &lifeProc{proc: newProc(n, uint64(n), nil), scope: scope, keys: make(map[string]uint64)})
+	p := &lifeProc{parent: parent, scope: scope, client: client, files: make(map[string]string)}
+	if parent != nil {
+		p.scope, p.client = parent.scope, parent.client
+		p.proc = newProc(n, uint64(n), parent.proc)
+	} else {
+		p.proc = newProc(n, uint64(n), nil)
+	}
+	s.procs = append(s.procs, p)
+}
+
+// fork may be by anybody.
+func (s *life) fork(t *rapid.T) {
+	if len(s.live()) > 5 {
+		t.Skip("enough")
+	}
+	if len(s.live()) > 0 && oneIn(t, 3, "child") {
+		s.start(pick(t, s.live(), "parent"), lockstate.Scope{}, "")
+		return
+	}
+	s.start(nil, rapid.SampledFrom([]lockstate.Scope{{}, lifeScope}).Draw(t, "scope"), rapid.SampledFrom([]string{"", "x", "y"}).Draw(t, "client"))
+}
+
+// enter is for a control group. What the process has is not the group's by that.
+func (s *life) enter(t *rapid.T) {
+	p := pick(t, s.live(), "who")
+	if slices.ContainsFunc(s.procs, func(q *lifeProc) bool { return q.parent == p }) {
+		t.Skip("its children don't")
+	}
+	p.scope = lifeScope
+}
+
+// ask draws what a process asks for, and by what it is to be kept.
+func (s *life) ask(t *rapid.T, p *lifeProc) (q lockstate.Request, keep string) {
+	q = lockstate.Request{Process: p.proc, Dir: s.dir, Kind: lockstate.Explicit, Scope: p.scope}
+	there := slices.Sorted(maps.Keys(s.files))
+	switch how := rapid.SampledFrom(s.hows).Draw(t, "how"); how {
+	case "fd":
+		fds := slices.Sorted(maps.Keys(p.files))
+		if len(fds) == 0 || len(fds) < 3 && oneIn(t, 3, "opens") {
+			keep = fmt.Sprintf("fd %d of %d", len(fds), p.proc.ID().Pid)
+			p.files[keep] = pick(t, there, "file")
+		} else {
+			keep = pick(t, fds, "fd")
+		}
+		q.Protocol, q.Key, q.File = "flock", keep, p.files[keep]
+		if oneIn(t, 3, "shared") {
+			q.Kind = lockstate.Shared
+		}
+	case "file":
+		q.Protocol = rapid.SampledFrom([]string{"create", "open"}).Draw(t, "protocol")
+		q.File = rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name")
+		if s.files[q.File] {
+			t.Skip("it is there")
+		}
+		keep = "file " + q.File
+	default:
+		keep, q.Protocol, q.Command = "command", "command", true
+		q.OnCrash = rapid.SampledFrom([]string{"", "", lockstate.Keep, lockstate.Destroy, lockstate.Quarantine}).Draw(t, "on crash")
+		q.New = oneIn(t, 4, "new")
+		if how == "lease" {
+			q.Scope, q.UID, q.TTL = lockstate.Scope{}, lifeUID, lifeTTL
+			if q.Client = p.client; q.Client == "" {
+				q.Client = "x"
+			}
+		} else if oneIn(t, 3, "alone") {
+			q.Scope = lockstate.Scope{}
+		}
+		if oneIn(t, 4, "shared") {
+			q.Kind = lockstate.Shared
+		}
+	}
+	return q, keep
+}
+
+// forbids is C3a for what is not pending: it tells whose lock is in the way.
+func (s *life) forbids(t *rapid.T, p *lifeProc, q lockstate.Request) *lifeRow {
+	rows, owner := s.stack(t), p.owner(q)
+	for _, r := range rows {
+		if r.owner == owner && r.kind == q.Kind && s.expired(r) {
+			return r
+		}
+		if q.Client != "" && r.owner.client != "" && r.owner != owner && (q.Kind != lockstate.Shared || r.kind != lockstate.Shared) {
+			return r
+		}
+	}
+	behind := rows
+	for len(behind) > 0 && behind[len(behind)-1].kind == lockstate.Shared {
+		behind = behind[:len(behind)-1]
+	}
+	sharers := rows[len(behind):]
+	if len(sharers) > 0 && q.Kind != lockstate.Shared {
+		for _, r := range rows {
+			if r.kind == lockstate.Shared && r.owner != owner {
+				return r
+			}
+		}
+	}
+	if len(behind) == 0 {
+		return nil
+	}
+	r := behind[len(behind)-1]
+	own := r.owner == owner && q.Client != "" && !r.sealed && !s.expired(r)
+	letIn := q.Kind == lockstate.Shared && slices.ContainsFunc(sharers, func(o *lifeRow) bool { return o.owner == r.owner })
+	if own || letIn || s.has(r, p) {
+		return nil
+	}
+	return r
 }
 
 func (s *life) acquire(t *rapid.T) {
 	p := pick(t, s.live(), "who")
-	s.keys++
-	key := fmt.Sprint("key", s.keys)
-	q := lockstate.Request{Process: p.proc, Dir: s.dir, Kind: lockstate.Explicit, Protocol: "flock", Key: key, Scope: p.scope, OnCrash: lockstate.Quarantine}
-	if rapid.IntRange(0, 3).Draw(t, "by a command") == 0 {
-		key, q.Protocol, q.Key, q.Command = command+key, "command", nil, true
-	}
+	q, keep := s.ask(t, p)
+	last := s.table.LastToken()
 	g, err := s.table.Acquire(closed, q)
-	switch h := s.holder(); {
-	case err == nil && h != nil && !p.same(h):
-		t.Fatalf("%v was granted what %v has", p.proc.ID(), h.proc.ID())
-	case err != nil && h != nil && p.same(h):
-		t.Fatalf("%v is refused what is its own: %v", p.proc.ID(), err)
+	made := s.table.LastToken()
+	if made == last {
+		made = 0
+	}
+	r := s.forbids(t, p, q)
+	pending := slices.ContainsFunc(s.grants, func(g *lifeGrant) bool { return g.token != 0 })
+	switch {
+	case err == nil && made != 0 && r != nil:
+		t.Fatalf("%v was granted what token %d is in the way of", p.proc.ID(), r.token)
+	case err != nil && r == nil && !pending && !errors.Is(err, lockstate.ErrAlone):
+		t.Fatalf("%v is refused what nobody else has: %v", p.proc.ID(), err)
 	case err == nil:
-		s.grants = append(s.grants, &lifeGrant{p, key, g})
+		s.grants = append(s.grants, &lifeGrant{p, q, keep, made, g})
+	case isFD(keep):
+		s.dropOld(keep)
+	}
+}
+
+// dropOld is what flock(2) does where a conversion fails.
+func (s *life) dropOld(keep string) {
+	s.drop(keep)
+	s.table.ReleaseKey(keep)
+}
+
+// drop notes that something keeps nothing any more.
+func (s *life) drop(keep string) {
+	for _, r := range s.rows {
+		delete(r.kept, keep)
 	}
 }
 
 func (s *life) settle(t *rapid.T) {
 	g := pickOut(t, &s.grants, "grant")
-	if g.by.dead || rapid.IntRange(0, 3).Draw(t, "aborts") == 0 {
+	isFile := strings.HasPrefix(g.keep, "file ")
+	if isFile && s.files[g.q.File] || g.by.dead && !slices.Contains(s.exits, g.by) || oneIn(t, 4, "aborts") {
 		g.real.Abort()
+		if isFD(g.keep) {
+			s.dropOld(g.keep)
+		}
 		return
 	}
-	if l, ok := g.real.Commit(); ok {
-		g.by.keys[g.key] = l.Token
+	l, ok := g.real.Commit()
+	if !ok {
+		return
 	}
+	if isFile {
+		s.files[g.q.File] = true
+	}
+	s.told(t, g, l.Token)
+}
+
+// told notes that a process was told that it has a lock.
+func (s *life) told(t *rapid.T, g *lifeGrant, token uint64) {
+	r, p, q := s.rows[token], g.by, g.q
+	switch {
+	case (r == nil) != (g.token == token):
+		t.Fatalf("%v got token %d, want %d", p.proc.ID(), token, g.token)
+	case r == nil:
+		r = &lifeRow{token: token, kind: q.Kind, protocol: q.Protocol, owner: p.owner(q), ttl: q.TTL, kept: make(map[string]*lifeProc)}
+		s.rows[token] = r
+	case r.kind != q.Kind || r.doomed || r.sealed || s.expired(r) || !s.has(r, p) && r.owner != p.owner(q):
+		t.Fatalf("%v was told that it has %+v", p.proc.ID(), r)
+	}
+	if r.owner.client != "" {
+		r.deadline, r.joined = s.now+r.ttl, append(r.joined, p)
+	}
+	if isFD(g.keep) {
+		s.drop(g.keep)
+		if file := "file " + q.File; r.protocol == "open" && r.kept[file] != nil { // A6
+			delete(r.kept, file)
+			r.protocol = q.Protocol
+		}
+	}
+	r.remains = false
+	if g.token != 0 {
+		s.replace(r, g)
+		s.merge(t)
+	}
+	switch {
+	case !p.dead:
+		r.kept[g.keep] = p
+	case isFD(g.keep):
+		s.closes = append(s.closes, g.keep)
+	}
+}
+
+// replace is A13, and what becomes of what a process had by itself when its scope or its
+// client takes the directory.
+func (s *life) replace(r *lifeRow, g *lifeGrant) {
+	for _, o := range s.rows {
+		if o == r || o.owner != r.owner && o.owner != (lifeOwner{proc: g.by}) && !(g.q.New && o.kind == lockstate.Implicit) {
+			continue
+		}
+		fds := slices.ContainsFunc(slices.Collect(maps.Keys(o.kept)), isFD)
+		_, there := s.table.Lock(o.token)
+		switch {
+		case o.kind == lockstate.Implicit && (r.kind == lockstate.Explicit || g.q.New) && !there,
+			o.kind == lockstate.Shared && r.kind == lockstate.Explicit && !fds && (o.kept["command"] == nil || g.q.Command):
+			clear(o.kept)
+			for id, of := range s.made {
+				if slices.Contains(of, o.token) {
+					s.made[id] = append(of, r.token)
+				}
+			}
+		case o.protocol == "open" && r.kind == lockstate.Shared && g.q.File != "": // A6
+			delete(o.kept, "file "+g.q.File)
+		}
+	}
+}
+
+// mkdir makes the directory, where there is none.
+func (s *life) mkdir(t *rapid.T) {
+	if len(s.grants)+len(s.ends)+s.table.Len() > 0 {
+		t.Skip("it is there")
+	}
+	p := pick(t, s.live(), "who")
+	clear(s.made)
+	s.files = map[string]bool{"old": true}
+	q := lockstate.Request{Process: p.proc, Dir: s.dir, Kind: lockstate.Implicit, Protocol: "mkdir", Scope: p.scope}
+	g, err := s.table.Acquire(closed, q)
+	if err != nil {
+		t.Fatalf("mkdir: %v", err)
+	}
+	l, _ := g.Commit()
+	s.told(t, &lifeGrant{p, q, "mkdir", l.Token, g}, l.Token)
 }
 
 func (s *life) unlock(t *rapid.T) {
 	p := pick(t, s.live(), "who")
-	key := pick(t, slices.Sorted(maps.Keys(p.keys)), "key")
-	if strings.HasPrefix(key, command) {
-		t.Skip("it goes by being broken")
+	fd := pick(t, slices.Sorted(maps.Keys(p.files)), "fd")
+	s.drop(fd)
+	s.table.ReleaseKey(fd)
+}
+
+// unlink is R1.
+func (s *life) unlink(t *rapid.T) {
+	p, name := pick(t, s.live(), "who"), rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name")
+	if !s.files[name] {
+		t.Skip("not there")
 	}
-	delete(p.keys, key)
-	s.table.ReleaseKey(key)
+	op, err := s.table.Begin(lockstate.Change{Process: p.proc, Dirs: []*lockstate.Dir{s.dir}, Quiet: true})
+	if err != nil {
+		t.Skip("not its")
+	}
+	delete(s.files, name)
+	s.drop("file " + name)
+	s.table.ReleaseFile(s.dir, name)
+	op.End()
+}
+
+// write makes a file.
+func (s *life) write(t *rapid.T) {
+	p := pick(t, s.live(), "who")
+	op, err := s.table.Begin(lockstate.Change{Process: p.proc, Dirs: []*lockstate.Dir{s.dir}})
+	if err != nil {
+		t.Skip("not its")
+	}
+	id := lockstate.FileID{Ino: uint64(len(s.made) + 1)}
+	s.made[id] = nil
+	rows := s.stack(t)
+	if len(rows) > 0 && s.isHad(rows[len(rows)-1]) { // else it is by what is to end
+		for _, r := range rows {
+			if s.lives(r) {
+				s.made[id] = append(s.made[id], r.token)
+			}
+		}
+		for _, g := range s.grants { // it may come to something
+			s.made[id] = append(s.made[id], g.token)
+		}
+	}
+	s.table.Made(s.dir, id)
+	op.End()
 }
 
 func (s *life) kill(p *lifeProc) {
 	p.dead = true
-	for _, key := range slices.Sorted(maps.Keys(p.keys)) {
-		if !strings.HasPrefix(key, command) {
-			s.closes = append(s.closes, lifeClose{p, key})
+	s.exits = append(s.exits, p)
+	for fd := range p.files {
+		if s.table.HasKey(fd) || slices.ContainsFunc(slices.Collect(maps.Values(s.rows)), func(r *lifeRow) bool { return r.kept[fd] != nil }) {
+			s.closes = append(s.closes, fd)
+		}
+		s.drop(fd)
+	}
+	slices.Sort(s.closes)
+	for _, r := range s.rows {
+		if r.owner.proc == p || r.owner.scope.Kind != lockstate.ProcessScope && s.member(r.owner.scope) == nil {
+			clear(r.kept)
 		}
 	}
-	clear(p.keys)
-	s.exits = append(s.exits, p)
 }
 
 // close is what the FUSE layer does when the kernel has closed a dead process's descriptor.
 func (s *life) close(t *rapid.T) {
-	c := pickOut(t, &s.closes, "descriptor")
-	if s.table.HasKey(c.key) && !s.table.LeaveToExit(c.key, func(id procid.ID) bool { return s.find(id).dead }) {
-		s.table.ReleaseKey(c.key)
+	fd := pickOut(t, &s.closes, "descriptor")
+	if s.table.HasKey(fd) && !s.table.LeaveToExit(fd, func(id procid.ID) bool { return s.find(id).dead }) {
+		s.table.ReleaseKey(fd)
 	}
 }
 
-func (s *life) exit(t *rapid.T) {
-	if slices.ContainsFunc(s.ends, func(e *lifeEnd) bool { return e.of != procid.ID{} }) {
-		t.Skip("one at a time")
+func (s *life) tick(t *rapid.T) {
+	s.now += time.Duration(rapid.IntRange(1, 12).Draw(t, "seconds")) * time.Second
+}
+
+// lease is what is had, or else about to end, of a client.
+func (s *life) lease(t *rapid.T, client string) (found *lifeRow) {
+	for _, r := range s.stack(t) {
+		if r.owner.client == client && (found == nil || found.doomed) {
+			found = r
+		}
 	}
-	p := pickOut(t, &s.exits, "dead")
-	dead, _ := s.table.Exit(p.proc.ID(), procid.Exit{Known: true, Signal: 9}, alive())
-	for _, l := range dead {
-		s.ends = append(s.ends, &lifeEnd{lock: l, of: p.proc.ID()})
+	return found
+}
+
+func (s *life) renew(t *rapid.T) {
+	client := rapid.SampledFrom([]string{"x", "y"}).Draw(t, "client")
+	r := s.lease(t, client)
+	l, err := s.table.Renew(s.dir, client, lifeUID, 0)
+	switch {
+	case err == nil && (r == nil || s.expired(r)), err != nil && r != nil && s.isHad(r), err == nil && r != nil && l.Token != r.token:
+		t.Fatalf("a renewal by %s of %+v = token %d, %v", client, r, l.Token, err)
+	case err == nil:
+		r.deadline = s.now + r.ttl
 	}
 }
 
-func (s *life) breakLock(t *rapid.T) {
-	l := pick(t, s.table.Locks(), "lock").Lock
-	if l.Pending || slices.ContainsFunc(s.ends, func(e *lifeEnd) bool { return e.lock.Token == l.Token }) {
-		t.Skip("it is being ended")
+func (s *life) touch(t *rapid.T) {
+	p := pick(t, s.live(), "who")
+	s.table.Touch(s.dir, p.proc)
+	for _, r := range s.stack(t) {
+		l, _ := s.table.Lock(r.token)
+		switch again := s.now + r.ttl; {
+		case r.owner.client == "":
+		case l.Deadline != r.deadline && (l.Deadline != again || !s.has(r, p)), l.Deadline != again && slices.Contains(r.joined, p) && s.isHad(r):
+			t.Fatalf("a touch by %v makes the deadline of %+v %v", p.proc.ID(), r, l.Deadline)
+		default:
+			r.deadline = l.Deadline
+		}
 	}
-	s.doom(l.Token)
-	s.ends = append(s.ends, &lifeEnd{lock: l, stage: 2})
 }
 
-// doom takes away what the owners of a lock had.
-func (s *life) doom(token uint64) {
-	s.table.Doom(token)
-	for _, p := range s.procs {
-		maps.DeleteFunc(p.keys, func(_ string, of uint64) bool { return of == token })
-	}
-}
-
-// end takes one lock a step further towards its end.
-func (s *life) end(t *rapid.T) {
-	e := pick(t, s.ends, "end")
-	over := false
-	switch e.stage {
-	case 0:
-		for _, p := range s.live() {
-			if e.lock.Scope == p.scope && p.scope.Kind != lockstate.ProcessScope && !over {
-				s.table.Represent(e.lock.Token, p.proc)
-				over = true
-			}
-		}
-	case 1:
-		_, ok := s.table.DoomOf(e.lock.Token, e.of)
-		if over = !ok; over {
-			break
-		}
-		for _, p := range s.live() {
-			if slices.Contains(slices.Collect(maps.Values(p.keys)), e.lock.Token) {
-				t.Fatalf("what %v has ends with %v, which is dead", p.proc.ID(), e.of)
-			}
-		}
-	case 2:
-		if over = true; e.lock.Command && e.of == (procid.ID{}) && rapid.Bool().Draw(t, "its file can't be removed") {
-			s.table.Remains(e.lock.Token)
-			break
-		}
-		if err := s.table.End(e.lock.Token, lockstate.Exited); err != nil && !errors.Is(err, lockstate.ErrNoLock) {
-			t.Fatalf("End(%d) = %v", e.lock.Token, err)
-		}
-	}
-	if e.stage++; over {
-		s.ends = slices.DeleteFunc(s.ends, func(o *lifeEnd) bool { return o == e })
+func (s *life) join(t *rapid.T) {
+	p, client := pick(t, s.live(), "who"), rapid.SampledFrom([]string{"x", "y"}).Draw(t, "client")
+	if l, err := s.table.Join(p.proc, s.dir, client, lifeUID, nil); err == nil {
+		r := s.rows[l.Token]
+		r.joined = append(r.joined, p)
 	}
 }
 
 // check wants who has the directory to be able to change it, and nobody else.
 func (s *life) check(t *rapid.T) {
-	h := s.holder()
-	for _, p := range s.live() {
-		if h != nil && len(p.keys) > 0 && !p.same(h) {
-			t.Fatalf("%v and %v both have it", p.proc.ID(), h.proc.ID())
-		}
-		op, err := s.table.Begin(lockstate.Change{Process: p.proc, Dirs: []*lockstate.Dir{s.dir}})
-		op.End()
-		if h != nil && (err == nil) != p.same(h) {
-			t.Fatalf("%v has it; a change by %v = %v", h.proc.ID(), p.proc.ID(), err)
-		}
-	}
 	if err := s.table.Check(); err != nil {
 		t.Fatal(err)
 	}
+	s.checkTold(t)
+	var top *lifeRow
+	var front []*lifeRow // what is in the way still, or its death not carried out
+	for _, r := range s.stack(t) {
+		if front = append(front, r); s.isHad(r) {
+			top, front = r, nil
+		}
+	}
+	for _, p := range s.live() {
+		op, err := s.table.Begin(lockstate.Change{Process: p.proc, Dirs: []*lockstate.Dir{s.dir}, Quiet: true})
+		op.End()
+		holds := top != nil && top.kind != lockstate.Shared && s.has(top, p)
+		left := slices.ContainsFunc(front, func(r *lifeRow) bool { return r.kind != lockstate.Shared && s.has(r, p) })
+		var held *lockstate.HeldError
+		switch {
+		case top == nil:
+		case err == nil && !holds && !left && !(top.kind == lockstate.Shared && s.isGetting(p)):
+			t.Fatalf("%v may change what token %d is in the way of", p.proc.ID(), top.token)
+		case holds && errors.As(err, &held) && held.Lock.Token <= top.token:
+			t.Fatalf("%v has token %d; a change = %v", p.proc.ID(), top.token, err)
+		}
+	}
+	if len(s.grants)+len(s.closes)+len(s.exits)+len(s.ends) == 0 {
+		for _, r := range s.stack(t) {
+			if !s.lives(r) && !s.expired(r) {
+				t.Fatalf("nobody has %+v, and nothing is to end it", r)
+			}
+		}
+	}
 }
 
-// TestLife: a lock that somebody was told he has is his until he gives it up, or it is
-// broken, whatever ends beside it; and nothing is left of the dead (R2, R4, H3).
+// isGetting reports whether p is about to have the directory to itself: what is shared then
+// is its own.
+func (s *life) isGetting(p *lifeProc) bool {
+	return slices.ContainsFunc(s.grants, func(g *lifeGrant) bool {
+		return g.token != 0 && g.q.Kind == lockstate.Explicit && s.has(&lifeRow{owner: g.by.owner(g.q), joined: []*lifeProc{g.by}, deadline: s.now + 1}, p)
+	})
+}
+
+// checkTold wants all that somebody was told that he has to be there, and what ends to be
+// told once.
+func (s *life) checkTold(t *rapid.T) {
+	for _, r := range s.rows {
+		l, there := s.table.Lock(r.token)
+		if want := 1; s.began[r.token] != want || s.ended[r.token] != 0 == there || s.ended[r.token] > want {
+			t.Fatalf("token %d (there: %t) was told to begin %d times, to end %d times", r.token, there, s.began[r.token], s.ended[r.token])
+		}
+		if !s.isHad(r) {
+			continue
+		}
+		if !there || l.Sealed {
+			t.Fatalf("somebody has %+v; the table has %+v", r, l)
+		}
+		for keep := range r.kept {
+			name, isFile := strings.CutPrefix(keep, "file ")
+			if isFD(keep) && !slices.Contains(l.Keys, any(keep)) || isFile && !(slices.Contains(l.Files, name) && s.files[name]) || keep == "command" && !l.Command {
+				t.Fatalf("%s keeps %+v no more; the table has %+v", keep, r, l)
+			}
+		}
+	}
+}
+
+// TestLife: a lock that somebody was told he has is his until he gives it up or loses it, or
+// it is broken, whatever ends beside it; what ends says so once; nothing is left of the dead,
+// and nothing of the living is cleared away with what they left (R1 to R7, H3, L1).
 func TestLife(t *testing.T) {
 	for range 10 { // what takes three deaths at the right times is rare
 		rapid.Check(t, testLife)
@@ -252,40 +612,58 @@ func TestLife(t *testing.T) {
 }
 
 func testLife(t *rapid.T) {
-	s := &life{}
-	s.table = lockstate.New(lockstate.Options{Claims: func(p *procid.Process, c lockstate.Claim) (holds, known bool) {
-		q := s.find(p.ID())
-		return c.Scope.Kind != lockstate.ProcessScope && q.scope == c.Scope, true
-	}})
-	s.dir = dirAt(s.table, "D")
-	for range 2 {
-		s.start(lifeScope)
-		s.start(lockstate.Scope{})
+	s := &life{
+		rows: make(map[uint64]*lifeRow), files: map[string]bool{"old": true}, made: make(map[lockstate.FileID][]uint64),
+		began: make(map[uint64]int), ended: make(map[uint64]int),
 	}
-	t.Repeat(map[string]func(*rapid.T){
+	s.table = lockstate.New(lockstate.Options{
+		OnCrash: rapid.SampledFrom([]string{lockstate.Keep, lockstate.Quarantine}).Draw(t, "on crash"),
+		Clock:   func() time.Duration { return s.now },
+		Claims: func(p *procid.Process, c lockstate.Claim) (holds, known bool) {
+			q := s.find(p.ID())
+			return c.Scope.Kind != lockstate.ProcessScope && q.scope == c.Scope || c.Client != "" && q.client == c.Client, true
+		},
+		Notify: func(e lockstate.Event) {
+			switch e.Event {
+			case lockstate.EventAcquired:
+				s.began[e.Token]++
+			case lockstate.EventReleased, lockstate.EventBroken:
+				s.ended[e.Token]++
+			}
+		},
+	})
+	s.table.Listen(1)
+	s.dir = dirAt(s.table, "D")
+	for _, client := range []string{"", "x"} {
+		s.start(nil, lifeScope, client)
+		s.start(nil, lockstate.Scope{}, client)
+	}
+	s.hows = rapid.SampledFrom([][]string{
+		{"fd"}, {"fd", "command"}, {"fd", "file"}, {"fd", "command", "lease"}, {"fd", "fd", "fd", "file", "command", "lease"},
+	}).Draw(t, "hows")
+	steps := map[string]func(*rapid.T){
 		"":        s.check,
 		"acquire": s.acquire, "acquire more": s.acquire,
 		"settle": s.settle, "settle more": s.settle,
-		"unlock": s.unlock,
-		"kill":   func(t *rapid.T) { s.kill(pick(t, s.live(), "who")) },
-		"close":  s.close,
-		"exit":   s.exit,
-		"break":  s.breakLock,
-		"end":    s.end, "end more": s.end,
-		"start": func(t *rapid.T) {
-			if len(s.live()) > 4 {
-				t.Skip("enough")
-			}
-			s.start(rapid.SampledFrom([]lockstate.Scope{{}, lifeScope}).Draw(t, "scope"))
-		},
-		"enter": func(t *rapid.T) {
-			p := pick(t, s.live(), "who")
-			if len(p.keys) > 0 || slices.ContainsFunc(s.grants, func(g *lifeGrant) bool { return g.by == p }) {
-				t.Skip("it is busy")
-			}
-			p.scope = lifeScope
-		},
-	})
+		"write": s.write, "unlock": s.unlock,
+		"end": s.end, "end more": s.end, "end again": s.end,
+		"fork": s.fork, "enter": s.enter,
+	}
+	dying := map[string]func(*rapid.T){
+		"kill": func(t *rapid.T) { s.kill(pick(t, s.live(), "who")) }, "close": s.close, "exit": s.exit,
+	}
+	broken := map[string]func(*rapid.T){"break": s.breakDir, "release": s.release}
+	leased := map[string]func(*rapid.T){"expire": s.expire, "tick": s.tick, "renew": s.renew, "touch": s.touch, "join": s.join}
+	made := map[string]func(*rapid.T){"mkdir": s.mkdir, "unlink": s.unlink}
+	// Not all at once in most lives: what takes several of a kind would be rare.
+	for _, some := range rapid.SampledFrom([][]map[string]func(*rapid.T){
+		{dying}, {dying, broken}, {broken, leased}, {dying, made}, {dying, broken, leased, made},
+	}).Draw(t, "what happens") {
+		maps.Copy(steps, some)
+	}
+	for range 2 {
+		t.Repeat(steps)
+	}
 	for _, p := range s.live() {
 		s.kill(p)
 	}
@@ -293,16 +671,19 @@ func testLife(t *rapid.T) {
 		g.real.Abort()
 	}
 	s.grants = nil
-	for len(s.closes)+len(s.exits)+len(s.ends) > 0 {
+	for s.now += time.Hour; len(s.closes)+len(s.exits)+len(s.ends)+len(s.table.Expired()) > 0; {
 		switch {
 		case len(s.ends) > 0:
 			s.end(t)
 		case len(s.closes) > 0:
 			s.close(t)
-		default:
+		case len(s.exits) > 0:
 			s.exit(t)
+		default:
+			s.expire(t)
 		}
 	}
+	s.check(t)
 	if left := s.table.Locks(); len(left) > 0 {
 		t.Fatalf("left of the dead: %+v", left)
 	}

@@ -177,3 +177,20 @@ func TestR7Retaken(t *testing.T) {
 		})
 	}
 }
+
+// TestH3Ended: a lock of a scope that ends after the death of its owner is told of has no
+// keys left to take away: who is left in the scope may have another lock by them.
+func TestH3Ended(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	q := f.keyed(f.parent, lockstate.Explicit, "1")
+	q.Scope = lockstate.Scope{Kind: lockstate.CgroupScope, ID: "/x", Born: 1}
+	l := f.commit(q)
+	f.Exit(f.parent.ID(), procid.Exit{Known: true, Signal: 9}, alive())
+	f.ReleaseKey("1")
+	if _, ok := f.Represent(l.Token, f.child); ok {
+		t.Error("Represent() of a lock that has ended = true, want false")
+	}
+	if _, ok := f.DoomOf(l.Token, f.parent.ID()); ok {
+		t.Error("DoomOf() of a lock that has ended = true, want false")
+	}
+}
