@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // scoped starts an agent that leads a process group of its own, or a session.
@@ -92,7 +93,7 @@ func cgroupIn(t *testing.T, root string) string {
 	dir, err := os.MkdirTemp(root, "stagefs-test-")
 	mustDo(t, err)
 	t.Cleanup(func() {
-		for range 100 { // what is left in it goes home
+		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) { // what is left in it goes home
 			procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 			for pid := range strings.FieldsSeq(string(procs)) {
 				os.WriteFile(filepath.Join(root, "cgroup.procs"), []byte(pid), 0)
