@@ -3,47 +3,22 @@ package fs
 import (
 	"fmt"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
 // kernelTypes are file systems that hold no files of anybody's, but what the
 // kernel shows or takes there. The daemon and all others need them as they are:
-// over /proc, for one, it would wait for itself.
-func kernelTypes() []string {
-	return []string{
-		"proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "bpf", "configfs", "debugfs", "tracefs", "securityfs", "selinuxfs",
-		"smackfs", "pstore", "efivarfs", "mqueue", "fusectl", "binfmt_misc", "rpc_pipefs", "nsfs",
-	}
-}
-
-// IsKernelType reports whether a directory on such a file system can neither be
-// served nor be a mountpoint.
-func IsKernelType(fstype string) bool { return slices.Contains(kernelTypes(), fstype) }
-
-// byOpener reports whether the kernel goes by the rights of who opens a file, on a file
-// system of its own, and not only by the file's mode.
-func byOpener(fstype string) bool {
-	return IsKernelType(fstype) && fstype != "devtmpfs" && fstype != "devpts"
-}
-
-// mayEnter returns EACCES if what is in an open directory, which another file system is
-// mounted on, is one that byOpener is about.
-func mayEnter(dir int, name string) error {
-	fd, err := openAt(dir, name, unix.O_PATH, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	switch uint32(fsType(fd)) {
-	case 0, // it cannot be told
-		unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.BPF_FS_MAGIC, configFSMagic,
-		unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.SELINUX_MAGIC, unix.SMACK_MAGIC, unix.PSTOREFS_MAGIC,
-		unix.EFIVARFS_MAGIC, mqueueMagic, fusectlMagic, unix.BINFMTFS_MAGIC, rpcPipeFSMagic, unix.NSFS_MAGIC:
-		return unix.EACCES
-	}
-	return nil
+// over /proc, for one, it would wait for itself. With each is what statfs(2) calls it if
+// the kernel goes by the rights of who opens a file there, and not only by the file's
+// mode; else 0.
+var kernelTypes = map[string]int64{
+	"proc": unix.PROC_SUPER_MAGIC, "sysfs": unix.SYSFS_MAGIC, "devtmpfs": 0, "devpts": 0,
+	"cgroup": unix.CGROUP_SUPER_MAGIC, "cgroup2": unix.CGROUP2_SUPER_MAGIC, "bpf": unix.BPF_FS_MAGIC, "configfs": configFSMagic,
+	"debugfs": unix.DEBUGFS_MAGIC, "tracefs": unix.TRACEFS_MAGIC, "securityfs": unix.SECURITYFS_MAGIC,
+	"selinuxfs": unix.SELINUX_MAGIC, "smackfs": unix.SMACK_MAGIC, "pstore": unix.PSTOREFS_MAGIC, "efivarfs": unix.EFIVARFS_MAGIC,
+	"mqueue": mqueueMagic, "fusectl": fusectlMagic, "binfmt_misc": unix.BINFMTFS_MAGIC, "rpc_pipefs": rpcPipeFSMagic,
+	"nsfs": unix.NSFS_MAGIC,
 }
 
 const ( // of the kernel's sources
@@ -52,6 +27,34 @@ const ( // of the kernel's sources
 	fusectlMagic   = 0x65735543
 	rpcPipeFSMagic = 0x67596969
 )
+
+// IsKernelType reports whether a directory on such a file system can neither be
+// served nor be a mountpoint.
+func IsKernelType(fstype string) bool {
+	_, is := kernelTypes[fstype]
+	return is
+}
+
+// byOpener reports whether the kernel goes by the rights of who opens a file, on a file
+// system of its own.
+func byOpener(fstype string) bool { return kernelTypes[fstype] != 0 }
+
+// mayEnter returns EACCES if what is in an open directory, which another file system is
+// mounted on, is one that byOpener is about, or it cannot be told.
+func mayEnter(dir int, name string) error {
+	fd, err := openAt(dir, name, unix.O_PATH, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	kind := int64(uint32(fsType(fd))) // 0, where it cannot be told, is among them
+	for _, magic := range kernelTypes {
+		if magic == kind {
+			return unix.EACCES
+		}
+	}
+	return nil
+}
 
 // kernelType returns the type of the file system that fd is on, if it is one of
 // kernelTypes, and "" if not.
