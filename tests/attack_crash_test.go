@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -496,15 +495,7 @@ func TestL2AttackSealed(t *testing.T) {
 	dir := staticDir(t)
 	openDir(t, filepath.Join(dir, "D"))
 	m := newMount(t, dir, tempDir(t))
-	clearing, goesOn := make(chan struct{}), make(chan struct{})
-	var first atomic.Bool
-	m.inject(&fault{call: unix.SYS_MKDIRAT, until: func(a asked) <-chan struct{} {
-		if a.path(1) != "1" || first.Swap(true) {
-			return nil
-		}
-		close(clearing)
-		return goesOn
-	}})
+	clearing, goesOn := m.stopClearing()
 	m.serve("--on-crash", "quarantine")
 	a, c := agent(t), carrier(t, 0, "x")
 	a.mustCommand(m, "acquire D client=x ttl=1h")

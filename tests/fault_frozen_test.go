@@ -328,7 +328,7 @@ func TestR4FaultStuckCallMany(t *testing.T) {
 	_, err := os.Stat(m.At("f"))
 	mustDo(t, err)
 	owner, other := agent(t), agent(t)
-	const locks = 20
+	const locks = 80 // half a second for each would be longer than it is waited for
 	for i := range locks {
 		owner.must("mkdir", m.At("D"+itoa(i)))
 		owner.must("creat", m.At("D"+itoa(i), "devserver"), "wronly,creat,excl")
@@ -343,13 +343,9 @@ func TestR4FaultStuckCallMany(t *testing.T) {
 	slow := startCmd(t, exec.Command("cat", m.At("f")))
 	eventually(t, "the open is stuck", func() bool { return waiting() >= 1 })
 	owner.Kill()
-	began := time.Now()
 	time.Sleep(5 * time.Millisecond) // the daemon has heard of it
 	other.Kill()
 	m.awaitFree("E")
-	if took := time.Since(began); took > 2*time.Second {
-		t.Errorf("the lock has ended after %v", took)
-	}
 	rival := agent(t)
 	rival.want("EBUSY", "put", m.At("D0/h"), "x", "creat")
 	wantStuck(t, []*Proc{slow}, answer)

@@ -100,6 +100,20 @@ func TestFaultQuarantineList(t *testing.T) {
 	wantAside(t, m, "D")
 }
 
+// stopClearing has content be put aside only when goesOn is closed, once that is under way.
+func (m *Mount) stopClearing() (clearing, goesOn chan struct{}) {
+	clearing, goesOn = make(chan struct{}), make(chan struct{})
+	var first atomic.Bool
+	m.inject(&fault{call: unix.SYS_MKDIRAT, until: func(a asked) <-chan struct{} {
+		if a.path(1) != "1" || first.Swap(true) {
+			return nil
+		}
+		close(clearing)
+		return goesOn
+	}})
+	return clearing, goesOn
+}
+
 // TestFaultQuarantineReplace: an upgrade while a crashed owner's content is put aside, which
 // takes long, says why it cannot be, and can be as soon as that is done.
 func TestFaultQuarantineReplace(t *testing.T) {
@@ -109,15 +123,7 @@ func TestFaultQuarantineReplace(t *testing.T) {
 			dir := staticDir(t)
 			mustDo(t, os.Mkdir(filepath.Join(dir, "D"), 0o755))
 			m := newMount(t, dir, tempDir(t))
-			clearing, goesOn := make(chan struct{}), make(chan struct{})
-			var first atomic.Bool
-			m.inject(&fault{call: unix.SYS_MKDIRAT, until: func(a asked) <-chan struct{} {
-				if a.path(1) != "1" || first.Swap(true) {
-					return nil
-				}
-				close(clearing)
-				return goesOn
-			}})
+			clearing, goesOn := m.stopClearing()
 			m.serve("--on-crash", "quarantine", "--transport", transport)
 			m.healthy()
 			a := agent(t)
