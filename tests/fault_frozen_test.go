@@ -246,11 +246,8 @@ func TestFaultFrozenFile(t *testing.T) {
 		openFile(t, m.Back("slow/f"), "of before")
 		_, err := os.Stat(m.At("slow/f"))
 		mustDo(t, err)
-		answer := unansweredOpen(t, m.Back("slow/f"))
-		defer answer()
-		waiting := m.waiting()
-		slow := startCmd(t, exec.Command("cat", m.At("slow/f")))
-		eventually(t, "the open is stuck", func() bool { return waiting() >= 1 })
+		slow, answer := stuckOpen(t, m, "slow/f")
+		defer answer() // before anything is waited for that is stuck
 		wantServed(t, m.At("slow"), 1, "[ $(stat --cached=never -c %s f) = 9 ] && ls -l >/dev/null && chmod 600 f && echo x")
 		wantStuck(t, []*Proc{slow}, answer)
 	})
@@ -267,12 +264,9 @@ func TestR4FaultStuckCall(t *testing.T) {
 	mustDo(t, err)
 	owner, rival := agent(t), agent(t)
 	owner.must("creat", m.At("D/devserver"), "wronly,creat,excl")
-	answer := unansweredOpen(t, m.Back("f"))
-	defer answer()
+	slow, answer := stuckOpen(t, m, "f")
+	defer answer() // before anything is waited for that is stuck
 	defer time.AfterFunc(patience, func() { t.Error("the lock has not ended"); answer() }).Stop()
-	waiting := m.waiting()
-	slow := startCmd(t, exec.Command("cat", m.At("f")))
-	eventually(t, "the open is stuck", func() bool { return waiting() >= 1 })
 	owner.Kill()
 	m.awaitFree("D")
 	rival.must("put", m.At("D/g"), "x", "creat")
@@ -336,12 +330,9 @@ func TestR4FaultStuckCallMany(t *testing.T) {
 	}
 	openDir(t, m.Back("E"))
 	other.mustCommand(m, "acquire E on-crash=keep")
-	answer := unansweredOpen(t, m.Back("f"))
-	defer answer()
+	slow, answer := stuckOpen(t, m, "f")
+	defer answer() // before anything is waited for that is stuck
 	defer time.AfterFunc(patience, func() { t.Error("the lock has not ended"); answer() }).Stop()
-	waiting := m.waiting()
-	slow := startCmd(t, exec.Command("cat", m.At("f")))
-	eventually(t, "the open is stuck", func() bool { return waiting() >= 1 })
 	owner.Kill()
 	time.Sleep(5 * time.Millisecond) // the daemon has heard of it
 	other.Kill()
@@ -427,11 +418,8 @@ func TestFaultStuckReplace(t *testing.T) {
 				openDir(t, m.Back(dir))
 				mustDo(t, os.WriteFile(m.Back(dir+"/f"), []byte("x"), 0o644))
 			}
-			answer := unansweredOpen(t, m.Back("slow/f"))
-			defer answer()
-			waiting := m.waiting()
-			slow := startCmd(t, exec.Command("cat", m.At("slow/f")))
-			eventually(t, "the open is stuck", func() bool { return waiting() >= 1 })
+			slow, answer := stuckOpen(t, m, "slow/f")
+			defer answer() // before anything is waited for that is stuck
 			holder, next := locker(t), locker(t)
 			holder.must("open", "l", m.At("D", "devserver"), "rdwr,creat")
 			holder.must("flock", "l", "ex")
@@ -466,6 +454,17 @@ func unansweredOpen(t *testing.T, file string) (answer func()) {
 	t.Helper()
 	answer, _ = awaitedOpen(t, file)
 	return answer
+}
+
+// stuckOpen starts a program that opens a file, and is stuck there until answer.
+func stuckOpen(t *testing.T, m *Mount, file string) (slow *Proc, answer func()) {
+	t.Helper()
+	answer = unansweredOpen(t, m.Back(file))
+	waiting := m.waiting()
+	slow = startCmd(t, exec.Command("cat", m.At(file)))
+	t.Cleanup(answer) // or it could not be ended
+	eventually(t, "the open is stuck", func() bool { return waiting() >= 1 })
+	return slow, answer
 }
 
 // awaitedOpen is unansweredOpen, and came reports whether somebody opens it.
