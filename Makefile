@@ -92,7 +92,7 @@ COMPAT := STAGEFS_MOUNT_OPTS=--compat $(TESTS) -test.timeout 10m
 # or the kernel drop its caches.
 ALONE := ^Test(M2StressIO|M2HandleForgotten|AttackPidReuse|H2Numbers|H2Flood)$$
 # What mounts with --strict must not meet those whom TestFaultExec keeps in execve(2).
-FIRST := ^Test([B-GI-K]|A[^57]|M2[^P]|M5|S1Descriptors|S1Volume)
+FIRST := ^Test([B-GI-K]|A[^57]|M2[^P]|M5|MountH|S1Descriptors|S1Volume)
 blackbox-first:
 	cd tests && $(TESTS) -test.timeout 40m -test.run '$(FIRST)' -test.skip '$(ALONE)'
 blackbox-second:

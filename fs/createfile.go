@@ -146,12 +146,18 @@ func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut)
 	}
 	open := &fuse.OpenIn{InHeader: *r.header, Flags: in.Flags}
 	open.NodeId = out.EntryOut.NodeId
-	if status = fs.Open(r.cancel, open, &out.OpenOut); status != fuse.OK {
+	status = fs.Open(r.cancel, open, &out.OpenOut)
+	n := fs.nodes.get(open.NodeId)
+	if status != fuse.OK {
+		gone = status == fuse.ENOENT || status == fuse.Status(unix.ESTALE) && (n == nil || n.vanished() || n.isUnlinked())
 		fs.nodes.forget(open.NodeId, 1)
-	} else if n := fs.nodes.get(open.NodeId); n != nil && n.mayBeMapped() {
+		if gone {
+			fs.stale.takeBack(r.header)
+		}
+	} else if n != nil && n.mayBeMapped() {
 		out.SetAttrTimeout(0) // they were read before the open
 	}
-	return status, false
+	return status, gone
 }
 
 // Tmpfile is open(2) with O_TMPFILE.

@@ -77,7 +77,9 @@ func (fs *FS) isLive(l link) bool {
 // Lookup finds a name in a directory.
 func (fs *FS) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	status := fs.lookup(h, name, out)
-	fs.stale.looked(h.Pid, h.NodeId, out.NodeId)
+	if fs.stale.looked(h.Pid, h.NodeId, out.NodeId, name) {
+		out.SetEntryTimeout(0)
+	}
 	return status
 }
 

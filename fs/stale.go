@@ -39,15 +39,18 @@ type staleFinds struct {
 }
 
 type staleAsk struct {
-	at   time.Time
-	node uint64 // what it has looked up since, or 0
+	at    time.Time
+	node  uint64 // what it has looked up since, or 0
+	empty bool   // it has found no name since
 }
 
 type staleFind struct {
 	at    time.Time // when it was told so,
 	told  uint64    // in answer to which request
 	node  uint64    // what it comes back to: what that was about, or what it has looked up since; 0: nothing
-	in    uint64    // the directory that it has looked in since, or 0
+	in    uint64    // the directory that it has looked in since, or 0,
+	empty string    // and what was the first name that it did not find there
+	twice bool      // it has looked for that again: see looked
 	again uint64    // the request by which it came back
 }
 
@@ -67,7 +70,7 @@ func (t *staleFinds) found(stale, file bool, h *fuse.InHeader, dirs ...*node) bo
 		if f.told == h.Unique {
 			return stale
 		}
-		if now.Sub(f.at) < againTime && (f.again == h.Unique || f.again == 0 && (f.node == h.NodeId || !file && f.lookedIn(h, dirs))) {
+		if now.Sub(f.at) < againTime && (f.again == h.Unique || f.again == 0 && (file || !f.twice) && (f.node == h.NodeId || !file && f.lookedIn(h, dirs))) {
 			f.again = h.Unique
 			return false
 		}
@@ -148,28 +151,55 @@ func (t *staleFinds) forgetLocked(tid uint32) {
 	t.some.Store(len(t.byTid)+len(t.asked) > 0)
 }
 
-// looked takes note of what a thread has looked up in a directory: 0 says that there is
-// no such name.
-func (t *staleFinds) looked(tid uint32, in, node uint64) {
+// looked takes note of what a thread has looked up in a directory: node 0 says that there
+// is no such name. The kernel may ask twice for a name in one system call: whether what it
+// has found before is there still, and, if it is not, what is there instead. Or somebody
+// else has taken that from its cache, and the second time is another system call already,
+// in which the thread is not to be taken for told: what it does to the file that it has
+// found just now is as good as done before that was gone, but what it does in a directory
+// is not. So it reports whether the kernel is not to remember the answer: who looks again
+// is in another system call.
+func (t *staleFinds) looked(tid uint32, in, node uint64, name string) (told bool) {
+	if !t.some.Load() {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if f := t.byTid[tid]; f != nil && f.again == 0 {
+		told = true
+		switch {
+		case f.twice || f.empty != "" && (f.in != in || f.empty != name):
+			delete(t.byTid, tid)
+			told = false
+		case f.empty != "":
+			f.node, f.twice = node, true
+		default:
+			f.node, f.in = node, in
+			if node == 0 {
+				f.empty = name
+			}
+		}
+	}
+	switch a, ok := t.asked[tid]; {
+	case !ok:
+	case node == 0 && a.empty || time.Since(a.at) >= askedTime:
+		delete(t.asked, tid)
+	default:
+		a.node, a.empty = node, node == 0
+		t.asked[tid] = a
+	}
+	return told
+}
+
+// takeBack forgets that a thread is told by a request to look again: it is served after all.
+func (t *staleFinds) takeBack(h *fuse.InHeader) {
 	if !t.some.Load() {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if f := t.byTid[tid]; f != nil && f.again == 0 {
-		if f.in != 0 && f.node == 0 {
-			delete(t.byTid, tid) // what did not find a name is over: this is another system call
-		} else {
-			f.node, f.in = node, in
-		}
-	}
-	switch a, ok := t.asked[tid]; {
-	case !ok:
-	case node == 0 || time.Since(a.at) >= askedTime:
-		delete(t.asked, tid)
-	default:
-		a.node = node
-		t.asked[tid] = a
+	if f := t.byTid[h.Pid]; f != nil && f.told == h.Unique {
+		t.forgetLocked(h.Pid)
 	}
 }
 
