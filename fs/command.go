@@ -415,6 +415,11 @@ func (fs *FS) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
 	if err := fs.dropKeepers(l); err != nil {
 		return statusOf(err)
 	}
+	return fs.endNow(l, how)
+}
+
+// endNow is endLock once dropKeepers is done.
+func (fs *FS) endNow(l lockstate.Lock, how lockstate.Ending) fuse.Status {
 	if err := fs.table.EndAs(l.Token, how); err != nil {
 		return statusOf(err)
 	}
@@ -453,7 +458,7 @@ func (c *command) giveBack(l lockstate.Lock, how lockstate.Ending, policy string
 		fs.unwatch(l.Owner)
 		return fuse.OK
 	}
-	status := fs.endLock(l, how)
+	status := fs.endNow(l, how)
 	if status == fuse.OK {
 		c.answer.Message = "released, but the content is kept; the daemon's log says why"
 	}

@@ -155,11 +155,11 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (*Grant, error) {
 		if r.key() == q.key() && r.kind == q.Kind && r.expired() {
 			return nil, t.heldLocked(r) // I9: it is to be ended before; one that is not shared keeps everybody out until then
 		}
-		if r.lease != nil && r.key() == q.key() && r.kind == Explicit && q.Kind == Shared && !r.doomed {
+		if r.lease != nil && r.key() == q.key() && r.kind == Explicit && q.Kind == Shared && !r.doomed() {
 			return nil, ErrAlone // I9
 		}
 		if r.kind == q.Kind && r.kind != Implicit && r.retakes(&q) && !r.pending && !r.expired() && (r.kind == Shared || r.lease != nil || r == d.top()) {
-			if r.doomed {
+			if r.doomed() {
 				if r.key() == q.key() { // a lease is not replaced by what a process has
 					instead = r.token
 				}

@@ -137,7 +137,7 @@ func (c *checker) leases() {
 			if o.pending && o.isInsteadOf(r) || r.pending && r.isInsteadOf(o) {
 				continue // one of them ends when that is acquired
 			}
-			if o != r && o.key() == r.key() && o.kind == r.kind && !o.doomed && !r.doomed {
+			if o != r && o.key() == r.key() && o.kind == r.kind && !o.doomed() && !r.doomed() {
 				c.failf("I9: tokens %d and %d are leases of one client on one directory", r.token, o.token)
 			}
 		}

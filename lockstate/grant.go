@@ -184,7 +184,7 @@ func (g *Grant) Commit() (Lock, bool) {
 	}()
 	g.undrainLocked()
 	r := g.row
-	if t.tokens[r.token] != r || !g.made && (r.doomed || r.sealed || r.expired()) {
+	if t.tokens[r.token] != r || !g.made && (r.doomed() || r.sealed || r.expired()) {
 		return r.lock(), false // a lease past its deadline is being ended, and is not to be renewed (L1)
 	}
 	if !g.made {

@@ -73,7 +73,7 @@ func clientRowLocked(d *Dir, client string) (found *row) {
 		if r.lease == nil || r.lease.client != client || r.pending {
 			continue
 		}
-		if !r.doomed {
+		if !r.doomed() {
 			return r
 		}
 		found = r

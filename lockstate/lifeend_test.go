@@ -190,7 +190,7 @@ func (s *life) doom(t *rapid.T, e *lifeEnd, token uint64) bool {
 	if e.of != nil && s.isHad(r) {
 		t.Fatalf("what somebody has ends with %v, which is dead: %+v", e.of.proc.ID(), r)
 	}
-	r.doomed = true
+	r.enders++
 	maps.DeleteFunc(r.kept, func(keep string, _ *lifeProc) bool { return isFD(keep) })
 	return true
 }
@@ -219,8 +219,10 @@ func (s *life) discard(t *rapid.T, e *lifeEnd, l *lockstate.Lock) (over bool) {
 func (s *life) remains(t *rapid.T, token uint64) {
 	s.table.Remains(token)
 	r := s.rows[token]
-	r.doomed, r.remains = false, true
-	s.merge(t)
+	if r.enders--; !r.doomed() {
+		r.remains = true
+		s.merge(t)
+	}
 }
 
 // merge notes that another one of its owner has what kept a lock that was to end before that

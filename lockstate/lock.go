@@ -114,7 +114,7 @@ type row struct {
 	sealed  bool   // holds for nobody any more
 	crashed bool   // it was sealed when the last daemon died
 	leaving bool   // what kept it is gone, and its end to come: see [Table.LeaveToExit], [Table.Doom]
-	doomed  bool   // about to end, whoever takes it again: see [Table.Doom]
+	enders  int    // how many are about to end it, whoever takes it again: see [Table.Doom]
 	remains bool   // it was doomed, and has not ended: see [Table.Remains]
 	bereft  bool   // of a scope (H3), and its owner's death is being carried out: see [Table.DoomOf]
 	instead uint64 // the token of one that was doomed when its owner took this one

@@ -199,7 +199,7 @@ func (t *Table) Restore(rec Record, kept *Record, path []string, owner *procid.P
 // other one is not: to break it would have kept that.
 func (t *Table) mergeTwinLocked(r *row) (merged bool) {
 	for _, old := range slices.Clone(r.dir.rows) {
-		if !old.remains || old.doomed || !r.isInsteadOf(old) {
+		if !old.remains || old.doomed() || !r.isInsteadOf(old) {
 			continue
 		}
 		merged = true
@@ -232,7 +232,7 @@ func (r *row) isInsteadOf(old *row) bool {
 // was not when it was asked for, and reports whether there is one.
 func (r *row) standInstead() (news bool) {
 	for _, old := range r.dir.rows {
-		if old.token < r.token && old.token > r.instead && (old.doomed || old.bereft) && old.kind == r.kind && old.key() == r.key() {
+		if old.token < r.token && old.token > r.instead && (old.doomed() || old.bereft) && old.kind == r.kind && old.key() == r.key() {
 			r.instead, news = old.token, true
 		}
 	}

@@ -128,8 +128,11 @@ func (t *Table) DoomOf(token uint64, id procid.ID) (keys []any, ok bool) {
 	return t.doomLocked(r), true
 }
 
+// doomed reports whether r is about to end: then who takes it again has another one.
+func (r *row) doomed() bool { return r.enders > 0 }
+
 func (t *Table) doomLocked(r *row) (keys []any) {
-	r.doomed = true
+	r.enders++
 	if len(r.keys) == 0 {
 		return nil
 	}
@@ -139,16 +142,19 @@ func (t *Table) doomLocked(r *row) (keys []any) {
 	return keys
 }
 
-// Remains takes back that a lock is about to end. Its owner has one lock then, also if
-// it has taken another one instead meanwhile.
+// Remains takes back one call of [Table.Doom]: that one does not end the lock. If nobody
+// else does, its owner has one lock then, also if it has taken another one instead meanwhile.
 func (t *Table) Remains(token uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := t.tokens[token]
-	if r == nil {
+	if r == nil || !r.doomed() {
 		return
 	}
-	r.doomed, r.remains = false, true
+	if r.enders--; r.doomed() {
+		return
+	}
+	r.remains = true
 	for _, twin := range slices.Backward(r.dir.rows) {
 		if twin.isInsteadOf(r) && !twin.pending { // else by its Commit
 			t.mergeTwinLocked(twin)
