@@ -297,26 +297,24 @@ func (t *Table) ownLocked(r *row) {
 	if r.lease != nil {
 		return // no process's end is its end
 	}
-	r.ownedAt = push(t.owners, r.owner.ID(), r)
-	r.line = t.lines.join(r.owner.ID(), r.heirs)
+	id := r.owner.ID()
+	r.ownedAt = len(t.owners[id])
+	t.owners[id] = append(t.owners[id], r)
+	r.line = t.lines.join(id, r.heirs)
 }
 
 func (t *Table) disownLocked(r *row) {
 	if r.lease != nil {
 		return
 	}
-	if moved := drop(t.owners, r.owner.ID(), r.ownedAt, r); moved != nil {
-		moved.ownedAt = r.ownedAt
+	id := r.owner.ID()
+	owned := t.owners[id]
+	cut(&owned, r.ownedAt).ownedAt = r.ownedAt
+	if t.owners[id] = owned; len(owned) == 0 {
+		delete(t.owners, id)
 	}
 	t.lines.leave(r.line)
 	r.line = nil
-}
-
-// push adds a row to a list, and returns where it is.
-func push(m map[procid.ID][]*row, id procid.ID, r *row) (at int) {
-	list := m[id]
-	m[id] = append(list, r)
-	return len(list)
 }
 
 // cut takes what is at a place out of a list, which is in no order, and returns what has
@@ -328,22 +326,6 @@ func cut[T any](list *[]*T, at int) (moved *T) {
 	all[at] = moved
 	all[last] = nil
 	*list = all[:last]
-	return moved
-}
-
-// drop takes a row out of a list, and returns the one that has its place now, as cut does,
-// or nil if it is in none.
-func drop(m map[procid.ID][]*row, id procid.ID, at int, r *row) (moved *row) {
-	list := m[id]
-	if at >= len(list) || list[at] != r {
-		return nil
-	}
-	moved = cut(&list, at)
-	if len(list) == 0 {
-		delete(m, id)
-	} else {
-		m[id] = list
-	}
 	return moved
 }
 
