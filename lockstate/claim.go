@@ -81,6 +81,20 @@ func (t *Table) holdsLocked(r *row, p *procid.Process, a *asking) bool {
 	return r.kind != Shared && t.hasLocked(r, p, a)
 }
 
+// ask decides about p under Table.mu, again once it is known what p claims. It reports
+// false as sure where that did not come out.
+func (t *Table) ask(p *procid.Process, decide func(*asking) bool) (yes, sure bool) {
+	var a asking
+	for {
+		t.mu.Lock()
+		yes = decide(&a)
+		t.mu.Unlock()
+		if yes || !t.resolve(p, &a) {
+			return yes, !a.unsure
+		}
+	}
+}
+
 // resolve looks up the claims that a decision depended on and reports whether
 // it is to be made again.
 func (t *Table) resolve(p *procid.Process, a *asking) bool {

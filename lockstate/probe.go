@@ -40,50 +40,37 @@ func (t *Table) probe(q Request) error {
 // 0, also with a child's in front of it (C2). If there is none it reports false, with
 // the lock in force.
 func (t *Table) HeldOn(p *procid.Process, d *Dir, token uint64) (l Lock, ok bool) {
-	var a asking
-	for {
-		l, ok = t.heldOn(p, d, token, &a)
-		if ok || !t.resolve(p, &a) {
-			return l, ok
+	ok, _ = t.ask(p, func(a *asking) bool {
+		top := d.top()
+		if top == nil {
+			l = Lock{}
+			return false
 		}
-	}
-}
-
-func (t *Table) heldOn(p *procid.Process, d *Dir, token uint64, a *asking) (l Lock, ok bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	top := d.top()
-	if top == nil {
-		return Lock{}, false
-	}
-	for _, r := range slices.Backward(d.rows) {
-		meant := r.token == token || token == 0 && (r == top || r.kind == Shared)
-		if meant && !r.pending && t.hasLocked(r, p, a) {
-			return r.lock(), true
+		for _, r := range slices.Backward(d.rows) {
+			meant := r.token == token || token == 0 && (r == top || r.kind == Shared)
+			if meant && !r.pending && t.hasLocked(r, p, a) {
+				l = r.lock()
+				return true
+			}
 		}
-	}
-	return top.lock(), false
+		l = top.lock()
+		return false
+	})
+	return l, ok
 }
 
 // HoldsBy reports whether p holds the lock with the given token.
 func (t *Table) HoldsBy(p *procid.Process, token uint64) (l Lock, holds bool) {
-	var a asking
-	for {
-		l, holds = t.holdsBy(p, token, &a)
-		if holds || !t.resolve(p, &a) {
-			return l, holds
+	holds, _ = t.ask(p, func(a *asking) bool {
+		l = Lock{}
+		r := t.tokens[token]
+		if r == nil {
+			return false
 		}
-	}
-}
-
-func (t *Table) holdsBy(p *procid.Process, token uint64, a *asking) (l Lock, holds bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	r := t.tokens[token]
-	if r == nil {
-		return Lock{}, false
-	}
-	return r.lock(), t.hasLocked(r, p, a)
+		l = r.lock()
+		return t.hasLocked(r, p, a)
+	})
+	return l, holds
 }
 
 // HasLost reports whether a lock on d is kept by a descriptor of a mount that

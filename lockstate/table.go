@@ -193,20 +193,14 @@ func (t *Table) holds(p *procid.Process, d *Dir, all bool) (holds, sure bool) {
 	if t.rows.Load() == 0 {
 		return true, true
 	}
-	var a asking
-	for {
-		t.mu.Lock()
-		holds = true
+	return t.ask(p, func(a *asking) bool {
 		for r := range d.inForce() {
-			if holds = t.holdsLocked(r, p, &a); !holds || !all {
-				break
+			if holds := t.holdsLocked(r, p, a); !holds || !all {
+				return holds
 			}
 		}
-		t.mu.Unlock()
-		if holds || !t.resolve(p, &a) {
-			return holds, !a.unsure
-		}
-	}
+		return true
+	})
 }
 
 // HoldsOrShares reports whether p holds the lock that governs d, or is one of those
@@ -215,15 +209,8 @@ func (t *Table) HoldsOrShares(p *procid.Process, d *Dir) bool {
 	if t.rows.Load() == 0 {
 		return false
 	}
-	var a asking
-	for {
-		t.mu.Lock()
-		has := t.holdsOrSharesLocked(p, d, &a)
-		t.mu.Unlock()
-		if has || !t.resolve(p, &a) {
-			return has
-		}
-	}
+	has, _ := t.ask(p, func(a *asking) bool { return t.holdsOrSharesLocked(p, d, a) })
+	return has
 }
 
 // Has is HoldsOrShares as far as it can be said without system calls.
