@@ -100,7 +100,7 @@ func (fs *FS) closedCopy(in *fuse.FlushIn, h *handle) {
 // awaitDropped waits for another thread of the same process that has closed a copy, and so
 // dropped the locks that this one was to: what they kept ends before either close(2) does.
 func (fs *FS) awaitDropped(k fdKey) {
-	if fs.table.Len() > 0 && fs.table.HasKey(k) {
+	if fs.table.HasKey(k) {
 		fs.lockMu.Lock()
 		fs.lockMu.Unlock()
 	}

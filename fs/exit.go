@@ -137,9 +137,6 @@ func (fs *FS) reapUnlessFrozen(reap func()) bool {
 
 // reapOn reaps the dead owners of locks on d.
 func (fs *FS) reapOn(d *lockstate.Dir) {
-	if fs.table.Len() == 0 {
-		return
-	}
 	for _, l := range fs.table.On(d) {
 		if !fs.lives(l) {
 			fs.reapLock(l)

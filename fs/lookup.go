@@ -57,18 +57,12 @@ func (fs *FS) disguise(h *fuse.InHeader, n *node, a *fuse.Attr) time.Duration {
 
 // keeps reports whether the entry is the lock file of a lock.
 func (fs *FS) keeps(l link) bool {
-	if fs.table.Len() == 0 {
-		return false
-	}
 	return slices.ContainsFunc(fs.table.On(l.parent.dir), func(lock lockstate.Lock) bool { return slices.Contains(lock.Files, l.name) })
 }
 
 // isLive reports whether the entry is the lock file of a lock: one that keeps it, or
 // of which a locked descriptor does (A4).
 func (fs *FS) isLive(l link) bool {
-	if fs.table.Len() == 0 {
-		return false
-	}
 	return slices.ContainsFunc(fs.table.On(l.parent.dir), func(lock lockstate.Lock) bool {
 		return slices.Contains(lock.Files, l.name) || (len(lock.Keys) > 0 || lock.LostKey) && lock.File == l.name
 	})
