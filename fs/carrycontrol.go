@@ -90,8 +90,6 @@ func (fs *FS) ctlAgain(x carriedControl) *ctl {
 	}
 	ended, how, ok := fs.table.Follow(x.Watch.Token)
 	if x.Ended != nil || !ok {
-		over := make(chan struct{})
-		close(over)
 		ended, how = over, func() lockstate.Ending {
 			if x.Ended == nil {
 				return lockstate.Ending{}

@@ -104,6 +104,9 @@ func (d *controlDir) shutDown() {
 // isShutting reports whether the mount is about to end.
 func (d *controlDir) isShutting() bool { return isClosed(d.shutting) }
 
+// over is a channel that is closed.
+var over = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
+
 // isClosed reports whether a channel is that nothing is sent to.
 func isClosed(c <-chan struct{}) bool {
 	select {

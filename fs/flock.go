@@ -180,7 +180,7 @@ func (fs *FS) TryLockw(in *fuse.LkIn) bool {
 	}
 	h.flushed.Store(0) // it is in use
 	if lockFile {
-		return (&dirLock{fs: fs, cancel: fs.over, in: in, h: h, at: at, want: want}).atOnce()
+		return (&dirLock{fs: fs, cancel: over, in: in, h: h, at: at, want: want}).atOnce()
 	}
 	return fs.advisory.Try(node, want) == nil
 }

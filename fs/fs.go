@@ -100,8 +100,6 @@ type FS struct {
 	watchMu sync.Mutex
 	watched map[procid.ID]*procid.Process // protected by watchMu
 
-	over <-chan struct{} // is closed: cancels what is not to wait
-
 	kernel transport.Kernel // set before the first request is answered
 }
 
@@ -139,9 +137,6 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	fs.nodes.shared, fs.nodes.isLockName = fs.isSharedName, fs.isLockName
 	fs.root = fs.nodes.newRoot(fs.identityOf(&st), table.Root(), root)
 	fs.watched = make(map[procid.ID]*procid.Process)
-	over := make(chan struct{})
-	close(over)
-	fs.over = over
 	fs.advisory = advisory.New()
 	fs.handles.init()
 	fs.leftovers.init()
