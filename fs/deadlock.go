@@ -69,14 +69,17 @@ func (w *waitList) waiters() int {
 	return len(w.byProc)
 }
 
+// hasTurn reports whether x has its turn: it keeps that.
+func (x *waiting) hasTurn() bool { return isClosed(x.turn) }
+
 // told reports whether x has been told of a deadlock.
 func (x *waiting) told() bool { return isClosed(x.dead) }
 
 // leader returns x if it has its turn, and else the first of its line: nil if x has
 // left it.
 func (fs *FS) leader(x *waiting) *waiting {
-	first, called, head := fs.waits.place(x)
-	if first && (!called || fs.hasAlready(x) || fs.holds(x.proc, x.dir)) {
+	turn, called, head := fs.waits.place(x)
+	if turn && (!called || fs.hasAlready(x) || fs.holds(x.proc, x.dir)) {
 		return x
 	}
 	return head
@@ -84,20 +87,13 @@ func (fs *FS) leader(x *waiting) *waiting {
 
 // place tells whether x has its turn, whether it was called to it, and who is the first
 // of its line.
-func (w *waitList) place(x *waiting) (first, called bool, head *waiting) {
+func (w *waitList) place(x *waiting) (turn, called bool, head *waiting) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if line := w.lines[x.dir]; len(line) > 0 {
 		head = line[0]
 	}
-	return x.first, x.called, head
-}
-
-// hasTurn reports whether x has its turn.
-func (w *waitList) hasTurn(x *waiting) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return x.first
+	return x.hasTurn(), x.called, head
 }
 
 // latest returns what a process waits for: of several threads, the last one.

@@ -188,7 +188,6 @@ func (t *turn) await(first, client bool) fuse.Status {
 		hears: true, blocker: t.blocker,
 	}
 	if l, ok := fs.table.Governing(t.d); first && (client || ok && l.Kind != lockstate.Shared) {
-		x.first = true
 		close(x.turn)
 	} else { // in line, too, for when who shares it does so no longer
 		fs.enqueue(x, "command", first)

@@ -30,9 +30,8 @@ type waiting struct {
 	blocker func() (procid.ID, bool) // tells who has what it waits for
 	dead    chan struct{}            // closed when it is told; waitList.searching
 
-	// Protected by waitList.mu.
-	first  bool // turn is closed
-	called bool // but others stand before it: see callHolders
+	// Protected by waitList.mu, as is who closes turn.
+	called bool // it has its turn, but others stand before it: see callHolders
 }
 
 // waitList holds the lines.
@@ -61,7 +60,7 @@ func (w *waitList) join(x *waiting, ahead bool) {
 	w.byProc[x.proc.ID()] = append(w.byProc[x.proc.ID()], x)
 	w.lines[x.dir] = append(w.lines[x.dir], x)
 	if ahead && !w.paused {
-		x.first, x.called = true, true
+		x.called = true
 		close(x.turn)
 	}
 	w.callLocked(x.dir)
@@ -136,8 +135,7 @@ func (w *waitList) callLocked(dir *lockstate.Dir) {
 			return
 		}
 		x.called = false
-		if !x.first {
-			x.first = true
+		if !x.hasTurn() {
 			close(x.turn)
 		}
 		if x.write {
@@ -162,7 +160,7 @@ func (w *waitList) behind() (all []*waiting) {
 	defer w.mu.Unlock()
 	for _, line := range w.lines {
 		for _, x := range line {
-			if !x.first {
+			if !x.hasTurn() {
 				all = append(all, x)
 			}
 		}
@@ -174,8 +172,8 @@ func (w *waitList) behind() (all []*waiting) {
 func (w *waitList) call(x *waiting) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !x.first && !w.paused && slices.Contains(w.lines[x.dir], x) {
-		x.first, x.called = true, true
+	if !x.hasTurn() && !w.paused && slices.Contains(w.lines[x.dir], x) {
+		x.called = true
 		close(x.turn)
 	}
 }
@@ -223,7 +221,7 @@ func (fs *FS) enqueue(x *waiting, protocol string, ahead bool) {
 	if !ahead && fs.table.Has(x.proc, x.dir) { // it came to do so meanwhile
 		fs.waits.call(x)
 	}
-	if l, ok := fs.table.Governing(x.dir); ok && !fs.waits.hasTurn(x) {
+	if l, ok := fs.table.Governing(x.dir); ok && !x.hasTurn() {
 		// R4: those before it have tried, and the owner may have died since with
 		// nobody told. If it is seen to be dead its watch fires.
 		fs.lives(l)
@@ -242,13 +240,10 @@ func (fs *FS) enqueue(x *waiting, protocol string, ahead bool) {
 func (fs *FS) await(x *waiting, cancel <-chan struct{}, over <-chan time.Time, try func() (status fuse.Status, done bool)) fuse.Status {
 	next := (<-chan struct{})(x.turn)
 	var look <-chan time.Time
-	for looked := false; ; {
-		if !looked && !fs.waits.hasTurn(x) {
-			looked = true
-			if fs.deadlocked(x) {
-				return fuse.Status(unix.EDEADLK)
-			}
-		}
+	if !x.hasTurn() && fs.deadlocked(x) {
+		return fuse.Status(unix.EDEADLK)
+	}
+	for {
 		select {
 		case <-next:
 		case <-look:
