@@ -143,14 +143,14 @@ func (t *turn) over(status fuse.Status) fuse.Status {
 func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.Status {
 	fs := c.fs
 	t := &turn{c: c, r: r, d: d, take: take}
-	first, client := fs.holds(r.proc, d), false
+	ahead, client := fs.holds(r.proc, d), false
 	if c.client != "" {
 		_, err := fs.table.OfClient(d, c.client, c.header.Uid)
 		client = err == nil
-		first = first || client
+		ahead = ahead || client
 	}
 	if c.wait == 0 {
-		outrun := !first && fs.waits.waited(d)
+		outrun := !ahead && fs.waits.waited(d)
 		if outrun && c.verb != "wait" {
 			return c.outrun(r, d)
 		}
@@ -166,7 +166,7 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 		return c.fail(err)
 	}
 	r.quiet, r.endless = true, true
-	if first || !fs.waits.waited(d) {
+	if ahead || !fs.waits.waited(d) {
 		if status, done := t.try(); done {
 			return t.over(status)
 		}
@@ -176,21 +176,21 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 		return c.fail(err)
 	}
 	defer leave()
-	return t.over(t.await(first, client))
+	return t.over(t.await(ahead, client))
 }
 
-// await waits for the turn; first: the caller, or the client, has the directory already,
+// await waits for the turn; ahead: the caller, or the client, has the directory already,
 // and those in line wait for it.
-func (t *turn) await(first, client bool) fuse.Status {
+func (t *turn) await(ahead, client bool) fuse.Status {
 	c, fs := t.c, t.c.fs
 	x := &waiting{
 		dir: t.d, proc: t.r.proc, since: time.Now(), write: !c.shared, turn: make(chan struct{}), dead: make(chan struct{}),
 		hears: true, blocker: t.blocker,
 	}
-	if l, ok := fs.table.Governing(t.d); first && (client || ok && l.Kind != lockstate.Shared) {
+	if l, ok := fs.table.Governing(t.d); ahead && (client || ok && l.Kind != lockstate.Shared) {
 		close(x.turn)
 	} else { // in line, too, for when who shares it does so no longer
-		fs.enqueue(x, "command", first)
+		fs.enqueue(x, "command", ahead)
 		defer fs.leaveLine(x)
 	}
 	var over <-chan time.Time
