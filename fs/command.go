@@ -207,10 +207,8 @@ func (c *command) othersIn(l lockstate.Lock) fuse.Status {
 		if !ok {
 			return fuse.OK
 		}
-		if !other.Sealed && !c.fs.lives(other) {
-			if c.fs.reapLock(other) {
-				continue
-			}
+		if !other.Sealed && c.fs.reapIfDead(other) {
+			continue
 		}
 		c.held(&lockstate.HeldError{Err: lockstate.ErrHeld, Lock: other})
 		c.answer.Message += "; nothing was removed or released"
@@ -334,7 +332,7 @@ func (c *command) check() fuse.Status {
 		if l, ok = c.fs.table.Governing(d); !ok || c.token != 0 && c.token != l.Token {
 			return c.fail(lockstate.ErrNoLock)
 		}
-		if c.fs.lives(l) || !c.fs.reapLock(l) {
+		if !c.fs.reapIfDead(l) {
 			break
 		}
 	}

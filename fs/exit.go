@@ -138,9 +138,7 @@ func (fs *FS) reapUnlessFrozen(reap func()) bool {
 // reapOn reaps the dead owners of locks on d.
 func (fs *FS) reapOn(d *lockstate.Dir) {
 	for _, l := range fs.table.On(d) {
-		if !fs.lives(l) {
-			fs.reapLock(l)
-		}
+		fs.reapIfDead(l)
 	}
 }
 

@@ -118,6 +118,9 @@ func (fs *FS) reapLock(l lockstate.Lock) bool {
 	})
 }
 
+// reapIfDead does so if that is the case. It reports whether it was, and is done.
+func (fs *FS) reapIfDead(l lockstate.Lock) bool { return !fs.lives(l) && fs.reapLock(l) }
+
 // reapLease is reapLock that waits.
 func (fs *FS) reapLease(l lockstate.Lock, log *burst) {
 	fs.reapMu.Lock()

@@ -60,8 +60,8 @@ func (fs *FS) openPrivate(r *request, in *fuse.CreateIn, out *fuse.CreateOut, lo
 
 // reapGoverning reaps the owner of the lock that governs d if it is dead.
 func (fs *FS) reapGoverning(d *lockstate.Dir) {
-	if l, ok := fs.table.Governing(d); ok && !fs.lives(l) {
-		fs.reapLock(l)
+	if l, ok := fs.table.Governing(d); ok {
+		fs.reapIfDead(l)
 	}
 }
 
