@@ -205,31 +205,37 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 				continue
 			}
 		}
-		if l.Sealed || fs.isToClear(l.Token) {
-			continue // what it left is being cleared away
-		}
-		policy := fs.table.Policy(l)
-		clears := (l.Crashed || crashed(how)) && policy != lockstate.Keep
-		if clears && !fs.awaitClosed(l) {
-			continue
-		}
-		if !fs.endKeysOf(l, id) {
-			continue
-		}
-		fs.reapWithin(l, fs.carryOutOf)
-		if err := fs.cleanUp(l, true); err != nil {
-			log.tell(slog.LevelWarn, "cannot clean up after a dead process", "dir", l.Path, "err", err)
-		}
-		if clears && fs.clear(l, policy, lockstate.Ending{Reason: lockstate.Exited, Why: crashText(how)}, clearing{log: log}) {
-			continue
-		}
-		fs.table.End(l.Token, lockstate.Exited)
-		fs.logReleased(l, lockstate.Exited)
+		fs.endDead(l, id, how, log)
 	}
 	if len(later) > 0 {
 		fs.representLater(id, how, later)
 	}
 	fs.cands.reap(fs, id)
+}
+
+// endDead ends one lock of a dead process, unless what it left is being cleared away.
+func (fs *FS) endDead(l lockstate.Lock, id procid.ID, how procid.Exit, log *burst) {
+	policy := lockstate.Keep
+	if l.Crashed || crashed(how) {
+		policy = fs.table.Policy(l)
+	}
+	if l.Sealed || fs.isToClear(l.Token) || policy != lockstate.Keep && !fs.awaitClosed(l) || !fs.endKeysOf(l, id) {
+		return
+	}
+	if !fs.clearUp(l, policy, lockstate.Ending{Reason: lockstate.Exited, Why: crashText(how)}, log) {
+		fs.table.End(l.Token, lockstate.Exited)
+		fs.logReleased(l, lockstate.Exited)
+	}
+}
+
+// clearUp removes the lock files of a lock whose owner is no more, and does with the
+// content what its policy says. It reports whether that ends the lock.
+func (fs *FS) clearUp(l lockstate.Lock, policy string, how lockstate.Ending, log *burst) bool {
+	fs.reapWithin(l, fs.carryOutOf)
+	if err := fs.cleanUp(l, true); err != nil {
+		log.tell(slog.LevelWarn, "cannot clean up after a lock", "dir", l.Path, "reason", how.Reason, "err", err)
+	}
+	return fs.clear(l, policy, how, clearing{log: log})
 }
 
 // alive returns the process with an identity, or nil if it is dead. One that

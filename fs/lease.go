@@ -134,12 +134,8 @@ func (fs *FS) reapLeaseLocked(l lockstate.Lock, log *burst) {
 		return // ended already, or renewed in time
 	}
 	fs.endKeys(l)
-	fs.reapWithin(l, fs.carryOutOf)
-	if err := fs.cleanUp(l, true); err != nil {
-		log.tell(slog.LevelWarn, "cannot clean up after a lease", "dir", l.Path, "err", err)
-	}
 	how := lockstate.Ending{Reason: lockstate.Expired}
-	if fs.clear(l, fs.table.Policy(l), how, clearing{log: log}) {
+	if fs.clearUp(l, fs.table.Policy(l), how, log) {
 		return
 	}
 	if err := fs.table.EndAs(l.Token, how); err == nil {
