@@ -99,7 +99,7 @@ func (fs *FS) adoptNode(n *node) error {
 	h := &handle{node: n, flags: unix.O_RDWR, mode: ioPassing, lock: lock}
 	h.released.Store(1) // long ago
 	n.addWriter(lock)
-	fs.handles.linger(h)
+	fs.handles.addWriter(h)
 	f := n.lockFile()
 	defer n.unlockFile(f)
 	f.lingering = append(f.lingering, h)

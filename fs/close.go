@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
-	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/procid"
@@ -39,16 +38,10 @@ func (fs *FS) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	fs.closedLast(in, h)
 	if h.cand != nil {
 		h.cand.closed(h)
-	}
-	h.released.Store(time.Now().UnixNano())
-	if h.isFile() {
-		fs.end(h)
 		return
 	}
-	if fd := h.fd.get(); fd >= 0 {
-		unix.Close(fd)
-	}
-	fs.handles.over(h)
+	h.released.Store(time.Now().UnixNano())
+	fs.end(h)
 }
 
 // exiting is procid.Exiting for an owner. If that one is traced, nothing else may tell

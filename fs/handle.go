@@ -10,7 +10,7 @@ import (
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
-// A handle is an open file or directory of the backing.
+// A handle is an open file: of the backing, or a private one.
 type handle struct {
 	id    uint64
 	fd    ownFD // unless it uses those of its file
@@ -135,7 +135,7 @@ func (t *handleTable) add(h *handle) uint64 {
 // takeUp adds a handle that has its number, or 0 if it was released before.
 func (t *handleTable) takeUp(h *handle) {
 	if h.lock != nil {
-		t.linger(h)
+		t.addWriter(h)
 	}
 	if h.id == 0 {
 		return
@@ -170,8 +170,8 @@ func (t *handleTable) remove(id uint64) *handle {
 	return h
 }
 
-// linger adds a handle by its lock, one that was released before among them.
-func (t *handleTable) linger(h *handle) {
+// addWriter adds a handle by its lock, one that was released before among them.
+func (t *handleTable) addWriter(h *handle) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.locked[h.lock] = h

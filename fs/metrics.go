@@ -22,7 +22,7 @@ func (fs *FS) showMetrics() []byte {
 	gauge("locks", "Locks in the table.", fs.table.Len())
 	gauge("waiters", "Requests that wait for a lock.", fs.waits.len())
 	gauge("nodes", "Inodes that the kernel knows.", fs.nodes.len())
-	gauge("handles", "Open files and directories.", fs.handles.len())
+	gauge("handles", "Open files.", fs.handles.len())
 	gauge("lingering", "Closed files that may still be mapped writable.", fs.linger.len())
 	yes := func(is bool) int {
 		if is {
