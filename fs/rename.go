@@ -285,7 +285,16 @@ func (fs *FS) tableDirs(m *renaming) (forget func()) {
 // admitRename passes the gate for both sides of m. Onto the name of a lock file
 // it acquires first, since the other checks are about what that lock covers.
 func (fs *FS) admitRename(m *renaming) (finish func(bool) bool, err error) {
-	finish = func(bool) bool { return true }
+	var ops []*lockstate.Op
+	var finishes []func(bool) bool
+	finish = func(made bool) bool {
+		endAll(ops)
+		ok := true
+		for _, f := range finishes {
+			ok = f(made) && ok
+		}
+		return ok
+	}
 	if fs.isLockName(m.to.parent, m.to.name) {
 		m.r.errno = fuse.Status(unix.EEXIST) // A8
 	}
@@ -297,22 +306,13 @@ func (fs *FS) admitRename(m *renaming) (finish func(bool) bool, err error) {
 			finish(false)
 			return nil, err
 		}
-		before := finish
-		finish = func(made bool) bool {
-			ok := before(made)
-			return f(made) && ok
-		}
+		finishes = append(finishes, f)
 	}
-	ops, err := fs.admitMoves(m)
-	if err != nil {
+	if ops, err = fs.admitMoves(m); err != nil {
 		finish(false)
 		return nil, err
 	}
-	inner := finish
-	return func(made bool) bool {
-		endAll(ops)
-		return inner(made)
-	}, nil
+	return finish, nil
 }
 
 // exchanges reports whether m swaps two entries.
@@ -420,36 +420,28 @@ func (fs *FS) renamed(m *renaming) {
 	switch {
 	case exchange && m.srcDir != nil && m.dstDir != nil:
 		fs.table.Exchange(m.srcDir, m.dstDir)
-	case exchange && m.srcDir != nil:
-		fs.table.Move(m.srcDir, m.to.parent.dir, m.to.name)
-	case exchange && m.dstDir != nil:
-		fs.table.Move(m.dstDir, m.from.parent.dir, m.from.name)
 	case m.srcDir != nil:
 		if m.dstDir != nil && m.dstDir != m.srcDir {
 			fs.table.Remove(m.dstDir)
 		}
 		fs.table.Move(m.srcDir, m.to.parent.dir, m.to.name)
+	case exchange && m.dstDir != nil:
+		fs.table.Move(m.dstDir, m.from.parent.dir, m.from.name)
 	}
 	same := m.dst != nil && fs.identityOf(&m.src.st) == fs.identityOf(&m.dst.st)
-	switch {
-	case same && !exchange:
+	if same && !exchange {
 		// Two names of one file: rename(2) does nothing.
 		m.dst.spared()
 		return
-	case exchange:
-		if m.src.node != nil {
-			m.src.node.relink(m.from, m.to)
-		}
-		if m.dst.node != nil {
-			m.dst.node.relink(m.to, m.from)
-		}
-	default:
-		if m.dst != nil {
-			fs.lost(m.dst, m.to)
-		}
-		if m.src.node != nil {
-			m.src.node.relink(m.from, m.to)
-		}
+	}
+	if m.dst != nil && !exchange {
+		fs.lost(m.dst, m.to)
+	}
+	if m.src.node != nil {
+		m.src.node.relink(m.from, m.to)
+	}
+	if exchange && m.dst.node != nil {
+		m.dst.node.relink(m.to, m.from)
 	}
 	if m.srcDir != nil || m.dstDir != nil {
 		fs.cands.moved()
