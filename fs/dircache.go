@@ -78,9 +78,7 @@ func (c *dirCache) put(n *node, fd int) *dirFD {
 		}
 	}
 	c.mu.Unlock()
-	for _, fd := range doomed {
-		unix.Close(fd)
-	}
+	drop(doomed...)
 	return d
 }
 
@@ -111,9 +109,7 @@ func (c *dirCache) dropAdrift() {
 			doomed = c.drop(n, doomed)
 		}
 	}
-	for _, fd := range doomed {
-		unix.Close(fd)
-	}
+	drop(doomed...)
 }
 
 // evict takes d out and reports whether its descriptor is to be closed now.

@@ -335,9 +335,12 @@ func (fs *FS) end(h *handle) {
 	fs.keepLookingLocked(n, f)
 }
 
-func drop(fd int) {
-	if fd >= 0 {
-		unix.Close(fd)
+// drop closes those that are open.
+func drop(fds ...int) {
+	for _, fd := range fds {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
 	}
 }
 

@@ -48,9 +48,7 @@ func (fs *FS) detachNodes(dir int, name, as string) (open string, lockFiles []st
 			doomed = fs.back.dirs.drop(n, doomed)
 		}
 	}
-	for _, fd := range doomed {
-		unix.Close(fd)
-	}
+	drop(doomed...)
 	return "", lockFiles, nil
 }
 

@@ -128,9 +128,7 @@ func (t *nodeTable) unlock() {
 	doomed, gone := t.doomed, t.gone
 	t.doomed, t.gone = nil, 0
 	t.mu.Unlock()
-	for _, fd := range doomed {
-		unix.Close(fd)
-	}
+	drop(doomed...)
 	if gone > 0 {
 		t.closing.Add(-gone)
 	}

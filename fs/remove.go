@@ -52,8 +52,8 @@ const bigBlocks = 1 << 11
 
 // spared gives back what stands for the node. nil is none.
 func (v *victim) spared() {
-	if v != nil && v.fd >= 0 {
-		unix.Close(v.fd)
+	if v != nil {
+		drop(v.fd)
 	}
 }
 
