@@ -33,17 +33,22 @@ func (fs *FS) process(h *fuse.InHeader) (p *procid.Process, ok bool) {
 // decided by the kernel (default_permissions), so the daemon's capabilities
 // stay.
 func (fs *FS) asCaller(h *fuse.InHeader, f func() error) error {
-	if !fs.privileged || h.Uid == 0 && h.Gid == 0 {
+	return fs.asUser(h.Uid, h.Gid, f)
+}
+
+// asUser runs f with a user's fsuid and fsgid, and all that the daemon may do.
+func (fs *FS) asUser(uid, gid uint32, f func() error) error {
+	if !fs.privileged || uid == 0 && gid == 0 {
 		return f()
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	setFSID(unix.SYS_SETFSGID, h.Gid)
-	setFSID(unix.SYS_SETFSUID, h.Uid)
-	defer func() {
-		setFSID(unix.SYS_SETFSUID, 0)
-		setFSID(unix.SYS_SETFSGID, 0)
-	}()
+	if gid != 0 {
+		setFSID(unix.SYS_SETFSGID, gid)
+		defer setFSID(unix.SYS_SETFSGID, 0)
+	}
+	setFSID(unix.SYS_SETFSUID, uid)
+	defer setFSID(unix.SYS_SETFSUID, 0)
 	// Leaving uid 0 took the file capabilities of this thread away.
 	if err := fs.caps.set(); err != nil {
 		return err

@@ -225,7 +225,7 @@ func (fs *FS) passLocked(n *node, f *file, fd *int, uid uint32) (err error) {
 		}
 		use = *fd
 	}
-	err = fs.asSpender(uid, func() error {
+	err = fs.asUser(uid, 0, func() error {
 		id, errno := fs.kernel.RegisterBackingFd(&fuse.BackingMap{Fd: int32(use)})
 		if errno != 0 {
 			return errno

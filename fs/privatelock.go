@@ -90,7 +90,7 @@ func (c *candidate) makeLockFileLocked(dir int, by *rights) (fd int, err error) 
 		return err
 	}
 	if by.UID == 0 {
-		err = c.fs.asCaller(&fuse.InHeader{Caller: fuse.Caller{Owner: fuse.Owner{Uid: by.UID, Gid: by.GID}}}, open)
+		err = c.fs.asUser(by.UID, by.GID, open)
 	} else {
 		err = c.fs.withRights(by, open)
 	}

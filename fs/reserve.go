@@ -1,31 +1,12 @@
 package fs
 
-import (
-	"runtime"
-
-	"golang.org/x/sys/unix"
-)
+import "golang.org/x/sys/unix"
 
 // ext4 and its like keep blocks back that only one user may have: root, unless
 // tune2fs(8) was told another. They ask for the fsuid of who writes. That is
 // the daemon's, and where files pass, of who registered the file with the
 // kernel; so it does both in the name of who opened the file. The kernel
 // knows one registration of a file at a time: the first opener's counts for all.
-
-// asSpender runs f with the user's fsuid and all that the daemon may do.
-func (fs *FS) asSpender(uid uint32, f func() error) error {
-	if !fs.privileged || uid == 0 {
-		return f()
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	setFSID(unix.SYS_SETFSUID, uid)
-	defer setFSID(unix.SYS_SETFSUID, 0)
-	if err := fs.caps.set(); err != nil { // see asCaller
-		return err
-	}
-	return f()
-}
 
 // asOpener runs a change through h that may take so many bytes.
 func (fs *FS) asOpener(h *handle, size uint64, change func() error) error {
@@ -37,7 +18,7 @@ func (fs *FS) asOpener(h *handle, size uint64, change func() error) error {
 	if unix.Fstatfs(fs.back.root, &st) == nil && (st.Bfree == st.Bavail || st.Bavail > shortRoom(&st)+size/uint64(st.Bsize)) {
 		return change()
 	}
-	return fs.asSpender(h.uid, change)
+	return fs.asUser(h.uid, 0, change)
 }
 
 // spender is in whose name a file is registered that h is the first to pass: who
