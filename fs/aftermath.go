@@ -282,7 +282,7 @@ func (c *clearing) moveWhole() error {
 	err := c.locked(func() (err error) {
 		now, ok := fs.table.Lock(c.spoils.Lock.Token)
 		if !ok {
-			return nil
+			return errBrokenOff
 		}
 		parent, name := cutLast(now.Path)
 		if node, err = c.move(parent, name, c.dir, contentName, nil); err != nil {

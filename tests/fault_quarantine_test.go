@@ -142,6 +142,32 @@ func TestFaultQuarantineReplace(t *testing.T) {
 	}
 }
 
+// TestFaultQuarantineBroken: the content of a lock that an admin breaks while it is about to
+// be put aside stays, and nobody is told otherwise (R6).
+func TestFaultQuarantineBroken(t *testing.T) {
+	needInject(t)
+	for _, policy := range []string{"quarantine", "destroy"} {
+		t.Run(policy, func(t *testing.T) {
+			dir := staticDir(t)
+			m := newMount(t, dir, tempDir(t))
+			clearing, goesOn := m.stopClearing()
+			m.serve("--on-crash", policy)
+			a, admin := agent(t), agent(t)
+			a.must("mkdir", m.At("D"))
+			a.must("put", m.At("D/f"), "kept", "wronly,creat")
+			a.Kill()
+			<-clearing
+			admin.mustCommand(m, "break D stuck")
+			close(goesOn)
+			eventually(t, "it is said that the content is kept", func() bool { return strings.Contains(m.Log(), "the lock was broken meanwhile") })
+			if strings.Contains(m.Log(), "content cleared") {
+				t.Errorf("the log says that the content is cleared")
+			}
+			wantTree(t, m.Back("D"), []string{"f=kept"})
+		})
+	}
+}
+
 // TestFaultQuarantineForeign: what an admin has put into the quarantine, or taken
 // apart there, is not removed by the next daemon.
 func TestFaultQuarantineForeign(t *testing.T) {
