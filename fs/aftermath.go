@@ -75,10 +75,10 @@ func (fs *FS) clear(l lockstate.Lock, policy string, how lockstate.Ending, c cle
 			return c.finish(err)
 		}
 	}
-	if c.wait {
+	if c.patient {
 		return c.finish(c.sweep())
 	}
-	c.wait = true // but nobody for this
+	c.patient = true
 	c.log.use()
 	fs.clearings.Go(func() {
 		defer c.log.done()
@@ -93,7 +93,7 @@ func (fs *FS) clear(l lockstate.Lock, policy string, how lockstate.Ending, c cle
 // is to wait for that (R4). Until then the owner passes for alive.
 func (fs *FS) clearLater(l lockstate.Lock, policy string, how lockstate.Ending, c clearing) {
 	c.log.use()
-	c.wait = true
+	c.patient = true
 	fs.toClear.Store(l.Token, nil)
 	fs.clearings.Go(func() {
 		defer c.log.done()
@@ -113,13 +113,13 @@ func (fs *FS) isToClear(token uint64) bool {
 
 // A clearing is what is done with the content of one lock.
 type clearing struct {
-	fs     *FS
-	spoils lockstate.Spoils
-	policy string
-	how    lockstate.Ending
-	log    *burst // nil: of this one alone
-	wait   bool   // it may take its time: somebody waits for it, or nobody at all
-	all    bool   // the holder says: the whole directory
+	fs      *FS
+	spoils  lockstate.Spoils
+	policy  string
+	how     lockstate.Ending
+	log     *burst // nil: of this one alone
+	patient bool   // it may take its time: somebody waits for it, or nobody at all
+	all     bool   // the holder says: the whole directory
 
 	gone   []*node // directories that were moved aside
 	awaits atWork  // what was waited for
@@ -134,7 +134,7 @@ type clearing struct {
 // locked calls f with FS.ns held alone, or returns errNotEnded: while what is to take no
 // time is carried out, no other lock ends (R4).
 func (c *clearing) locked(f func() error) error {
-	if c.wait {
+	if c.patient {
 		c.fs.lockNames()
 	} else if err := c.fs.lockNamesBriefly(); err != nil {
 		return err

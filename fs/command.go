@@ -452,7 +452,7 @@ func (c *command) giveBack(l lockstate.Lock, how lockstate.Ending, policy string
 	if err := fs.dropKeepers(l); err != nil {
 		return statusOf(err)
 	}
-	if fs.clear(l, policy, how, clearing{wait: true, all: c.destroy}) {
+	if fs.clear(l, policy, how, clearing{patient: true, all: c.destroy}) {
 		fs.unwatch(l.Owner)
 		return fuse.OK
 	}
