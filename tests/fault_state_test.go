@@ -19,10 +19,7 @@ import (
 // and released as ever, and the log says that they would not outlive the daemon;
 // when there is room again, those that stand are durable without anybody's doing.
 func TestFaultFullState(t *testing.T) {
-	disk := newImage(t, 8)
-	dir := staticDir(t)
-	m := newMount(t, dir, dir)
-	m.State = filepath.Join(disk.Dir, "state")
+	m, disk := onSmallState(t)
 	m.serve()
 	old, a, b, rival := agent(t), agent(t), agent(t), stranger(t)
 	old.must("mkdir", m.At("old"))
@@ -73,14 +70,11 @@ func TestFaultFullState(t *testing.T) {
 // is not mounted, and it is said what to do. With room, it is, and its first lock can be
 // had though there is no room any more.
 func TestFaultFullStateFirst(t *testing.T) {
-	disk := newImage(t, 8)
-	dir := staticDir(t)
-	m := newMount(t, dir, dir)
-	m.State = filepath.Join(disk.Dir, "state")
+	m, disk := onSmallState(t)
 	mustDo(t, os.Mkdir(m.State, 0o700))
 	disk.fill()
 	wantRefusal(t, "71", []string{"state directory: ", m.State + "/", "no space left on device; make room there, or name another with --state-dir"},
-		"mount", "--state-dir", m.State, dir)
+		"mount", "--state-dir", m.State, m.Path)
 	if r := run(t, stagefsBin(), "doctor", "--state-dir", m.State); !strings.Contains(r.Out, "a first mount fails") {
 		t.Errorf("doctor: %v", r)
 	}
@@ -125,21 +119,32 @@ func (m *Mount) wantUnwritable(unwritable bool) {
 	}
 }
 
+// onSmallState is a mount that is not served yet, with its state on a small disk.
+func onSmallState(t *testing.T) (m *Mount, disk *image) {
+	disk, dir := newImage(t, 8), staticDir(t)
+	m = newMount(t, dir, dir)
+	m.State = filepath.Join(disk.Dir, "state")
+	return m, disk
+}
+
+// lease makes a directory that a client, c, has a lease on.
+func (m *Mount) lease(dir string) {
+	m.t.Helper()
+	mustDo(m.t, os.Mkdir(m.At(dir), 0o755))
+	if s := m.Ctl("release " + dir); s != "ok" {
+		m.t.Fatal(s)
+	}
+	if r := run(m.t, stagefsBin(), "acquire", "--client", "c", "--ttl", "600s", m.At(dir)); r.Status != 0 {
+		m.t.Fatal(r)
+	}
+}
+
 // TestFaultFullStateReplace: a lock that ended while nothing could be written,
 // before the daemon was replaced, is not back after a restart.
 func TestFaultFullStateReplace(t *testing.T) {
-	disk := newImage(t, 8)
-	dir := staticDir(t)
-	m := newMount(t, dir, dir)
-	m.State = filepath.Join(disk.Dir, "state")
+	m, disk := onSmallState(t)
 	m.serve()
-	mustDo(t, os.Mkdir(m.At("L"), 0o755))
-	if s := m.Ctl("release L"); s != "ok" {
-		t.Fatal(s)
-	}
-	if r := run(t, stagefsBin(), "acquire", "--client", "c", "--ttl", "600s", m.At("L")); r.Status != 0 {
-		t.Fatal(r)
-	}
+	m.lease("L")
 	disk.fill()
 	a := agent(t)
 	for tries := 0; m.stateWritable() && tries < 6000; tries++ {
@@ -174,10 +179,7 @@ func TestFaultFullStateReplace(t *testing.T) {
 // TestFaultFullStateRestart: a daemon that starts while its state is full has
 // what is there, warns, and keeps locks where the one before kept them.
 func TestFaultFullStateRestart(t *testing.T) {
-	disk := newImage(t, 8)
-	dir := staticDir(t)
-	m := newMount(t, dir, dir)
-	m.State = filepath.Join(disk.Dir, "state")
+	m, disk := onSmallState(t)
 	m.serve()
 	a := agent(t)
 	a.must("mkdir", m.At("D"))
@@ -221,18 +223,9 @@ func TestFaultFullStateRestart(t *testing.T) {
 // TestFaultPowerCut: the time that a client was told its lease has is on the
 // disk when it is told.
 func TestFaultPowerCut(t *testing.T) {
-	disk := newImage(t, 8)
-	dir := staticDir(t)
-	m := newMount(t, dir, dir)
-	m.State = filepath.Join(disk.Dir, "state")
+	m, disk := onSmallState(t)
 	m.serve()
-	mustDo(t, os.Mkdir(m.At("L"), 0o755))
-	if s := m.Ctl("release L"); s != "ok" {
-		t.Fatal(s)
-	}
-	if r := run(t, stagefsBin(), "acquire", "--client", "c", "--ttl", "600s", m.At("L")); r.Status != 0 {
-		t.Fatal(r)
-	}
+	m.lease("L")
 	for i, ttl := range []float64{3600, 1800} {
 		// What is on the disk at that moment is all that the next daemon finds.
 		if r := run(t, stagefsBin(), "renew", "--client", "c", "--ttl", fmt.Sprintf("%gs", ttl), m.At("L")); r.Status != 0 {
