@@ -193,28 +193,20 @@ func markedPids(root string) []int { return pidsWithEnv(envRoot + "=" + root) }
 
 // pidsWithCommand finds the processes that were started as that program.
 func pidsWithCommand(bin string) []int {
-	var pids []int
-	procs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, path := range procs {
-		if line, _ := os.ReadFile(path); strings.HasPrefix(string(line), bin+"\x00") {
-			pids = append(pids, atoi(strings.Split(path, "/")[2]))
-		}
-	}
-	return pids
+	return pidsWhere("cmdline", func(line string) bool { return strings.HasPrefix(line, bin+"\x00") })
 }
 
 // pidsWithEnv finds the processes whose environment has a line.
 func pidsWithEnv(line string) []int {
-	var pids []int
-	procs, _ := filepath.Glob("/proc/[0-9]*/environ")
-	for _, path := range procs {
-		env, _ := os.ReadFile(path)
-		if !strings.Contains("\x00"+string(env), "\x00"+line+"\x00") {
-			continue
-		}
-		var pid int
-		fmt.Sscanf(path, "/proc/%d/", &pid)
-		if pid != os.Getpid() {
+	return pidsWhere("environ", func(env string) bool { return strings.Contains("\x00"+env, "\x00"+line+"\x00") })
+}
+
+// pidsWhere finds the other processes of whose file in /proc that is so.
+func pidsWhere(file string, is func(content string) bool) (pids []int) {
+	paths, _ := filepath.Glob("/proc/[0-9]*/" + file)
+	for _, path := range paths {
+		content, _ := os.ReadFile(path)
+		if pid := atoi(strings.Split(path, "/")[2]); pid != os.Getpid() && is(string(content)) {
 			pids = append(pids, pid)
 		}
 	}
