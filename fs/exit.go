@@ -121,13 +121,11 @@ func (fs *FS) reapUnlessFrozen(reap func()) bool {
 		defer fs.reapMu.Unlock()
 		reap()
 	})
-	look := time.NewTicker(thawTime)
-	defer look.Stop()
 	for {
 		select {
 		case <-done:
 			return true
-		case <-look.C:
+		case <-time.After(thawTime):
 			if frozen() {
 				return false
 			}
