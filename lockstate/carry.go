@@ -50,7 +50,13 @@ func (t *Table) CarryRows() (text []byte, rows []CarriedRow, ok bool) {
 		var plain bool
 		if line, plain = rec.appendPlain(line[:0], &t.lineage); plain && len(row.Known) == 0 {
 			text = binary.AppendUvarint(text, uint64(len(line)))
-			text = append(append(text, line...), row.flags())
+			var bits byte
+			for i, is := range row.flags() {
+				if *is {
+					bits |= 1 << i
+				}
+			}
+			text = append(append(text, line...), bits)
 		} else {
 			rows = append(rows, row)
 		}
@@ -58,20 +64,9 @@ func (t *Table) CarryRows() (text []byte, rows []CarriedRow, ok bool) {
 	return text, rows, true
 }
 
-const (
-	carriedLostKey = 1 << iota
-	carriedSettled
-	carriedFresh
-	carriedUnknown
-)
-
-func (c *CarriedRow) flags() (b byte) {
-	for i, is := range []bool{c.LostKey, c.Settled, c.Fresh, c.Unknown} {
-		if is {
-			b |= 1 << i
-		}
-	}
-	return b
+// flags are the bits of the byte behind a line of the text, from the lowest on.
+func (c *CarriedRow) flags() [4]*bool {
+	return [...]*bool{&c.LostKey, &c.Settled, &c.Fresh, &c.Unknown}
 }
 
 var errRows = errors.New("what another table has written down of its locks makes no sense")
@@ -87,7 +82,7 @@ func CarriedRows(text []byte, rows []CarriedRow) iter.Seq2[CarriedRow, error] {
 				yield(CarriedRow{}, errRows)
 				return
 			}
-			line, flags := text[n:][:size], text[n:][size]
+			line, bits := text[n:][:size], text[n:][size]
 			text = text[n:][size+1:]
 			rec, ok := reader.plain(line)
 			if !ok {
@@ -100,9 +95,9 @@ func CarriedRows(text []byte, rows []CarriedRow) iter.Seq2[CarriedRow, error] {
 				}
 				rows = rows[1:]
 			}
-			row := CarriedRow{
-				Record: rec, LostKey: flags&carriedLostKey != 0, Settled: flags&carriedSettled != 0,
-				Fresh: flags&carriedFresh != 0, Unknown: flags&carriedUnknown != 0,
+			row := CarriedRow{Record: rec}
+			for i, is := range row.flags() {
+				*is = bits&(1<<i) != 0
 			}
 			if !yield(row, nil) {
 				return
