@@ -89,9 +89,7 @@ func (a *admissions) giveBack(fs *FS) {
 		defer fs.abandon(h)
 		h.lock.Close()
 	}
-	for _, op := range a.ops {
-		op.End()
-	}
+	endAll(a.ops)
 	for _, g := range a.grants {
 		g.Abort()
 	}
