@@ -180,6 +180,12 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (*Grant, error) {
 	return g, nil
 }
 
+// lockFile is the one that the request makes.
+func (q *Request) lockFile() lockFile { return lockFile{name: q.File, opened: q.Protocol == byOpen} }
+
+// byOpen is the protocol of who makes a lock file by a plain open (A6).
+const byOpen = "open"
+
 // newRowLocked makes the row of an acquisition that is admitted. It is pending.
 func (t *Table) newRowLocked(q *Request, heirs []procid.Ancestor) *row {
 	t.token++
@@ -201,7 +207,7 @@ func (t *Table) newRowLocked(q *Request, heirs []procid.Ancestor) *row {
 		r.keys = map[any]struct{}{q.Key: {}}
 		r.opened = q.Opened
 	case q.File != "":
-		r.files = []lockFile{{name: q.File}}
+		r.files = []lockFile{q.lockFile()}
 	}
 	if r.inode = q.Inode; r.inode == (Inode{}) && len(q.Dir.rows) > 0 {
 		r.inode = q.Dir.rows[0].inode

@@ -228,16 +228,10 @@ func (g *Grant) Commit() (Lock, bool) {
 // replaceOthersLocked ends the locks that r, which is acquired now, takes the place of,
 // or their lock files. It reports whether there are any.
 func (t *Table) replaceOthersLocked(r *row) (some bool) {
+	if r.kind == Shared {
+		some = t.unopenLocked(r, r.file)
+	}
 	for _, old := range slices.Clone(r.dir.rows) {
-		// The lock file that its owner made by opening it only waited for
-		// the lock on the descriptor, a shared one too (A6).
-		if i := old.fileAt(r.file); r.kind == Shared && i >= 0 && old.protocol == "open" && r.replaces(old) {
-			some = true
-			if old.files = slices.Delete(old.files, i, i+1); !old.kept() {
-				t.endLocked(old, Ending{Reason: Replaced})
-				continue
-			}
-		}
 		// An explicit lock replaces the owner's implicit one (A13), and the
 		// shared one that it was converted from. A shared lock replaces the
 		// one that came with making the directory for it.

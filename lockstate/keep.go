@@ -4,8 +4,7 @@ import (
 	"slices"
 )
 
-// keepLocked notes one more reason for which r is kept. The lock file that its
-// owner made by opening it only waited for the lock on the descriptor (A6).
+// keepLocked notes one more reason for which r is kept.
 func (t *Table) keepLocked(r *row, q *Request) {
 	r.remains = false
 	r.leaving = false // another one of its scope has taken it before its owner was dead (H3)
@@ -28,13 +27,30 @@ func (t *Table) keepLocked(r *row, q *Request) {
 				r.opened = append(slices.Clip(r.opened), id)
 			}
 		}
-		if i := r.fileAt(q.File); i >= 0 && r.protocol == "open" {
-			r.files = slices.Delete(r.files, i, i+1)
+		if t.unopenLocked(r, q.File) && r.protocol == byOpen {
 			r.protocol = q.Protocol
 		}
 	case q.File != "" && r.fileAt(q.File) < 0:
-		r.files = append(r.files, lockFile{name: q.File})
+		r.files = append(r.files, q.lockFile())
 	}
+}
+
+// unopenLocked has a lock file keep no lock any more that the owner of r made by opening
+// it: that only waited for the lock on the descriptor, which keeps r (A6). It reports
+// whether there is such a file.
+func (t *Table) unopenLocked(r *row, file string) (some bool) {
+	for _, old := range slices.Clone(r.dir.rows) {
+		i := old.fileAt(file)
+		if i < 0 || !old.files[i].opened || old != r && (r.kind != Shared || !r.replaces(old)) {
+			continue
+		}
+		some = true
+		old.files = slices.Delete(old.files, i, i+1)
+		if old != r {
+			t.endUnkeptLocked(old, Replaced)
+		}
+	}
+	return some
 }
 
 // rekeyLocked makes k keep r, and no other row: a lock that was converted.

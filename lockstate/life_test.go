@@ -26,6 +26,7 @@ type life struct {
 	procs  []*lifeProc
 	rows   map[uint64]*lifeRow // all that were acquired, by token
 	files  map[string]bool     // the lock files that are there
+	opened map[string]bool     // which of them a plain open made (A6)
 	made   map[lockstate.FileID][]uint64
 	grants []*lifeGrant
 	closes []string    // descriptors of the dead
@@ -55,7 +56,6 @@ type lifeOwner struct {
 type lifeRow struct {
 	token    uint64
 	kind     lockstate.Kind
-	protocol string
 	owner    lifeOwner
 	joined   []*lifeProc
 	ttl      time.Duration
@@ -353,7 +353,7 @@ func (s *life) told(t *rapid.T, g *lifeGrant, token uint64) {
 	case (r == nil) != (g.token == token):
 		t.Fatalf("%v got token %d, want %d", p.proc.ID(), token, g.token)
 	case r == nil:
-		r = &lifeRow{token: token, kind: q.Kind, protocol: q.Protocol, owner: p.owner(q), ttl: q.TTL, kept: make(map[string]*lifeProc)}
+		r = &lifeRow{token: token, kind: q.Kind, owner: p.owner(q), ttl: q.TTL, kept: make(map[string]*lifeProc)}
 		s.rows[token] = r
 	case r.kind != q.Kind || r.doomed() || r.sealed || s.expired(r) || !s.has(r, p) && r.owner != p.owner(q):
 		t.Fatalf("%v was told that it has %+v", p.proc.ID(), r)
@@ -363,10 +363,13 @@ func (s *life) told(t *rapid.T, g *lifeGrant, token uint64) {
 	}
 	if isFD(g.keep) {
 		s.drop(g.keep)
-		if file := "file " + q.File; r.protocol == "open" && r.kept[file] != nil { // A6
-			delete(r.kept, file)
-			r.protocol = q.Protocol
+		for _, o := range s.rows { // A6
+			if s.opened[q.File] && (o == r || r.kind == lockstate.Shared && s.replaces(r, o, g)) {
+				delete(o.kept, "file "+q.File)
+			}
 		}
+	} else if q.File != "" {
+		s.opened[q.File] = q.Protocol == "open"
 	}
 	r.remains = false
 	if g.token != 0 {
@@ -381,11 +384,16 @@ func (s *life) told(t *rapid.T, g *lifeGrant, token uint64) {
 	}
 }
 
+// replaces reports whether what is taken by r is in the place of o.
+func (s *life) replaces(r, o *lifeRow, g *lifeGrant) bool {
+	return o.owner == r.owner || o.owner == (lifeOwner{proc: g.by}) || g.q.New && o.kind == lockstate.Implicit
+}
+
 // replace is A13, and what becomes of what a process had by itself when its scope or its
 // client takes the directory.
 func (s *life) replace(r *lifeRow, g *lifeGrant) {
 	for _, o := range s.rows {
-		if o == r || o.owner != r.owner && o.owner != (lifeOwner{proc: g.by}) && !(g.q.New && o.kind == lockstate.Implicit) {
+		if o == r || !s.replaces(r, o, g) {
 			continue
 		}
 		fds := slices.ContainsFunc(slices.Collect(maps.Keys(o.kept)), isFD)
@@ -399,8 +407,6 @@ func (s *life) replace(r *lifeRow, g *lifeGrant) {
 					s.made[id] = append(of, r.token)
 				}
 			}
-		case o.protocol == "open" && r.kind == lockstate.Shared && g.q.File != "": // A6
-			delete(o.kept, "file "+g.q.File)
 		}
 	}
 }
@@ -621,7 +627,7 @@ func TestLife(t *testing.T) {
 
 func testLife(t *rapid.T) {
 	s := &life{
-		rows: make(map[uint64]*lifeRow), files: map[string]bool{"old": true}, made: make(map[lockstate.FileID][]uint64),
+		rows: make(map[uint64]*lifeRow), files: map[string]bool{"old": true}, opened: make(map[string]bool), made: make(map[lockstate.FileID][]uint64),
 		began: make(map[uint64]int), ended: make(map[uint64]int),
 	}
 	s.table = lockstate.New(lockstate.Options{

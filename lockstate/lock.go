@@ -142,8 +142,9 @@ type row struct {
 
 // A lockFile keeps a lock.
 type lockFile struct {
-	name  string
-	inode Inode // what the backing calls it
+	name   string
+	inode  Inode // what the backing calls it
+	opened bool  // made by a plain open: it only waits for the lock on the descriptor (A6)
 }
 
 // fileAt returns where a lock file is in r.files, or -1.

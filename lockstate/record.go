@@ -33,6 +33,7 @@ type Record struct {
 	File      Bytes             `json:"file,omitempty"`
 	Files     []Bytes           `json:"files,omitempty"`
 	Inodes    []Inode           `json:"inodes,omitempty"` // of these files, if one is known
+	Unlike    []Bytes           `json:"unlike,omitempty"` // those that a plain open made though Protocol says another call, or the reverse (A6)
 	Keys      bool              `json:"keys,omitempty"`   // kept by a lock on a descriptor,
 	Opened    []FileID          `json:"opened,omitempty"` // of one of these files, as clients of the mount see them
 	Command   bool              `json:"command,omitempty"`
@@ -111,6 +112,9 @@ func (t *Table) recordLocked(r *row) Record {
 		}
 		if rec.Inodes != nil {
 			rec.Inodes[i] = f.inode
+		}
+		if f.opened != (r.protocol == byOpen) {
+			rec.Unlike = append(rec.Unlike, Bytes(f.name))
 		}
 	}
 	if r.scope.Kind != ProcessScope {
@@ -247,7 +251,7 @@ func (t *Table) isKept(r *row, kept *Record) bool {
 
 // isSpecial reports whether there is more in a record than most have.
 func (rec *Record) isSpecial() bool {
-	return rec.Move != nil || len(rec.Opened) > 0 || len(rec.Members) > 0 || len(rec.Stagers) > 0 || len(rec.Foreign) > 0 || rec.Lease != nil
+	return rec.Move != nil || len(rec.Unlike) > 0 || len(rec.Opened) > 0 || len(rec.Members) > 0 || len(rec.Stagers) > 0 || len(rec.Foreign) > 0 || rec.Lease != nil
 }
 
 // same reports whether two records mean the same. It may report false for those that
@@ -284,7 +288,8 @@ func (t *Table) restoreLocked(rec Record, d *Dir, owner *procid.Process, files [
 		instead: rec.Instead, lostKey: rec.Keys, opened: rec.Opened, crashed: rec.Sealed,
 	}
 	for _, name := range files {
-		r.files = append(r.files, lockFile{name, rec.InodeOf(name)})
+		opened := (rec.Protocol == byOpen) != slices.Contains(rec.Unlike, Bytes(name))
+		r.files = append(r.files, lockFile{name, rec.InodeOf(name), opened})
 	}
 	// What was made in a directory that was there before, nobody knows now.
 	r.content = content{fresh: rec.Fresh, unknown: !rec.Fresh}

@@ -258,6 +258,42 @@ func TestRestore(t *testing.T) {
 	}
 }
 
+// TestRestoreOpened: which lock files only wait for a lock on a descriptor (A6) is known
+// again, whatever the lock was taken by.
+func TestRestoreOpened(t *testing.T) {
+	store := storetest.NewMemory()
+	tab := lockstate.New(lockstate.Options{Store: store, Reserve: store.Reserve})
+	owner := procid.Fake(procid.ID{Pid: 11, Start: 2}, nil)
+	take := func(dir, protocol, file string, key any) {
+		t.Helper()
+		g, err := tab.Acquire(nil, lockstate.Request{Process: owner, Dir: tab.At(dir), Kind: lockstate.Explicit, Protocol: protocol, File: file, Key: key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.Commit()
+	}
+	take("d", "create", "a", nil)
+	take("d", "open", "b", nil)
+	take("e", "open", "a", nil)
+	take("e", "create", "b", nil)
+	recs := reopened(t, store)
+	next := store.Reopen()
+	tab = lockstate.New(lockstate.Options{Store: next, Reserve: next.Reserve, LastToken: next.Tokens()})
+	for _, rec := range recs {
+		if _, err := tab.Restore(rec, nil, []string{string(rec.Path)}, owner, []string{"a", "b"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, dir := range []string{"d", "e"} {
+		for j, file := range []string{"a", "b"} {
+			take(dir, "fcntl", file, [2]int{i, j})
+		}
+		if l, _ := tab.Lock(recs[i].Token); !slices.Equal(l.Files, []string{[]string{"a", "b"}[i]}) {
+			t.Errorf("%s is kept by %q, want by what was not made by opening it", dir, l.Files)
+		}
+	}
+}
+
 // TestRestoreTwin: a lock that was being ended when the daemon died, and that its owner
 // had taken again, is not there twice. The lock files that are left are the newer one's.
 // So it is if the older one was not ended after all.
@@ -438,7 +474,7 @@ func TestRecordSame(t *testing.T) {
 			v.SetUint(1)
 		}
 	}
-	special := map[string]bool{"Move": true, "Opened": true, "Members": true, "Stagers": true, "Foreign": true, "Lease": true}
+	special := map[string]bool{"Move": true, "Unlike": true, "Opened": true, "Members": true, "Stagers": true, "Foreign": true, "Lease": true}
 	var whole lockstate.Record
 	for i := range reflect.TypeFor[lockstate.Record]().NumField() {
 		var empty, full lockstate.Record

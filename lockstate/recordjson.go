@@ -44,7 +44,7 @@ func (l *lineageText) append(b []byte, of []procid.Ancestor) []byte {
 
 // appendPlain reports false if it cannot write a record.
 func (rec *Record) appendPlain(b []byte, l *lineageText) ([]byte, bool) {
-	if rec.Move != nil || rec.Instead != 0 || len(rec.Members) > 0 || len(rec.Stagers) > 0 || len(rec.Foreign) > 0 {
+	if rec.Move != nil || rec.Instead != 0 || len(rec.Unlike) > 0 || len(rec.Members) > 0 || len(rec.Stagers) > 0 || len(rec.Foreign) > 0 {
 		return nil, false
 	}
 	if rec.Scope != nil && !isPlain(rec.Scope.ID) {

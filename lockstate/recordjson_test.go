@@ -23,7 +23,7 @@ func TestRecordEncode(t *testing.T) {
 	word := rapid.StringMatching(`[ !#-%'-;=?-\[\]-~]*`)
 	odd := rapid.OneOf(rapid.SampledFrom([]string{"\"", "\\", "<&>", "\x7f", "\x1f", "\xff", "é", "\u2028"}), rapid.String())
 	oddBytes := rapid.OneOf(odd, rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) }))
-	const drawn = 30
+	const drawn = 31
 	if n := reflect.TypeFor[lockstate.Record]().NumField(); n != drawn {
 		t.Fatalf("a record has %d fields, and %d are tried here", n, drawn)
 	}
@@ -76,6 +76,8 @@ func TestRecordEncode(t *testing.T) {
 			rec.Instead = rapid.Uint64Min(1).Draw(t, "instead")
 		case 4:
 			rec.Move = &lockstate.Move{}
+		case 7:
+			rec.Unlike = rapid.SliceOfN(bytes, 1, 2).Draw(t, "unlike")
 		case 5:
 			rec.Opened = rapid.SliceOfN(fileID, 1, 3).Draw(t, "opened")
 		}

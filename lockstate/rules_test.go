@@ -449,6 +449,39 @@ func TestSecondLockFile(t *testing.T) {
 	f.governs("d", 0)
 }
 
+// A6: each lock file that its owner made by opening it waits for the lock on its
+// descriptor, whatever the lock was taken by; one made in another way keeps it.
+func TestOpenedLockFiles(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	d := f.dir("d")
+	take := func(protocol, file string, key any, k lockstate.Kind) lockstate.Lock {
+		t.Helper()
+		g, err := f.Acquire(nil, lockstate.Request{Process: f.parent, Dir: d, Kind: k, Protocol: protocol, File: file, Key: key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, _ := g.Commit()
+		return l
+	}
+	for _, k := range []lockstate.Kind{explicit, lockstate.Shared} {
+		take("fcntl", "a", 1, k)
+		take("open", "b", nil, explicit)
+		take("fcntl", "b", 2, k)
+		f.ReleaseKey(2)
+		f.ReleaseKey(1)
+		f.governs("d", 0)
+	}
+	take("open", "a", nil, explicit)
+	l := take("create", "b", nil, explicit)
+	take("fcntl", "b", 1, explicit)
+	take("fcntl", "a", 2, explicit)
+	f.ReleaseKey(2)
+	f.ReleaseKey(1)
+	f.governs("d", l.Token)
+	f.ReleaseFile(d, "b")
+	f.governs("d", 0)
+}
+
 // R1: the lock may end between the grant and the commit of a second file.
 func TestSecondLockFileComesTooLate(t *testing.T) {
 	f := newFixture(t, lockstate.Options{})

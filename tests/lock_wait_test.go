@@ -94,6 +94,41 @@ func TestA6Shared(t *testing.T) {
 	}
 }
 
+// TestA6Second: that holds for a second lock file, too, which its owner opens under the lock
+// that it has already, also if the daemon is upgraded before it locks it.
+func TestA6Second(t *testing.T) {
+	m := mount(t)
+	for _, call := range lockCalls() {
+		for _, shared := range []bool{false, true} {
+			t.Run(fmt.Sprint(call.name, " shared ", shared), func(t *testing.T) {
+				m := m.on(t)
+				try := call.tryExclusive
+				if shared {
+					try = call.tryShared
+				}
+				for i, unlocks := range [][]string{{"x", "y"}, {"y", "x"}} {
+					dir := fmt.Sprint(call.name, shared, i)
+					openDir(t, m.Back(dir))
+					a, b := locker(t), locker(t)
+					a.must("open", "x", m.At(dir, "devserver"), "rdwr,creat")
+					a.must(try("x")...)
+					a.must("open", "y", m.At(dir, "devserver.lock"), "rdwr,creat")
+					if i == 0 {
+						m.replace()
+					}
+					a.must(try("y")...)
+					for _, fd := range unlocks {
+						b.want("EBUSY", "put", m.At(dir, "f"), "", "creat")
+						a.must(call.unlock(fd)...)
+					}
+					m.wantFree(dir)
+					b.must("put", m.At(dir, "f"), "", "creat")
+				}
+			})
+		}
+	}
+}
+
 // TestA6Race: who opens the lock file first holds the directory already when
 // others wait for the file. All get their turn, and none waits for ever.
 func TestA6Race(t *testing.T) {

@@ -92,6 +92,35 @@ func TestLockutils(t *testing.T) {
 	})
 }
 
+// TestLockutilsNames: a service that has locks of two names at once, by two of its threads,
+// shuts out the others until it has given up both, and is in nobody's way then.
+func TestLockutilsNames(t *testing.T) {
+	onBothLockutils(t, func(s *site, which string) {
+		all := s.workers(2, which)
+		a, b := all[0], all[1]
+		for _, first := range []string{"disk", "net"} {
+			last := map[string]string{"disk": "net", "net": "disk"}[first]
+			for _, name := range []string{"disk", "net"} {
+				a.tell("pause %s", name)
+				a.ask("lock "+name, "locked")
+				a.hear("at")
+			}
+			s.wantHeld("build", a)
+			a.ask("go "+first, "unlocked")
+			s.wantHeld("build", a)
+			b.tell("lock %s", last)
+			s.awaitOpen(b, "nova-"+last)
+			a.ask("go "+last, "unlocked")
+			b.hear("locked")
+			b.hear("unlocked")
+			s.wantFree()
+			for _, name := range []string{"disk", "net"} { // to be made anew
+				agent(s.t).must("unlink", s.at("build", "nova-"+name))
+			}
+		}
+	})
+}
+
 // TestLockutilsPath: the lock is in the directory of the option, or in another
 // one that the caller names; without either it is an error.
 func TestLockutilsPath(t *testing.T) {
