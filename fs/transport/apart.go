@@ -91,10 +91,10 @@ func (e *entry) aside() (n int, at *slot, left bool) {
 		return n, nil, n == parked
 	case <-moment.C:
 	}
+	if h.Opcode == opSetlkw { // nothing of it is there
+		p.trim() // before the place is left: it may have another request then
+	}
 	if over.CompareAndSwap(false, true) {
-		if h.Opcode == opSetlkw { // nothing of it is there
-			p.trim()
-		}
 		return 0, at, true
 	}
 	n = <-done
