@@ -8,6 +8,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagefs/stagefs/fs/transport"
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
@@ -272,6 +273,10 @@ func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 		}
 		errors.As(r.scoped.err, &r.alone)
 		q.Scope = r.scoped.scope // or the process alone: it did not ask for more
+	}
+	if !r.endless {
+		// Over io_uring the kernel does not tell of a signal that came before the request was here.
+		q.Waits = func() bool { return !transport.Killed(r.header.Pid) }
 	}
 	g, err := r.fs.table.Acquire(r.cancel, q)
 	if err == lockstate.ErrCancelled && r.goesOn() {

@@ -83,7 +83,7 @@ func (o *obstacles) clearHeld(r *request, held *lockstate.HeldError) outcome {
 		// news of its death has not been handled yet. The lock may
 		// pass to a parent that is dead as well, and so on.
 		if !fs.reapLock(held.Lock) {
-			return after(r.rest(thawTime))
+			return after(r.rest(thawTime) && !transport.Killed(r.header.Pid))
 		}
 		o.reaps++
 		return tryAgain

@@ -32,6 +32,21 @@ type Request struct {
 	Why     string // what it is for, for the listing
 	OnCrash string // see Lock
 	New     bool   // the directory was made for this lock
+
+	// Waits is asked whether to wait for what is under way; nil: it is waited for.
+	Waits func() bool
+}
+
+// await waits until done, as long as the request is not cancelled.
+func (q *Request) await(done, cancel <-chan struct{}) error {
+	if q.Waits == nil || q.Waits() {
+		select {
+		case <-done:
+			return nil
+		case <-cancel:
+		}
+	}
+	return ErrCancelled
 }
 
 // Acquire admits a request or refuses it with a [*HeldError] (C3). An implicit
@@ -61,12 +76,10 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 		}
 		var twin *twinError
 		if errors.As(err, &twin) {
-			select {
-			case <-twin.decided:
-				continue
-			case <-cancel:
-				return nil, ErrCancelled
+			if err := q.await(twin.decided, cancel); err != nil {
+				return nil, err
 			}
+			continue
 		}
 		if err != nil {
 			return nil, q.asked.mark(err)

@@ -32,11 +32,8 @@ func (g *Grant) awaitDrained(cancel <-chan struct{}) (err error) {
 			g.Abort()
 		}
 	}()
-	select {
-	case <-g.drained:
+	if err = g.request.await(g.drained, cancel); err == nil {
 		err = g.Confirm()
-	case <-cancel:
-		err = ErrCancelled
 	}
 	stands = err == nil
 	return err
