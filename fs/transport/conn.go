@@ -118,6 +118,9 @@ func (c *conn) awaitServing() bool {
 func (c *conn) giveUp() {
 	c.ended.Store(true)
 	close(c.serving)
+	for _, k := range c.keepers {
+		k.poke()
+	}
 }
 
 // readInit reads the kernel's first request.

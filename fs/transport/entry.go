@@ -102,7 +102,7 @@ type entry struct {
 
 // open is called on the entry's thread.
 func (e *entry) open() error {
-	if err := e.queue.pin(); err != nil && e.queue.online {
+	if err := e.queue.pin(); err != nil && e.queue.online.Load() {
 		return err
 	}
 	var err error
@@ -171,7 +171,7 @@ func (e *entry) register() (done ringCQE, has bool, err error) {
 // run answers until the kernel lets go.
 func (e *entry) run() {
 	q, c := e.queue, e.uring.conn
-	e.at = c.inflight.addAt(!q.online)
+	e.at = c.inflight.addAt(q)
 	c.inflight.forLong(e.at)
 	defer c.inflight.remove(e.at)
 	q.threads.Add(1)

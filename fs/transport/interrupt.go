@@ -19,7 +19,7 @@ type slot struct {
 	halted  atomic.Uint64 // which request is cancelled for a Stop's sake
 	tid     int           // of a thread that reads /dev/fuse; else 0
 	reading atomic.Bool   // it is about to
-	idle    bool          // no request ever comes there: the core is off
+	queue   *queue        // whose it is; may be nil
 	tally   *tally        // of a thread its own; else all's
 
 	// A thread that always does one request after another does most of them
@@ -69,15 +69,15 @@ type inflight struct {
 	tally tally // of slots that have none, or are gone
 }
 
-func (f *inflight) add() *slot { return f.addAt(false) }
+func (f *inflight) add() *slot { return f.addAt(nil) }
 
-func (f *inflight) addAt(idle bool) *slot {
+func (f *inflight) addAt(q *queue) *slot {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.slots == nil {
 		f.slots = make(map[*slot]struct{})
 	}
-	s := &slot{idle: idle, tally: &f.tally}
+	s := &slot{queue: q, tally: &f.tally}
 	f.slots[s] = struct{}{}
 	return s
 }
@@ -130,8 +130,10 @@ func (f *inflight) halt() (uniques []uint64) {
 	return uniques
 }
 
-// quiet reports whether nobody is at a request, nor waits for one.
-func (f *inflight) quiet() bool { return !f.any(func(s *slot) bool { return !s.idle }) }
+// quiet reports whether nobody is at a request, nor waits for one where any can come.
+func (f *inflight) quiet() bool {
+	return !f.any(func(s *slot) bool { return s.queue == nil || s.queue.online.Load() })
+}
 
 // call sends a signal to the threads that read.
 func (f *inflight) call() {

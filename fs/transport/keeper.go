@@ -133,6 +133,42 @@ func (k *keeper) begin() {
 	}
 }
 
+// prepare makes the thread, which begins as soon as start says so, if it can have its ring.
+func (k *keeper) prepare(start <-chan bool) error {
+	k.mu.Lock()
+	k.running, k.rung = true, true
+	k.mu.Unlock()
+	ready := make(chan error, 1)
+	k.spawn(func(err error) {
+		ready <- err
+		switch {
+		case err == nil && <-start:
+			k.start(nil)
+			return
+		case err == nil:
+			k.ring.close()
+		}
+		k.finish()
+	})
+	return <-ready
+}
+
+// spawn runs on a new thread, which has a ring if err is nil.
+func (k *keeper) spawn(run func(err error)) {
+	c := k.uring.conn
+	c.threads.Add(1)
+	at := c.inflight.addAt(k.queue)
+	go func() {
+		defer c.threads.Done()
+		defer c.inflight.remove(at)
+		runtime.LockOSThread() // for good: the thread ends with the ring
+		// An empty request has to be made on the queue's core. Elsewhere it does
+		// no harm.
+		_ = k.queue.pin()
+		run(k.openRing())
+	}()
+}
+
 // poke wakes the thread, if there is one.
 func (k *keeper) poke() {
 	k.mu.Lock()
@@ -143,18 +179,10 @@ func (k *keeper) poke() {
 }
 
 func (k *keeper) wakeLocked() {
-	c := k.uring.conn
 	switch {
 	case !k.running:
 		k.running, k.rung = true, true
-		c.threads.Add(1)
-		at := c.inflight.addAt(!k.queue.online)
-		go func() {
-			defer c.threads.Done()
-			defer c.inflight.remove(at)
-			runtime.LockOSThread() // for good: the thread ends with the ring
-			k.start()
-		}()
+		k.spawn(k.start)
 	case !k.rung:
 		k.rung = true
 		unix.Write(k.bell, []byte{1, 0, 0, 0, 0, 0, 0, 0})

@@ -9,15 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// start makes what the thread needs and runs. It goes on trying: answers wait, or
-// requests do.
-func (k *keeper) start() {
+// start runs, once the thread has what it needs; err is why it has not. It goes on trying:
+// answers wait, or requests do.
+func (k *keeper) start(err error) {
 	c := k.uring.conn
-	// An empty request has to be made on the queue's core. Elsewhere it does
-	// no harm.
-	_ = k.queue.pin()
 	for pause := time.Millisecond; ; pause = min(2*pause, time.Second) {
-		err := k.openRing()
 		if err == nil {
 			err = k.run()
 			k.ring.close()
@@ -29,6 +25,7 @@ func (k *keeper) start() {
 		if k.finish() {
 			return
 		}
+		err = k.openRing()
 	}
 }
 
@@ -93,7 +90,7 @@ func (k *keeper) run() error {
 		again, more, shut := len(k.answers) > 0, k.more, k.close
 		k.more, k.close = 0, false
 		stopping := c.stopping.Load()
-		if c.ended.Load() || stopping && n == 0 && (k.open.Load() == 0 || !k.queue.online) {
+		if c.ended.Load() || stopping && n == 0 && (k.open.Load() == 0 || !k.queue.online.Load()) {
 			k.mu.Unlock()
 			return nil
 		}

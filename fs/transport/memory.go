@@ -20,8 +20,9 @@ func (u *uring) nextMemory() ([]byte, error) {
 	size := page + u.room
 	mem, err := mapAt(placesBase+uintptr(u.given.Add(1)-1)*uintptr(size), size)
 	if err != nil {
-		u.fixed.Store(true)
-		mem, err = mapAt(0, size)
+		if mem, err = mapAt(0, size); err == nil {
+			u.fixed.Store(true)
+		}
 	}
 	return mem, err
 }

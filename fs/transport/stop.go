@@ -54,8 +54,13 @@ type State struct {
 // Stop implements [Transport].
 func (o *own) Stop(node uint64, begun func()) (*State, error) {
 	c := o.conn
-	if o.uring != nil && o.uring.fixed.Load() {
-		return nil, fmt.Errorf("buffers of the rings cannot be moved: %w", ErrUnavailable)
+	if o.uring != nil {
+		if o.uring.fixed.Load() {
+			return nil, fmt.Errorf("buffers of the rings cannot be moved: %w", ErrUnavailable)
+		}
+		if err := o.uring.goesOn(); err != nil {
+			return nil, fmt.Errorf("io_uring %w: %v; see to that, or unmount and mount again: %w", ErrUnavailable, err, unix.EOPNOTSUPP)
+		}
 	}
 	if err := callable(); err != nil {
 		return nil, err
@@ -109,7 +114,7 @@ func (o *own) drain(node uint64, late func() bool) error {
 	defer close(over)
 	if o.uring != nil {
 		for _, q := range o.uring.queues {
-			if q.online {
+			if q.online.Load() {
 				kickers.Go(func() { q.empty(node, over) })
 			}
 		}
@@ -145,12 +150,12 @@ func (o *own) run(parked []*Parked) {
 	o.dropped = nil
 	if o.uring != nil {
 		for _, q := range o.uring.queues {
-			if q.online && q.idle.Load() <= 0 {
+			if q.idle.Load() <= 0 { // also where the core is off: it may be switched on
 				if err := o.uring.relieve(q); err != nil {
 					o.conn.opts.Logger.Printf("%v", err)
 				}
 			}
-			if q.online {
+			if q.online.Load() {
 				q.keeper.begin()
 			}
 		}

@@ -165,13 +165,13 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 	c.init = req
 	var u *uring
 	var entries []*entry
-	start := make(chan bool)
+	threads, start := 0, make(chan bool)
 	if want != Threads {
 		if init.Flags64()&fuse.CAP_OVER_IO_URING == 0 {
 			err = errors.New("the kernel does not offer it")
 		} else {
 			u = &uring{conn: c, room: max(o.MaxWrite, minRead)}
-			entries, err = u.prepare(start)
+			entries, threads, err = u.prepare(start)
 		}
 		if err != nil && want == Uring {
 			close(start)
@@ -200,14 +200,16 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 		t.loops = c.newLoops(newGathering())
 		return t, note, nil
 	}
-	for range entries {
+	for range threads {
 		start <- true
 	}
 	err = u.registered(entries)
 	if err == nil {
 		t.loops = c.newLoops(&gathering{least: 1})
 		t.loops.lazy = opts.Hurry != nil
-		err = u.grow()
+		if err = u.grow(); err != nil {
+			err = fmt.Errorf("transport %s %w: %w", Uring, ErrRefused, err)
+		}
 	}
 	if err != nil {
 		c.giveUp()
@@ -232,7 +234,7 @@ func (u *uring) registered(entries []*entry) (err error) {
 // grow gives each queue in use its further entries.
 func (u *uring) grow() error {
 	for _, q := range u.queues {
-		if q.online {
+		if q.online.Load() {
 			if err := u.growQueue(q, 0); err != nil {
 				return err
 			}

@@ -56,7 +56,7 @@ type queue struct {
 	crew
 	conn    *conn
 	id      int
-	online  bool
+	online  atomic.Bool // requests may be made there
 	threads atomic.Int32
 	short   sync.Once // says that there are too few
 	keeper  *keeper
@@ -73,20 +73,27 @@ type uring struct {
 	timed  bool          // no request may be left unanswered: see RequestTimeout
 }
 
-// prepare makes a thread for each queue, before the kernel is told anything.
-func (u *uring) prepare(start <-chan bool) ([]*entry, error) {
+// prepare makes the threads of each queue, before the kernel is told anything: one, and the
+// keeper's where requests may be made. So many are to be told by start.
+func (u *uring) prepare(start <-chan bool) (entries []*entry, threads int, err error) {
 	if err := u.list(); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	var entries []*entry
 	for _, q := range u.queues {
 		e, err := u.spawn(q, start)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		entries = append(entries, e)
+		threads++
+		if q.online.Load() {
+			if err := q.keeper.prepare(start); err != nil {
+				return nil, 0, err
+			}
+			threads++
+		}
 	}
-	return entries, nil
+	return entries, threads, nil
 }
 
 // list makes the queues, without threads.
@@ -110,7 +117,8 @@ func (u *uring) list() error {
 }
 
 func (u *uring) newQueue(id int, online bool) *queue {
-	q := &queue{conn: u.conn, id: id, online: online}
+	q := &queue{conn: u.conn, id: id}
+	q.online.Store(online)
 	q.watch = &u.conn.watch
 	q.keeper = &keeper{uring: u, queue: q, bell: -1, places: make(map[uint64]*place)}
 	q.open, q.settle = &q.keeper.open, q.keeper.settle
@@ -177,6 +185,33 @@ func (u *uring) growQueue(q *queue, node uint64) error {
 	return <-e.registered
 }
 
+// goesOn finds out whether another program can go on: it needs rings, and a request must be
+// made on each core where others make some. One may have been switched on since the start,
+// or taken from the daemon's cpuset.
+func (u *uring) goesOn() error {
+	answer := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread is tied to a core
+		r, err := newRing(keeperCommands, keeperCompletions)
+		if err != nil {
+			answer <- err
+			return
+		}
+		r.close()
+		for _, q := range u.queues {
+			err := q.pin()
+			if err == nil {
+				q.online.Store(true)
+			} else if q.online.Load() || q.taken.Load() > 0 {
+				answer <- err
+				return
+			}
+		}
+		answer <- nil
+	}()
+	return <-answer
+}
+
 // readCPUs returns the set in a file such as "possible": lists of ranges.
 func readCPUs(name string) (map[int]bool, error) {
 	b, err := os.ReadFile("/sys/devices/system/cpu/" + name)
@@ -217,7 +252,7 @@ func RequestTimeout() bool {
 func TryUring() error {
 	u := &uring{conn: &conn{}, room: minRead}
 	start := make(chan bool)
-	_, err := u.prepare(start)
+	_, _, err := u.prepare(start)
 	close(start)
 	u.conn.threads.Wait()
 	return err

@@ -179,17 +179,65 @@ func TestRelieveWithoutThreads(t *testing.T) {
 
 // A queue that goes on after a Stop and gets no thread at all is served by its keeper,
 // and looked after.
+// Also one whose core is off: it may be switched on.
 func TestRunWithoutThreads(t *testing.T) {
-	q := newTestQueue(t, noCore)
-	k, c := q.keeper, q.conn
-	k.running, k.rung = true, true
-	u := k.uring
-	u.queues = []*queue{q}
-	o := &own{conn: c, uring: u, loops: c.newLoops(&gathering{})}
-	o.run(nil)
-	c.threads.Wait()
-	if k.more != 1 || !c.watch.awake.Load() {
-		t.Errorf("%d places are to be opened, and the watch is awake: %v, want 1, true", k.more, c.watch.awake.Load())
+	for _, online := range []bool{true, false} {
+		q := newTestQueue(t, noCore)
+		q.online.Store(online)
+		k, c := q.keeper, q.conn
+		k.running, k.rung = true, true
+		u := k.uring
+		u.queues = []*queue{q}
+		o := &own{conn: c, uring: u, loops: c.newLoops(&gathering{})}
+		o.run(nil)
+		c.threads.Wait()
+		if k.more != 1 || !c.watch.awake.Load() {
+			t.Errorf("online %v: %d places are to be opened, and the watch is awake: %v, want 1, true", online, k.more, c.watch.awake.Load())
+		}
+	}
+}
+
+// What a Stop cannot call back keeps it from beginning: what waits on a core that the daemon may
+// not use, but others do. A core that was switched on meanwhile is one like all others.
+func TestGoesOn(t *testing.T) {
+	newTestEntry(t, newTestQueue(t, 0)) // or no ring can be made
+	for _, c := range []struct {
+		name   string
+		core   int
+		online bool
+		taken  uint32
+
+		refused bool
+	}{
+		{"taken away", noCore, true, 0, true},
+		{"said to be off", noCore, false, 1, true},
+		{"off", noCore, false, 0, false},
+		{"switched on", 0, false, 0, false},
+	} {
+		q := newTestQueue(t, c.core)
+		q.online.Store(c.online)
+		q.taken.Store(c.taken)
+		u := q.keeper.uring
+		u.queues = []*queue{q}
+		if err := u.goesOn(); (err != nil) != c.refused {
+			t.Errorf("%s: goesOn() = %v, want an error: %v", c.name, err, c.refused)
+		}
+		at := q.conn.inflight.addAt(q)
+		if got, want := q.conn.inflight.quiet(), c.core == noCore && !c.online; got != want {
+			t.Errorf("%s: a thread waits there, and all is quiet: %v, want %v", c.name, got, want)
+		}
+		q.conn.inflight.remove(at)
+	}
+}
+
+// A place that there was no memory for is not where no other process can have it.
+func TestNoMemoryForPlaces(t *testing.T) {
+	u := &uring{room: 1 << 47}
+	if p, err := u.newPlace(); err == nil {
+		t.Fatalf("there is a place of %d bytes", len(p.mem))
+	}
+	if u.fixed.Load() || u.places.Load() != 0 {
+		t.Errorf("some place cannot be moved: %v; %d places are counted, want none", u.fixed.Load(), u.places.Load())
 	}
 }
 
