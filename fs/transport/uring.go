@@ -192,7 +192,7 @@ func (u *uring) goesOn() error {
 	answer := make(chan error)
 	go func() {
 		runtime.LockOSThread() // for good: the thread is tied to a core
-		r, err := newRing(keeperCommands, keeperCompletions)
+		r, err := newRing(1, 2)
 		if err != nil {
 			answer <- err
 			return
