@@ -411,7 +411,7 @@ func TestFaultStateCut(t *testing.T) {
 		return strings.HasSuffix(string(b), fmt.Sprintf(" %d\n", st.Size()))
 	})
 	m.restart(func() { mustDo(t, os.Truncate(only("*.journal.*"), 0)) })
-	if !strings.Contains(m.Log(), "is damaged in 1 places, set aside") {
+	if !strings.Contains(m.Log(), "is damaged in one place, set aside") {
 		t.Errorf("nothing is said of it:\n%s", m.Log())
 	}
 	m.wantFree("D")

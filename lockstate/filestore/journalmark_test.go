@@ -45,7 +45,7 @@ func TestJournalCutOff(t *testing.T) {
 			}
 			cut := left < 3 && again == 0
 			said := strings.Join(s.Warnings(), "; ")
-			if len(s.Load()) != left || s.Complete() == cut || strings.Contains(said, "damaged in 1 places, set aside") != cut || !cut && said != "" {
+			if len(s.Load()) != left || s.Complete() == cut || strings.Contains(said, "damaged in one place, set aside") != cut || !cut && said != "" {
 				t.Errorf("%d lines left, time %d: %d records, Complete() = %v, Warnings() = %q", left, again, len(s.Load()), s.Complete(), said)
 			}
 			if err := s.Close(); err != nil {

@@ -328,7 +328,11 @@ func (s *Store) read(name string, snapshot, cut, last bool) error {
 	switch {
 	case damaged > 0:
 		s.incomplete = true
-		s.warn("%s is damaged in %d places, set aside as %s; locks may be missing, or be listed that had ended", name, damaged, s.setAside(name))
+		places := "one place"
+		if damaged > 1 {
+			places = fmt.Sprintf("%d places", damaged)
+		}
+		s.warn("%s is damaged in %s, set aside as %s; locks may be missing, or be listed that had ended", name, places, s.setAside(name))
 	case torn:
 		// Nobody had been told that this one was kept (Flush).
 		s.warn("%s ends in the middle of a line, as a kill or a power cut leaves it; set aside as %s; nothing is missing that was answered before", name, s.setAside(name))
