@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
@@ -73,7 +74,7 @@ func TestStatuses(t *testing.T) {
 // where systemd would kill it. systemd starts both again however often they are killed: the
 // unit must not run into the limit of starts, which is five in ten seconds. Nor is it
 // stopped, and the mount with it, where the daemon was killed for want of memory. It waits
-// for the mount that its state is on.
+// for the mount that its state is on. What does not mend by itself is not tried at once.
 func TestUnit(t *testing.T) {
 	const unit = "share/stagefs@.service"
 	data, err := os.ReadFile(unit)
@@ -105,6 +106,24 @@ func TestUnit(t *testing.T) {
 	}
 	if strings.Contains(start+section["[Service]ExecReload"], "%f") {
 		t.Error("the path of the directory is an argument, in which systemd expands ${ } and $$")
+	}
+	// What needs somebody who mends it is not tried again at once; where everybody waits for
+	// the next daemon, there is no pause.
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "sleep"), []byte("#!/bin/sh\necho \"$@\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	post := strings.ReplaceAll(section["[Service]ExecStopPost"], "$$", "$")
+	never := strings.Fields(section["[Service]RestartPreventExitStatus"])
+	for status, pause := range map[string]string{
+		"69": "2\n", "70": "2\n", "71": "2\n", "73": "2\n", "74": "2\n",
+		"KILL": "", "ABRT": "", "2": "", "0": "", "143": "", "": "",
+	} {
+		cmd := exec.Command("/bin/sh", "-c", post)
+		cmd.Env = []string{"PATH=" + bin, "EXIT_STATUS=" + status}
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != pause || slices.Contains(never, status) {
+			t.Errorf("after the exit status %q: %q, %v, want %q; never again after %q", status, out, err, pause, never)
+		}
 	}
 	verify, err := exec.LookPath("systemd-analyze")
 	if err != nil {
