@@ -98,7 +98,7 @@ func (fs *FS) clearLater(l lockstate.Lock, policy string, how lockstate.Ending, 
 	fs.clearings.Go(func() {
 		defer c.log.done()
 		defer fs.toClear.Delete(l.Token)
-		_ = fs.cleanUp(l, false) // else the lock file would be part of the content
+		_, _ = fs.cleanUp(l, false) // else the lock file would be part of the content
 		if !fs.clear(l, policy, how, c) && fs.table.EndAs(l.Token, how) == nil {
 			fs.logReleased(l, how.Reason)
 		}

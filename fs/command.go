@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -280,7 +281,7 @@ func (c *command) breakDir() fuse.Status {
 		for _, l := range fs.table.On(d) {
 			found = true
 			fs.log.Warn("lock broken", "dir", l.Path, "pid", l.Owner.Pid, "token", l.Token, "by", c.by(), "uid", c.header.Uid, "why", c.why)
-			status := fs.endLock(l, how)
+			status := c.endLock(l, how)
 			_, there := fs.table.Lock(l.Token)
 			endedByItself := status == statusOf(lockstate.ErrNoLock) && !there
 			if status != fuse.OK && !endedByItself {
@@ -297,7 +298,7 @@ func (c *command) breakDir() fuse.Status {
 		})
 		switch {
 		case err != nil:
-			return statusOf(err)
+			return c.fail(fmt.Errorf("lock file %s: %w", o, err))
 		case !taken:
 			fs.log.Warn("orphaned lock file removed", "dir", dir, "file", o, "by", c.by(), "uid", c.header.Uid, "why", c.why)
 		}
@@ -409,9 +410,10 @@ func cutDir(s string) (dir, rest string, err error) {
 }
 
 // endLock ends a lock and removes its lock files. What it covered stays.
-func (fs *FS) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
+func (c *command) endLock(l lockstate.Lock, how lockstate.Ending) fuse.Status {
+	fs := c.fs
 	if err := fs.dropKeepers(l); err != nil {
-		return statusOf(err)
+		return c.fail(err)
 	}
 	return fs.endNow(l, how)
 }
@@ -431,13 +433,13 @@ func (fs *FS) endNow(l lockstate.Lock, how lockstate.Ending) fuse.Status {
 func (fs *FS) dropKeepers(l lockstate.Lock) error {
 	fs.endKeys(l)
 	fs.reapWithin(l, func(in lockstate.Lock) { fs.reapLock(in) })
-	err := fs.cleanUp(l, false)
+	gone, err := fs.cleanUp(l, false)
 	switch {
 	case errors.Is(err, errLockDirUsed):
 		fs.log.Warn("something is left of a lock", "dir", l.Path, "token", l.Token, "err", err)
 		return nil
 	case err != nil:
-		fs.table.Remains(l.Token)
+		fs.table.Remains(l.Token, gone...)
 	}
 	return err
 }
@@ -447,10 +449,10 @@ func (fs *FS) dropKeepers(l lockstate.Lock) error {
 func (c *command) giveBack(l lockstate.Lock, how lockstate.Ending, policy string) fuse.Status {
 	fs := c.fs
 	if policy == lockstate.Keep {
-		return fs.endLock(l, how)
+		return c.endLock(l, how)
 	}
 	if err := fs.dropKeepers(l); err != nil {
-		return statusOf(err)
+		return c.fail(err)
 	}
 	if fs.clear(l, policy, how, clearing{patient: true, all: c.destroy}) {
 		fs.unwatch(l.Owner)

@@ -10,25 +10,27 @@ import (
 	"github.com/stagefs/stagefs/lockstate"
 )
 
-// cleanUp removes the lock files of a lock that is about to end; briefly: see discardOf.
-func (fs *FS) cleanUp(l lockstate.Lock, briefly bool) error {
-	var first error
+// cleanUp removes the lock files of a lock that is about to end, and returns which are
+// gone; briefly: see discardOf.
+func (fs *FS) cleanUp(l lockstate.Lock, briefly bool) (gone []string, first error) {
 	for _, name := range l.Files {
 		id, err := fs.discardOf(l.Token, name, nil, briefly, func() (string, bool) {
 			now, ok := fs.table.Lock(l.Token)
 			return now.Path, ok && slices.Contains(now.Files, name)
 		})
-		if err != nil {
-			fs.orphans.add(orphanAt{l.Path, name})
+		if err == nil {
+			gone = append(gone, name)
+			continue
 		}
-		if err != nil && !errors.Is(err, errNotLockDir) && !errors.Is(err, errLockDirUsed) {
+		fs.orphans.add(orphanAt{l.Path, name})
+		if !errors.Is(err, errNotLockDir) && !errors.Is(err, errLockDirUsed) {
 			fs.leftovers.add(fs, l.Path, name, id)
 		}
-		if err != nil && first == nil {
+		if first == nil {
 			first = fmt.Errorf("lock file %s: %w", name, err)
 		}
 	}
-	return first
+	return gone, first
 }
 
 // discard removes an entry of the backing on the daemon's own account, and

@@ -230,7 +230,7 @@ func (fs *FS) endDead(l lockstate.Lock, id procid.ID, how procid.Exit, log *burs
 // content what its policy says. It reports whether that ends the lock.
 func (fs *FS) clearUp(l lockstate.Lock, policy string, how lockstate.Ending, log *burst) bool {
 	fs.reapWithin(l, fs.carryOutOf)
-	if err := fs.cleanUp(l, true); err != nil {
+	if _, err := fs.cleanUp(l, true); err != nil {
 		log.tell(slog.LevelWarn, "cannot clean up after a lock", "dir", l.Path, "reason", how.Reason, "err", err)
 	}
 	return fs.clear(l, policy, how, clearing{log: log})

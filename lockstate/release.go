@@ -144,12 +144,17 @@ func (t *Table) doomLocked(r *row) (keys []any) {
 
 // Remains takes back one call of [Table.Doom]: that one does not end the lock. If nobody
 // else does, its owner has one lock then, also if it has taken another one instead meanwhile.
-func (t *Table) Remains(token uint64) {
+// The lock files called gone keep it no more: they were removed before that failed.
+func (t *Table) Remains(token uint64, gone ...string) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlockFlush()
 	r := t.tokens[token]
 	if r == nil || !r.doomed() {
 		return
+	}
+	if len(gone) > 0 {
+		r.files = slices.DeleteFunc(r.files, func(f lockFile) bool { return slices.Contains(gone, f.name) })
+		t.noteLocked(r)
 	}
 	if r.enders--; r.doomed() {
 		return

@@ -65,6 +65,24 @@ func TestA7Remains(t *testing.T) {
 	}
 }
 
+// TestR1Remains: of a lock that was to end, and did not, the lock files that were removed
+// before that failed keep nothing: it ends with the last one (R1).
+func TestR1Remains(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	q := f.request(f.parent, "D", lockstate.Explicit)
+	f.commit(q)
+	q.File = "devserver.lock"
+	l := f.commit(q)
+	f.Doom(l.Token)
+	f.Remains(l.Token, "devserver")
+	if now, ok := f.Lock(l.Token); !ok || len(now.Files) != 1 || now.Files[0] != "devserver.lock" {
+		t.Errorf("after Remains: %+v, %t, want it kept by devserver.lock", now, ok)
+	}
+	if now, ok := f.ReleaseFile(f.dir("D"), "devserver.lock"); !ok || now.Token != l.Token {
+		t.Errorf("ReleaseFile() = %+v, %t, want the end of token %d", now, ok, l.Token)
+	}
+}
+
 // TestLeaseRemains: a lease that was to end and did not is its client's still, whatever a
 // process of that has taken meanwhile for itself (L1).
 func TestLeaseRemains(t *testing.T) {

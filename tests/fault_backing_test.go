@@ -37,6 +37,41 @@ func TestFaultImmutable(t *testing.T) {
 	eventually(t, "the lock file is gone", func() bool { return !exists(m.Back("D/devserver")) })
 }
 
+// TestR6FaultImmutable: a break, or a release, that could remove one of two lock files alone
+// leaves a lock that ends with the other one (R1).
+func TestR6FaultImmutable(t *testing.T) {
+	need(t, "chattr", "root", "fuse")
+	m := mount(t)
+	for _, command := range [][]string{{"break", "--why", "it hangs"}, {"release"}} {
+		for i, files := range [][]string{{"devserver", "devserver.lock"}, {"devserver.lock", "devserver"}} {
+			dir := command[0] + itoa(i)
+			openDir(t, m.Back(dir))
+			owner := agent(t)
+			for _, name := range files {
+				owner.must("creat", m.At(dir, name), "wronly,creat,excl")
+			}
+			chattr := func(flag string) {
+				t.Helper()
+				if r := startCmd(t, exec.Command("chattr", flag, m.Back(dir, files[1]))).Wait(); r.Status != 0 {
+					t.Skipf("chattr %s: %v", flag, r)
+				}
+			}
+			chattr("+i")
+			t.Cleanup(func() { exec.Command("chattr", "-i", m.Back(dir, files[1])).Run() })
+			if r := runCmdAs(t, owner, append(command, m.At(dir))...); !strings.HasPrefix(r, "77 ") || !strings.Contains(r, "lock file "+files[1]+": operation not permitted") {
+				t.Errorf("stagefs %s: %s, want status 77, and which lock file is in the way", command[0], r)
+			}
+			m.wantOwner(dir, owner.Pid)
+			if exists(m.Back(dir, files[0])) {
+				t.Errorf("%s is there still", files[0])
+			}
+			chattr("-i")
+			owner.must("unlink", m.At(dir, files[1]))
+			m.wantFree(dir)
+		}
+	}
+}
+
 // TestFaultReadOnly: while the backing is read-only, whoever changes something
 // hears EROFS, also to take a lock; what is held stays held, and a lock that
 // ends is ended although its file cannot be removed. That file is an orphan
