@@ -28,7 +28,7 @@ func (s *Server) mount(o *Options) error {
 	switch {
 	case errors.Is(err, transport.ErrGone):
 		return fmt.Errorf("%s: %w", s.mountpoint, ErrUnmounted)
-	case errors.Is(err, ErrUnmounted), errors.Is(err, ErrNotTaken), errors.Is(err, ErrMoved):
+	case errors.Is(err, ErrUnmounted), errors.Is(err, ErrNotTaken), errors.Is(err, ErrMoved), errors.Is(err, ErrHelperKilled):
 		return err
 	case err == nil && note != "":
 		o.Log.Info("a faster transport can't be had", "in use", s.transport.Name(), "why", note)

@@ -18,8 +18,8 @@ func mountAsUser(o *Options, mountpoint string, flags uintptr) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("socketpair: %w", err)
 	}
-	theirs := os.NewFile(uintptr(pair[1]), "fusermount3")
-	defer unix.Close(pair[0])
+	ours, theirs := os.NewFile(uintptr(pair[0]), "fusermount3"), os.NewFile(uintptr(pair[1]), "fusermount3")
+	defer ours.Close()
 	opts := []string{
 		"default_permissions", "subtype=stagefs", fmt.Sprintf("max_read=%d", maxWrite),
 		"fsname=" + strings.NewReplacer(`\`, `\\`, ",", `\,`).Replace(o.Dir),
@@ -35,7 +35,14 @@ func mountAsUser(o *Options, mountpoint string, flags uintptr) (int, error) {
 	cmd.Stderr = &said
 	err = cmd.Run()
 	theirs.Close()
+	var exit *exec.ExitError
 	switch {
+	case errors.As(err, &exit) && exit.ExitCode() < 0:
+		ours.Close() // and so the descriptor that it has passed on, perhaps
+		if dead, _ := FindDead(mountpoint); dead {
+			_ = fusermount(mountpoint, true) // what it had mounted already
+		}
+		return -1, fmt.Errorf("%s: %w (%w)", mountpoint, ErrHelperKilled, err)
 	case errors.Is(err, exec.ErrNotFound):
 		return -1, fmt.Errorf("%s: %w: fusermount3 is missing; install fuse3", mountpoint, ErrNoFuse)
 	case err != nil && said.Len() == 0: // it could not be run
@@ -44,7 +51,7 @@ func mountAsUser(o *Options, mountpoint string, flags uintptr) (int, error) {
 		return -1, fmt.Errorf("%s: %w: %s", mountpoint, ErrNoFuse, bytes.TrimSpace(said.Bytes()))
 	}
 	control := make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := unix.Recvmsg(pair[0], make([]byte, 1), control, unix.MSG_CMSG_CLOEXEC)
+	_, n, _, _, err := unix.Recvmsg(int(ours.Fd()), make([]byte, 1), control, unix.MSG_CMSG_CLOEXEC)
 	if err != nil {
 		return -1, fmt.Errorf("fusermount3: %w", err)
 	}

@@ -89,6 +89,7 @@ var (
 	ErrNewerState     = filestore.ErrNewer
 	ErrLostState      = filestore.ErrLost
 	ErrNoFuse         = errors.New("FUSE is not available")
+	ErrHelperKilled   = errors.New("fusermount3 was killed before it had mounted")
 	ErrNoCall         = errors.New("a system call is forbidden or missing")
 	ErrNoTransport    = transport.ErrUnavailable
 	ErrStrict         = errors.New("there are ways under the mount")

@@ -107,6 +107,29 @@ func TestM1UserNoRights(t *testing.T) {
 	}
 }
 
+// TestM1UserHelperKilled: a fusermount3 that is killed, also when it has mounted already, is
+// said to be what failed, and leaves nothing behind.
+func TestM1UserHelperKilled(t *testing.T) {
+	need(t, "root", "fuse", "fusermount3")
+	helper, err := exec.LookPath("fusermount3")
+	mustDo(t, err)
+	bin := tempDir(t)
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	dir := staticDir(t)
+	mustDo(t, os.Chown(dir, nobody, nobody))
+	state := tempDir(t)
+	mustDo(t, os.Chown(state, nobody, nobody))
+	for when, before := range map[string]string{"before it has mounted": "", "when it has mounted": helper + ` "$@"`} {
+		script := fmt.Sprintf("#!/bin/sh\ncase $1 in -u) exec %s \"$@\"; esac\n%s\nkill -9 $$\n", helper, before)
+		mustDo(t, os.WriteFile(filepath.Join(bin, "fusermount3"), []byte(script), 0o755))
+		cmd := exec.Command(stagefsBin(), "mount", "--state-dir", filepath.Join(state, "state"), dir)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		if r := runCmd(t, cmd); r.Status != 71 || !strings.Contains(r.Err, "fusermount3 was killed") || mountedAt(dir) {
+			t.Errorf("killed %s: %v, mounted: %v; want status 71, and that it was killed", when, r, mountedAt(dir))
+		}
+	}
+}
+
 // TestR4UserReadOnly: who makes its tree read-only in the end, and is killed then,
 // leaves no more behind than others, though an ordinary user's daemon may not write
 // there either (R4, R7).

@@ -119,6 +119,7 @@ func TestExitStatuses(t *testing.T) {
 		{fs.ErrNotTaken, 71, "umount"},
 		{fs.ErrMoved, 73, "mount it again"},
 		{fs.ErrNoFuse, 71, "stagefs doctor"},
+		{fs.ErrHelperKilled, 71, "try again"},
 		{fs.ErrNoTransport, 71, "stagefs doctor"},
 		{fmt.Errorf("%w: it is another's", filestore.ErrDir), 77, "--state-dir"},
 		{fmt.Errorf("%w: %w", filestore.ErrDir, unix.EROFS), 71, "--state-dir"},

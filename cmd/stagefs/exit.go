@@ -116,6 +116,7 @@ func explain(err error) (status int, text string) {
 		{stagefs.ErrNewerState, exitUnavailable, "mount with the version that was in use before, or move these files away to go without the locks in them; nothing was changed"},
 		{stagefs.ErrLostState, exitUnavailable, "put it back, or unmount what covers it; or, to go on without the locks in it, mount by hand: stagefs mount, with the same options"},
 		{stagefs.ErrNoFuse, exitOS, "see: stagefs doctor"},
+		{stagefs.ErrHelperKilled, exitOS, "try again"},
 		{stagefs.ErrNoCall, exitOS, "see: stagefs doctor"},
 		{stagefs.ErrNoTransport, exitOS, "see: stagefs doctor"},
 		{stagefs.ErrStrict, exitHeld, "end what is named, or mount without --strict"},
