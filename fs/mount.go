@@ -48,6 +48,7 @@ func Mount(o Options) (_ *Server, err error) {
 		return nil, err
 	}
 	o.setDefaults()
+	unix.Umask(0) // modes come from the callers, with their umask applied; the state's are its own
 	s := &Server{ready: make(chan struct{}), done: make(chan struct{})}
 	var undo []func()
 	defer func() {
@@ -226,7 +227,6 @@ func (s *Server) becomeDaemon() error {
 	for _, left := range raiseLimits() {
 		s.warn("%s", left)
 	}
-	unix.Umask(0) // modes come from the callers, with their umask applied
 	// Nobody gets at the backing through /proc/PID/fd.
 	return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 }

@@ -130,6 +130,30 @@ func TestM1UserHelperKilled(t *testing.T) {
 	}
 }
 
+// TestS1UserUmask: the state is its user's to read again, whatever the umask was.
+func TestS1UserUmask(t *testing.T) {
+	need(t, "root", "fuse", "fusermount3")
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	mustDo(t, os.Chown(m.Dir, nobody, nobody))
+	mustDo(t, os.Chown(filepath.Dir(m.State), nobody, nobody))
+	m.user = nobody
+	m.startedBy("umask 777")
+	serves := func(times int) {
+		t.Helper()
+		eventually(t, "the daemon says that it serves", func() bool {
+			if m.dead() {
+				t.Fatalf("stagefs mount ended: %v\n%s", m.cmd.ProcessState, m.Log())
+			}
+			return strings.Count(m.Log(), "stagefs: serving") == times
+		})
+	}
+	serves(1)
+	m.kill()
+	m.start(nil)
+	serves(2)
+}
+
 // TestR4UserReadOnly: who makes its tree read-only in the end, and is killed then,
 // leaves no more behind than others, though an ordinary user's daemon may not write
 // there either (R4, R7).
