@@ -98,7 +98,9 @@ func Mount(o Options) (_ *Server, err error) {
 	if err := s.lookUnder(&o); err != nil {
 		return nil, err
 	}
-
+	if foldsCase(root) {
+		s.warn("names in %s that differ in case alone are the same file's, but locks go by names as they are written: whoever writes one otherwise may get past a lock", plain(o.Dir))
+	}
 	if err := s.lookInside(&o, root); err != nil {
 		return nil, err
 	}

@@ -201,6 +201,12 @@ func abilities(real, fstype string) (all []finding) {
 			all = append(all, finding{"passthrough", statusOK, "tried: the directory's file system does for it", ""})
 		}
 	}
+	if fs.FoldsCase(real) {
+		all = append(all, finding{
+			"names", statusWarn, "those that differ in case alone are the same file's, but locks go by names as they are written: whoever writes one otherwise may get past a lock",
+			"serve a directory of a file system that tells them apart; on ext4 and the like, one without chattr +F",
+		})
+	}
 	if known, why, err := fs.KnownByUUID(real); err == nil && known {
 		all = append(all, finding{"identity", statusOK, "the state is found by the UUID of the file system", ""})
 	} else if err == nil {
