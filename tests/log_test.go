@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,6 +39,36 @@ func (m *Mount) startBackground(opts ...string) Result {
 		}
 	})
 	return r
+}
+
+// TestLogJournal: in systemd's journal, what is said and logged has its priority.
+func TestLogJournal(t *testing.T) {
+	need(t, "root", "fuse")
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	mustDo(t, os.WriteFile(m.log, nil, 0o644))
+	var st syscall.Stat_t
+	mustDo(t, syscall.Stat(m.log, &st))
+	t.Setenv("JOURNAL_STREAM", fmt.Sprintf("%d:%d", st.Dev, st.Ino))
+	m.serve()
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	m.wantStatus(0, "", "break", "--why", "it hangs", m.At("D"))
+	again := newMount(t, dir, dir)
+	again.log = m.log
+	again.start(nil)
+	eventually(t, "a second daemon is refused", again.dead)
+	for _, want := range []string{`(?m)^<6>time=\S+ level=INFO msg=serving `, `(?m)^<6>stagefs: serving `, `(?m)^<4>time=\S+ level=WARN msg="lock broken" `, `(?m)^<3>stagefs: .* is served already`} {
+		if !regexp.MustCompile(want).MatchString(m.Log()) {
+			t.Errorf("no line is like %s", want)
+		}
+	}
+	if bad := regexp.MustCompile(`(?m)^[^<].*`).FindString(m.Log()); bad != "" {
+		t.Errorf("without a priority: %s", bad)
+	}
+	if r := run(t, stagefsBin(), "locks", m.At("missing", "x")); strings.Contains(r.Err, "<") {
+		t.Errorf("in no journal: %v", r)
+	}
 }
 
 // TestLog: every line of a daemon's log has a time, whoever wrote it: the daemon,

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
@@ -24,7 +25,8 @@ const (
 // for: so where nobody takes the log off, as with a pipe whose reader has stopped, it is
 // kept, and what is too much is counted.
 type logWriter struct {
-	to *os.File
+	to      *os.File
+	journal bool // see isJournal
 
 	mu   sync.Mutex
 	kept []byte
@@ -35,13 +37,20 @@ type logWriter struct {
 // newLog returns a log that goes to w.
 func (c *command) newLog(w io.Writer, level slog.Level) *slog.Logger {
 	if f, ok := w.(*os.File); ok {
-		c.logTo = &logWriter{to: f}
+		c.logTo = &logWriter{to: f, journal: isJournal(f)}
 		w = c.logTo
 	}
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
 }
 
 func (w *logWriter) Write(line []byte) (int, error) {
+	if w.journal {
+		var level slog.Level
+		_, after, _ := bytes.Cut(line, []byte("level="))
+		name, _, _ := bytes.Cut(after, []byte(" "))
+		_ = level.UnmarshalText(name)
+		line = append([]byte(priorityOf(level)), line...)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
@@ -77,6 +86,9 @@ func (w *logWriter) writeKept() {
 		w.mu.Lock()
 		kept := w.kept
 		if w.lost > 0 {
+			if w.journal {
+				kept = append(kept, priorityOf(slog.LevelWarn)...)
+			}
 			kept = fmt.Appendf(kept, "time=%s level=WARN msg=\"the log was not taken off in time\" lost=%d\n", time.Now().UTC().Format(time.RFC3339Nano), w.lost)
 		}
 		w.kept, w.lost = nil, 0

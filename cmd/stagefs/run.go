@@ -135,7 +135,7 @@ func (c *command) run(ctx context.Context) int {
 	}
 	status, text := explain(err)
 	if text != "" {
-		c.complain("%s", text)
+		c.sayAt(slog.LevelError, "%s", text)
 	}
 	return status
 }

@@ -25,7 +25,35 @@ func (c *command) sayAt(level slog.Level, format string, args ...any) {
 			return // it has left its terminal
 		}
 	}
-	fmt.Fprintf(c.err, "stagefs: %s\n", harmless(text))
+	priority := ""
+	if isJournal(c.err) {
+		priority = priorityOf(level)
+	}
+	fmt.Fprintf(c.err, "%sstagefs: %s\n", priority, harmless(text))
+}
+
+// envJournal tells which stream leads to systemd's journal (systemd.exec(5)). There a line
+// may begin with its priority (sd-daemon(3)).
+const envJournal = "JOURNAL_STREAM"
+
+// isJournal tells whether a stream is that one.
+func isJournal(stream any) bool {
+	f, ok := stream.(*os.File)
+	var st unix.Stat_t
+	return ok && unix.Fstat(int(f.Fd()), &st) == nil && os.Getenv(envJournal) == fmt.Sprintf("%d:%d", st.Dev, st.Ino)
+}
+
+// priorityOf is what a line of that level begins with in the journal.
+func priorityOf(level slog.Level) string {
+	switch {
+	case level >= slog.LevelError:
+		return "<3>"
+	case level >= slog.LevelWarn:
+		return "<4>"
+	case level >= slog.LevelInfo:
+		return "<6>"
+	}
+	return "<7>"
 }
 
 // sameFile tells whether a stream is that file.
