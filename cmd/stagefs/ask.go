@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -137,6 +138,22 @@ func closeInherited(args []string) {
 // namesDescriptor tells whether an argument has a path by way of a descriptor.
 func namesDescriptor(arg, fd string) bool {
 	return strings.Contains(arg+"/", "/dev/fd/"+fd+"/") || strings.Contains(arg+"/", "/proc/self/fd/"+fd+"/")
+}
+
+// together calls look for each of all at once, or for some at a time if they are many: each
+// may have to wait for a daemon that does not answer.
+func together[T, R any](all []T, look func(T) R) (seen []R) {
+	const most = 16
+	for some := range slices.Chunk(all, most) {
+		var looks sync.WaitGroup
+		at := len(seen)
+		seen = append(seen, make([]R, len(some))...)
+		for i, of := range some {
+			looks.Go(func() { seen[at+i] = look(of) })
+		}
+		looks.Wait()
+	}
+	return seen
 }
 
 // awake makes sure that the daemons answer whose mounts a path leads into. A path

@@ -73,17 +73,21 @@ func (c *command) answering(mountpoints []string) (answer []string, silent error
 	if err != nil {
 		return mountpoints, nil
 	}
-	for _, path := range mountpoints {
+	errs := together(mountpoints, func(path string) error {
 		if m := fs.TopMount(table, path); m != nil && m.IsStagefs() {
-			if err := answers(m, answerTime); err != nil {
-				if silent != nil {
-					c.say("%s", oneLine(silent))
-				}
-				silent = err
-				continue
-			}
+			return answers(m, answerTime)
 		}
-		answer = append(answer, path)
+		return nil
+	})
+	for i, path := range mountpoints {
+		if errs[i] == nil {
+			answer = append(answer, path)
+			continue
+		}
+		if silent != nil {
+			c.say("%s", oneLine(silent))
+		}
+		silent = errs[i]
 	}
 	return answer, silent
 }

@@ -49,8 +49,13 @@ func checkMounts() finding {
 		return finding{"mounts", statusWarn, err.Error(), ""}
 	}
 	var live, bad, fixes []string
-	for _, e := range mounts {
-		if state, fix := mountState(&e); state == "" {
+	type found struct{ state, fix string }
+	states := together(mounts, func(e fs.MountEntry) (f found) {
+		f.state, f.fix = mountState(&e)
+		return f
+	})
+	for i, e := range mounts {
+		if f := states[i]; f.state == "" {
 			d, _ := daemonSays(e.Path) // another user's is not to be read
 			if d.unwritable == "" {
 				live = append(live, quote(e.Path)+d.transport)
@@ -59,8 +64,8 @@ func checkMounts() finding {
 			bad = append(bad, quote(e.Path)+d.transport+" cannot write its state, so new locks would not outlive the daemon, if any can be had: "+d.unwritable)
 			fixes = append(fixes, "make room for the state of "+quote(e.Path)+", or make it writable; its daemon goes on by itself")
 		} else {
-			bad = append(bad, quote(e.Path)+" "+state)
-			fixes = append(fixes, fix)
+			bad = append(bad, quote(e.Path)+" "+f.state)
+			fixes = append(fixes, f.fix)
 		}
 	}
 	switch {
