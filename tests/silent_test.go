@@ -201,6 +201,23 @@ func TestMountSilentTwo(t *testing.T) {
 	}
 }
 
+// TestMountSilentNumber: a daemon that is stopped, and whose mount is gone, is not taken for
+// that of the next mount to which the kernel gives the same number.
+func TestMountSilentNumber(t *testing.T) {
+	old := mount(t)
+	number := deviceOf(t, old.Path)
+	halt(t, old.cmd.Process.Pid)
+	mustDo(t, unix.Unmount(old.Path, unix.MNT_DETACH))
+	m := mount(t)
+	if deviceOf(t, m.Path) != number {
+		t.Skip("the next mount has another number")
+	}
+	r := run(t, stagefsBin(), "umount", m.Path)
+	if r.Status != 0 || strings.Contains(r.Err, "process "+itoa(old.cmd.Process.Pid)) {
+		t.Errorf("stagefs umount: %v; want status 0, and nothing said of process %d", r, old.cmd.Process.Pid)
+	}
+}
+
 // TestMountSilentGoesOn: a daemon that is only slow is waited for.
 func TestMountSilentGoesOn(t *testing.T) {
 	m := mount(t)

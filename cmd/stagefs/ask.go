@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -222,22 +220,36 @@ func silence(mount *fs.MountEntry) string {
 }
 
 // daemonOf returns the process that serves a mount: the one that has its connection
-// open. One that is dying counts if there is no other. It is 0 where that can't be
-// seen.
+// open. It is 0 where that can't be seen. The kernel uses the number of a connection again
+// when its mount is gone, though its daemon may not have ended: so of several it is the one
+// that was started last, and one that is dying counts if there is no other.
 func daemonOf(mount *fs.MountEntry) int {
+	type daemon struct {
+		pid, start int
+		dies       bool
+	}
 	connection := mount.Connection()
-	var killed atomic.Int64
-	pid := findProcess(func(proc string) bool {
+	var mu sync.Mutex // a look that took too long may still be under way
+	var last daemon
+	findProcess(func(proc string) bool {
 		if !slices.Contains(connections(proc), connection) {
 			return false
 		}
-		if pid, _ := strconv.Atoi(filepath.Base(proc)); dying(pid) {
-			killed.Store(int64(pid))
-			return false
+		var d daemon
+		d.pid, _ = strconv.Atoi(filepath.Base(proc))
+		stat, _ := os.ReadFile(proc + "/stat")
+		d.start, _ = strconv.Atoi(procid.StatField(stat, statStart))
+		d.dies = dying(d.pid)
+		mu.Lock()
+		defer mu.Unlock()
+		if last.pid == 0 || last.dies && !d.dies || last.dies == d.dies && last.start < d.start {
+			last = d
 		}
-		return true
+		return false
 	})
-	return cmp.Or(pid, int(killed.Load()))
+	mu.Lock()
+	defer mu.Unlock()
+	return last.pid
 }
 
 // connections returns the kernel's numbers of the FUSE connections that a process has
@@ -270,10 +282,15 @@ func connections(proc string) (numbers []string) {
 // /proc tells of a process in execve(2) may have to wait for a daemon that is stopped.
 func findProcess(is func(proc string) bool) (pid int) {
 	procs, _ := filepath.Glob("/proc/[0-9]*")
+	within := insideTime
 	for _, proc := range procs {
-		if found, _ := procid.Within(insideTime, func() bool { return is(proc) }); found {
+		found, inTime := procid.Within(within, func() bool { return is(proc) })
+		if found {
 			pid, _ = strconv.Atoi(filepath.Base(proc))
 			return pid
+		}
+		if !inTime {
+			within = lessTime(within)
 		}
 	}
 	return 0
@@ -337,6 +354,7 @@ func commandLine(proc string) []string {
 const (
 	statState   = 3
 	statFlags   = 9
+	statStart   = 22
 	statPending = 31
 )
 

@@ -61,7 +61,7 @@ func mountUsers(mount *fs.MountEntry) []mountUser {
 		began := time.Now()
 		what, path, seen := useInTime(proc, mount, within)
 		if time.Since(began) >= within {
-			within = max(within/2, insideTime/16) // or a crowd of such takes minutes
+			within = lessTime(within)
 		}
 		if what == "" {
 			continue
@@ -74,6 +74,10 @@ func mountUsers(mount *fs.MountEntry) []mountUser {
 
 // insideTime is how long the look at one process may take.
 const insideTime = time.Second
+
+// lessTime is how long the next one may take if one has taken all of its time: a crowd of
+// such would take minutes.
+func lessTime(within time.Duration) time.Duration { return max(within/2, insideTime/16) }
 
 // useInTime tells how the process below proc uses the mount, "" if it does not. The
 // looks wait for a process that is in execve(2) until that has closed what it has to,
