@@ -146,7 +146,9 @@ func (t *Table) TakeUpRow(c CarriedRow, path []string, owner *procid.Process, ke
 	if err != nil {
 		return err
 	}
-	r.lostKey = c.LostKey
+	if r.opened, r.lostKey = c.Record.Opened, c.LostKey; !r.lostKey {
+		r.lost = nil
+	}
 	for _, k := range keys {
 		t.rekeyLocked(r, k)
 	}

@@ -18,8 +18,11 @@ func (t *Table) keepLocked(r *row, q *Request) {
 			t.setOnCrashLocked(r, q.OnCrash)
 		}
 	case q.Key != nil:
-		if r.lostKey {
-			r.lostKey, r.opened = false, nil
+		if r.lostKey { // that on this file is in force again, another one is not
+			r.lost = slices.DeleteFunc(r.lost, func(f FileID) bool {
+				return slices.ContainsFunc(q.Opened, func(o FileID) bool { return o.Ino == f.Ino })
+			})
+			r.lostKey = len(r.lost) > 0
 		}
 		t.rekeyLocked(r, q.Key)
 		for _, id := range q.Opened {

@@ -100,6 +100,7 @@ type row struct {
 	files    []lockFile
 	keys     map[any]struct{} // the descriptor locks that keep it (R2),
 	opened   []FileID         // what they are, or were, on
+	lost     []FileID         // and those of a daemon that died, see lostKey
 	command  bool             // kept until a command ends it (A7)
 	why      string
 	onCrash  string
@@ -197,13 +198,21 @@ func (r *row) member(id procid.ID) bool {
 // kept reports whether anything keeps r: a lock file, a descriptor, a command.
 func (r *row) kept() bool { return r.command || r.lostKey || len(r.files) > 0 || len(r.keys) > 0 }
 
+// seen returns what the descriptors whose locks keep r are on.
+func (r *row) seen() []FileID {
+	if len(r.lost) == 0 {
+		return r.opened
+	}
+	return slices.Concat(r.lost, r.opened)
+}
+
 // lock returns r's state. The caller holds Table.mu.
 func (r *row) lock() Lock {
 	l := Lock{
 		Dir: r.dir, Path: r.dir.path(), Kind: r.kind, Protocol: r.protocol,
 		Owner: r.owner.ID(), UID: r.owner.UID(), Token: r.token, Since: r.since, File: r.file,
 		Files: r.fileNames(), Keys: slices.Collect(maps.Keys(r.keys)),
-		LostKey: r.lostKey, Opened: slices.Clone(r.opened), Command: r.command, Why: r.why, OnCrash: r.onCrash, Changed: r.changed,
+		LostKey: r.lostKey, Opened: slices.Clone(r.seen()), Command: r.command, Why: r.why, OnCrash: r.onCrash, Changed: r.changed,
 		Scope: r.scope, Sealed: r.sealed, Crashed: r.crashed, Pending: r.pending,
 	}
 	if r.lease != nil {

@@ -93,7 +93,7 @@ func (t *Table) recordLocked(r *row) Record {
 	rec := Record{
 		Token: r.token, World: t.world, Path: Bytes(r.dir.path()), Inode: r.inode, Move: r.move,
 		Kind: r.kind, Protocol: r.protocol, Owner: r.owner.ID(), UID: r.owner.UID(), Lineage: r.heirs,
-		Since: r.since, File: Bytes(r.file), Keys: len(r.keys) > 0 || r.lostKey || r.leaving, Opened: r.opened, Command: r.command,
+		Since: r.since, File: Bytes(r.file), Keys: len(r.keys) > 0 || r.lostKey || r.leaving, Opened: r.seen(), Command: r.command,
 		Why: r.why, OnCrash: r.onCrash, New: r.isNew, Changed: r.changed, Revocable: r.lease != nil, Instead: r.instead,
 		Sealed: r.sealed || r.crashed,
 	}
@@ -285,7 +285,7 @@ func (t *Table) restoreLocked(rec Record, d *Dir, owner *procid.Process, files [
 		dir: d, kind: rec.Kind, protocol: rec.Protocol, owner: owner, heirs: rec.Lineage,
 		token: rec.Token, since: rec.Since, file: string(rec.File), inode: rec.Inode,
 		command: rec.Command, why: rec.Why, onCrash: rec.OnCrash, isNew: rec.New,
-		instead: rec.Instead, lostKey: rec.Keys, opened: rec.Opened, crashed: rec.Sealed,
+		instead: rec.Instead, lostKey: rec.Keys, lost: slices.Clone(rec.Opened), crashed: rec.Sealed,
 	}
 	for _, name := range files {
 		opened := (rec.Protocol == byOpen) != slices.Contains(rec.Unlike, Bytes(name))

@@ -208,7 +208,7 @@ func (t *Table) EndLost(token uint64) {
 	if r == nil || !r.lostKey {
 		return
 	}
-	r.lostKey, r.opened = false, nil
+	r.lostKey, r.lost = false, nil
 	t.endUnkeptLocked(r, Unlocked)
 }
 

@@ -36,6 +36,36 @@ func TestR2Lost(t *testing.T) {
 	other.must("unlink", m.At("D", "devserver.lock"))
 }
 
+// TestR2LostAnother: nor does it end with the lock that its owner takes on another
+// lock file since, and gives up; but when it is taken again, with that one.
+func TestR2LostAnother(t *testing.T) {
+	m := mountOver(t)
+	openDir(t, m.At("D"))
+	m.Ctl("release D")
+	a, other := agent(t), agent(t)
+	other.must("open", "y", m.At("D", "devserver.lock"), "rdwr,creat")
+	other.must("flock", "y")
+	other.must("close", "y")
+	m.awaitFree("D")
+	a.must("open", "x", m.At("D", "devserver"), "rdwr,creat")
+	a.must("flock", "x")
+	before := m.Locks()["D"]
+	m.restart(nil)
+	a.must("open", "y", m.At("D", "devserver.lock"), "rdwr")
+	a.must("flock", "y")
+	a.must("flock", "y", "un")
+	a.must("close", "y")
+	other.want("EBUSY", "put", m.At("D", "f"), "x", "creat")
+	if after := m.Locks()["D"]; after.Token != before.Token || after.Token == 0 {
+		t.Errorf("D has the lock %d, want %d", after.Token, before.Token)
+	}
+	a.must("open", "z", m.At("D", "devserver"), "rdwr")
+	a.must("flock", "z")
+	a.must("flock", "z", "un")
+	m.wantFree("D")
+	other.must("put", m.At("D", "f"), "x", "creat")
+}
+
 // TestR2LostBeside: a lock that a lock file or a command keeps, too, does not end with
 // the descriptor; and a lock file goes with its owner (R4).
 func TestR2LostBeside(t *testing.T) {
