@@ -36,7 +36,7 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 		return fuse.OK, false
 	}
 	lockFile := fs.isLockName(r.parent, name)
-	if fs.namedStale(r.header, lockFile, r.parent) {
+	if fs.namedStale(r.header, lockFile, name, r.parent) {
 		return fuse.Status(unix.ESTALE), false
 	}
 	m := &making{r: r, protocol: "create"}
@@ -166,7 +166,7 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	if parent == nil {
 		return notInControl
 	}
-	if fs.namedStale(&in.InHeader, false, parent) {
+	if fs.namedStale(&in.InHeader, false, "", parent) {
 		return fuse.Status(unix.ESTALE)
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "tmpfile", node: parent}

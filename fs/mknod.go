@@ -14,7 +14,7 @@ func (fs *FS) newEntry(m *making, out *fuse.EntryOut) fuse.Status {
 	if status := fs.findParent(r); status != fuse.OK {
 		return status
 	}
-	if !m.socket && fs.namedStale(r.header, fs.isLockName(r.parent, r.name), r.parent) {
+	if !m.socket && fs.namedStale(r.header, fs.isLockName(r.parent, r.name), r.name, r.parent) {
 		return fuse.Status(unix.ESTALE)
 	}
 	m.quiet = m.quiet || fs.isAddedName(r.name)
@@ -79,7 +79,7 @@ func (fs *FS) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *
 	if parent == nil || fs.isLockName(parent, name) || fs.reserved(parent, name) {
 		return fs.newEntry(m, out)
 	}
-	if fs.namedStale(r.header, false, parent) {
+	if fs.namedStale(r.header, false, name, parent) {
 		return fuse.Status(unix.ESTALE)
 	}
 	r.parent = parent
@@ -156,7 +156,7 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	if status := fs.findParent(r); status != fuse.OK {
 		return status
 	}
-	if fs.namedStale(r.header, fs.isLockName(r.parent, name), r.parent, src) {
+	if fs.namedStale(r.header, fs.isLockName(r.parent, name), name, r.parent, src) {
 		return fuse.Status(unix.ESTALE)
 	}
 	m.linked, _ = src.covering()

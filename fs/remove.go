@@ -116,7 +116,7 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 		fs.cands.drop(c)
 		return fuse.OK
 	}
-	if fs.namedStale(h, false, parent) {
+	if fs.namedStale(h, false, "", parent) {
 		return fuse.Status(unix.ESTALE)
 	}
 	r := &request{fs: fs, cancel: cancel, header: h, op: op, parent: parent, name: name}

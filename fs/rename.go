@@ -42,7 +42,7 @@ func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 	if c := fs.cands.get(fs, &in.InHeader, from, oldName); c != nil {
 		return fs.renameCandidate(m, c)
 	}
-	if fs.namedStale(&in.InHeader, fs.isLockName(from, oldName) || fs.isLockName(to, newName), from, to) {
+	if fs.namedStale(&in.InHeader, fs.isLockName(from, oldName) || fs.isLockName(to, newName), newName, from, to) {
 		return fuse.Status(unix.ESTALE)
 	}
 	try := func() error { return fs.rename(m) }

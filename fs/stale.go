@@ -51,6 +51,7 @@ type staleFind struct {
 	in    uint64    // the directory that it has looked in since, or 0,
 	empty string    // and what was the first name that it did not find there
 	twice bool      // it has looked for that again: see looked
+	makes string    // what it was about to make, or ""
 	again uint64    // the request by which it came back
 }
 
@@ -70,7 +71,7 @@ func (t *staleFinds) found(stale, file bool, h *fuse.InHeader, dirs ...*node) bo
 		if f.told == h.Unique {
 			return stale
 		}
-		if now.Sub(f.at) < againTime && (f.again == h.Unique || f.again == 0 && (file || !f.twice) && (f.node == h.NodeId || !file && f.lookedIn(h, dirs))) {
+		if now.Sub(f.at) < againTime && (f.again == h.Unique || f.again == 0 && (file || !f.twice || f.empty == f.makes) && (f.node == h.NodeId || !file && f.lookedIn(h, dirs))) {
 			f.again = h.Unique
 			return false
 		}
@@ -157,7 +158,8 @@ func (t *staleFinds) forgetLocked(tid uint32) {
 // else has taken that from its cache, and the second time is another system call already,
 // in which the thread is not to be taken for told: what it does to the file that it has
 // found just now is as good as done before that was gone, but what it does in a directory
-// is not. So it reports whether the kernel is not to remember the answer: who looks again
+// is not, unless it was told as it was about to make that name: then it comes back to make
+// it. So it reports whether the kernel is not to remember the answer: who looks again
 // is in another system call.
 func (t *staleFinds) looked(tid uint32, in, node uint64, name string) (told bool) {
 	if !t.some.Load() {
@@ -189,6 +191,15 @@ func (t *staleFinds) looked(tid uint32, in, node uint64, name string) (told bool
 		t.asked[tid] = a
 	}
 	return told
+}
+
+// toMake takes note that a thread which is told to look again was about to make a name.
+func (t *staleFinds) toMake(h *fuse.InHeader, name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if f := t.byTid[h.Pid]; f != nil && f.told == h.Unique {
+		f.makes = name
+	}
 }
 
 // takeBack forgets that a thread is told by a request to look again: it is served after all.
@@ -226,13 +237,17 @@ func (fs *FS) changedStale(n *node, h *fuse.InHeader, size bool) bool {
 }
 
 // namedStale is found for what makes, removes or renames something in a directory, which
-// may be an acquisition, and for what else it names.
-func (fs *FS) namedStale(h *fuse.InHeader, acquires bool, dir *node, others ...*node) bool {
+// may be an acquisition, and for what else it names. makes is the name that comes, or "".
+func (fs *FS) namedStale(h *fuse.InHeader, acquires bool, makes string, dir *node, others ...*node) bool {
 	stale := fs.underWay.mislead(fs, dir, h.Pid, acquires)
 	for _, n := range others {
 		stale = stale || fs.underWay.mislead(fs, n, h.Pid, acquires)
 	}
-	return fs.stale.found(stale, false, h, others...)
+	told := fs.stale.found(stale, false, h, others...)
+	if told {
+		fs.stale.toMake(h, makes)
+	}
+	return told
 }
 
 // isUnlinked reports whether n is a regular file whose last name the kernel has had

@@ -58,7 +58,8 @@ func TestStaleFinds(t *testing.T) {
 
 // TestStaleAgain: the kernel looks twice for a name that it finds no more, and for what is
 // there instead: that is one system call still, in which a thread is told once. What it then
-// does in the directory may be another one, and what it looks for besides is.
+// does in the directory may be another one, but for making that name, and what it looks for
+// besides is.
 func TestStaleAgain(t *testing.T) {
 	type look struct {
 		in, node uint64
@@ -70,21 +71,27 @@ func TestStaleAgain(t *testing.T) {
 		comesTo uint64
 		names   bool // something there, which is a directory
 		again   bool
+		makes   string
 	}{
-		{[]look{{1, 5, "D"}, none, file}, 2, false, true},
-		{[]look{none, file}, 2, false, true},
-		{[]look{none}, 5, true, true},
-		{[]look{none, none}, 5, true, false},
-		{[]look{none, file}, 2, true, false},
-		{[]look{none, other}, 2, false, false},
-		{[]look{none, {6, 2, "file"}}, 2, false, false},
-		{[]look{none, none, file}, 2, false, false},
-		{[]look{none, {1, 5, "D"}, file}, 2, false, false},
+		{[]look{{1, 5, "D"}, none, file}, 2, false, true, ""},
+		{[]look{none, file}, 2, false, true, ""},
+		{[]look{none}, 5, true, true, ""},
+		{[]look{none, none}, 5, true, false, ""},
+		{[]look{none, none}, 5, true, true, "file"},
+		{[]look{none, file}, 5, true, true, "file"},
+		{[]look{none, none}, 5, true, false, "other"},
+		{[]look{none, none, none}, 5, true, false, "file"},
+		{[]look{none, file}, 2, true, false, ""},
+		{[]look{none, other}, 2, false, false, ""},
+		{[]look{none, {6, 2, "file"}}, 2, false, false, ""},
+		{[]look{none, none, file}, 2, false, false, ""},
+		{[]look{none, {1, 5, "D"}, file}, 2, false, false, ""},
 	} {
 		var finds, goneFinds staleFinds
 		first := &fuse.InHeader{Unique: 1, NodeId: 1}
 		first.Pid = 7
 		finds.found(true, true, first)
+		finds.toMake(first, tt.makes)
 		goneFinds.gone(true, first)
 		told := true
 		for _, l := range tt.looks {
