@@ -34,6 +34,9 @@ const freshTime = 100 * time.Millisecond
 // keep the attributes: those of a lock file for a tick, if they are what all are to see.
 func (fs *FS) disguise(h *fuse.InHeader, n *node, a *fuse.Attr) time.Duration {
 	valid := n.attrsValidFor(a.Size)
+	if n.isFile() && fs.underWay.countsDown(n, h.Pid) {
+		valid = 0 // or link(2) fails once the kernel counts none
+	}
 	if n.isDir() && fs.table.Len() == 0 || fs.opts.Observe {
 		return valid
 	}

@@ -148,11 +148,15 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 			return err
 		}
 		defer fs.heatElsewhere(v, link{parent, name}).leave()
+		if v.fd < 0 {
+			fs.underWay.losing.Add(1)
+			defer fs.underWay.losing.Add(-1)
+		}
 		if err := fs.unlink(d.fd, link{parent, name}, v, flags); err != nil {
 			return err
 		}
-		if v.node != nil && v.fd < 0 && !fs.opts.NoLocking { // it has a name left
-			fs.underWay.began(&changeUnderWay{tid: h.Pid, nodes: [2]*node{v.node}, from: parent.dir, to: parent.dir, token: token})
+		if v.node != nil && v.fd < 0 { // it has a name left
+			fs.underWay.began(&changeUnderWay{tid: h.Pid, nodes: [2]*node{v.node}, loser: v.node, from: parent.dir, to: parent.dir, token: token})
 		}
 		if child != nil {
 			fs.table.Remove(child)

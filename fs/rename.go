@@ -105,6 +105,10 @@ func (fs *FS) rename(m *renaming) error {
 			m.dst.spared()
 		}
 	}()
+	if m.dst != nil && m.dst.fd < 0 {
+		fs.underWay.losing.Add(1)
+		defer fs.underWay.losing.Add(-1)
+	}
 	if m.alone {
 		return fs.renameAlone(m, fromDir.fd, toDir.fd)
 	}
@@ -144,9 +148,7 @@ func (fs *FS) renamePlain(m *renaming, from, to int) error {
 	if err := unix.Renameat2(from, m.from.name, to, m.to.name, m.flags); err != nil {
 		return err
 	}
-	if !fs.opts.NoLocking {
-		fs.renameUnderWay(m, token)
-	}
+	fs.renameUnderWay(m, token)
 	m.done = true
 	fs.renamed(m) // while it is under way: who acquires finds the files where they are (W3)
 	return nil
@@ -199,7 +201,7 @@ func (fs *FS) renameAlone(m *renaming, from, to int) error {
 	} else {
 		err = move()
 	}
-	if err == nil && !fs.opts.NoLocking {
+	if err == nil {
 		fs.renameUnderWay(m, fs.table.LastToken())
 	}
 	ok := finish(err == nil)
@@ -233,9 +235,14 @@ func (m *renaming) awaited(fs *FS) error {
 // when it was admitted.
 func (fs *FS) renameUnderWay(m *renaming, token uint64) {
 	u := &changeUnderWay{tid: m.r.header.Pid, from: m.from.parent.dir, to: m.to.parent.dir, token: token}
-	u.nodes[0] = m.src.node
+	if !fs.opts.NoLocking {
+		u.nodes[0] = m.src.node
+	}
 	if m.dst != nil && m.dst.fd < 0 { // it has a name left
 		u.nodes[1] = m.dst.node
+		if !m.exchanges() {
+			u.loser = m.dst.node
+		}
 	}
 	fs.underWay.began(u)
 }

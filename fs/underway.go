@@ -44,7 +44,8 @@ const (
 
 // changesUnderWay are the changes of names whose callers may not have returned yet.
 type changesUnderWay struct {
-	some   atomic.Bool // there are any
+	some   atomic.Bool  // there are any
+	losing atomic.Int32 // of how many files one of several names is about to go
 	mu     sync.Mutex
 	byNode map[*node]*changeUnderWay
 	byTid  map[uint32]*changeUnderWay // the last of a thread that the daemon has a number for
@@ -54,6 +55,7 @@ type changesUnderWay struct {
 type changeUnderWay struct {
 	tid      uint32
 	nodes    [2]*node // what has moved, or lost a name, or nil
+	loser    *node    // which of them has lost a name, and has others
 	from, to *lockstate.Dir
 	token    uint64 // the last that was given out when it was admitted
 	at       time.Time
@@ -92,6 +94,21 @@ func (t *changesUnderWay) began(u *changeUnderWay) {
 		t.overLocked(t.byTid[u.tid], u.at)
 		t.byTid[u.tid] = u
 	}
+}
+
+// countsDown reports whether the kernel may yet take one from the links of n that the backing
+// tells of: it does so itself when a removal is answered.
+func (t *changesUnderWay) countsDown(n *node, tid uint32) bool {
+	if t.losing.Load() > 0 {
+		return true
+	}
+	if !t.some.Load() {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	u := t.byNode[n]
+	return u != nil && u.loser == n && (u.tid != tid || tid == 0) && u.over.IsZero() && time.Since(u.at) < unseenTime
 }
 
 // overLocked takes note that the caller has returned.

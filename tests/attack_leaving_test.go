@@ -156,6 +156,62 @@ func TestA10Leaving(t *testing.T) {
 	})
 }
 
+// TestM2LinkLeaving: a file that has names can get another one, although somebody looked at
+// it just when it lost one. The kernel counts the names down itself, from what it was told
+// last.
+func TestM2LinkLeaving(t *testing.T) {
+	needInject(t)
+	if b, _ := os.ReadFile("/proc/sys/fs/protected_hardlinks"); strings.TrimSpace(string(b)) != "1" {
+		t.Skip("link(2) does not ask who may read the file")
+	}
+	byTransport(t, func(t *testing.T, opts ...string) {
+		for _, more := range []string{"", "--disable-locking"} {
+			m := newMount(t, staticDir(t), filepath.Join(tempDir(t), "mnt"))
+			var leaving, goesOn chan struct{}
+			stop := func(at int, do func()) func(a asked) bool {
+				return func(a asked) bool {
+					if a.path(at) != "b" {
+						return false
+					}
+					do() // and the call says that it has
+					close(leaving)
+					<-goesOn
+					return true
+				}
+			}
+			m.inject(&fault{call: unix.SYS_UNLINKAT, times: 1, is: stop(1, func() { os.Remove(m.Back("D/b")) })},
+				&fault{call: unix.SYS_RENAMEAT2, times: 1, is: stop(3, func() { os.Rename(m.Back("D/other"), m.Back("D/b")) })})
+			m.serve(append(opts, strings.Fields(more)...)...)
+			openDir(t, m.Back("D"))
+			for _, call := range [][]string{{"unlink", m.At("D/b")}, {"rename", m.At("D/other"), m.At("D/b")}} {
+				t.Run(call[0]+more, func(t *testing.T) {
+					os.Remove(m.Back("D/b"))
+					leaving, goesOn = make(chan struct{}), make(chan struct{})
+					a, b := agent(t), agent(t)
+					for _, name := range []string{"D/" + call[0], "D/other"} {
+						a.must("put", m.At(name), "content", "creat")
+					}
+					a.must("link", m.At("D", call[0]), m.At("D/b"))
+					b.must("open", "x", m.At("D", call[0]), "rdonly")
+					done := a.Start(call...)
+					<-leaving
+					b.must("pread", "x", "1", "0") // so that the kernel asks when it was read last
+					b.must("stat", m.At("D", call[0]))
+					close(goesOn)
+					if status := done(); status != "ok" {
+						t.Fatalf("%q = %s", call, status)
+					}
+					b.must("link", m.At("D", call[0]), m.At("D/c"))
+					b.must("unlink", m.At("D/c"))
+					if st := b.Get("fstat", "x"); !strings.Contains(st, "nlink=1 ") {
+						t.Errorf("the file has %s, want nlink=1", st)
+					}
+				})
+			}
+		}
+	})
+}
+
 // plainAnswers are those that a local file system gives to calls on one name that
 // others make and remove meanwhile.
 var plainAnswers = map[string]string{

@@ -305,6 +305,12 @@ func (h *hands) do(w []string) (out string, err error) {
 			return looks(w[1], d)
 		}
 		return names(w[1], d)
+	case "crowded": // crowded KIND DIR DURATION: see crowd
+		d, err := time.ParseDuration(w[3])
+		if err != nil {
+			return "", err
+		}
+		return joinCrowd(w[1], w[2], d)
 	case "killafter": // killafter PID SYSCALL
 		return "", h.killAfter(int(number(w[1], 0)), uint64(number(w[2], 0)))
 	case "killed": // waits for that
