@@ -145,7 +145,7 @@ func linkTurns(c *crowded) []func() {
 	return []func(){
 		func() { c.note("link onto", unix.Link(always, c.at("n0 n1"))) },
 		func() { c.note("unlink", unix.Unlink(c.at("n0 n1"))) },
-		func() { c.open("open", c.at("n0 n1"), unix.O_RDWR) },
+		func() { c.open("open", c.at("n0 n1"), unix.O_RDONLY) },
 		func() {
 			var st unix.Stat_t
 			if c.note("stat", unix.Stat(always, &st)) && st.Nlink == 0 {
