@@ -36,6 +36,9 @@ func TestAttackPlain(t *testing.T) {
 	const size, duration = 4, 300 * time.Millisecond
 	for _, kind := range slices.Sorted(maps.Keys(crowds())) {
 		t.Run(kind, func(t *testing.T) {
+			if kind == "links" {
+				needProtectedLinks(t)
+			}
 			byTransport(t, func(t *testing.T, opts ...string) {
 				m := mount(t, opts...)
 				cr := crowds()[kind]

@@ -156,14 +156,21 @@ func TestA10Leaving(t *testing.T) {
 	})
 }
 
+// needProtectedLinks skips a test where the kernel makes links without asking for the
+// file's attributes.
+func needProtectedLinks(t *testing.T) {
+	t.Helper()
+	if b, _ := os.ReadFile("/proc/sys/fs/protected_hardlinks"); strings.TrimSpace(string(b)) != "1" {
+		t.Skip("needs fs.protected_hardlinks=1")
+	}
+}
+
 // TestM2LinkLeaving: a file that has names can get another one, although somebody looked at
 // it just when it lost one. The kernel counts the names down itself, from what it was told
 // last.
 func TestM2LinkLeaving(t *testing.T) {
 	needInject(t)
-	if b, _ := os.ReadFile("/proc/sys/fs/protected_hardlinks"); strings.TrimSpace(string(b)) != "1" {
-		t.Skip("link(2) does not ask who may read the file")
-	}
+	needProtectedLinks(t)
 	byTransport(t, func(t *testing.T, opts ...string) {
 		for _, more := range []string{"", "--disable-locking"} {
 			m := newMount(t, staticDir(t), filepath.Join(tempDir(t), "mnt"))

@@ -66,6 +66,22 @@ func TestR2LostAnother(t *testing.T) {
 	other.must("put", m.At("D", "f"), "x", "creat")
 }
 
+// TestR2LostClosed: it ends when the descriptor from before is closed, though its owner has
+// another lock file open, which it has locked meanwhile.
+func TestR2LostClosed(t *testing.T) {
+	m := mountOver(t)
+	openDir(t, m.Back("D"))
+	a := agent(t)
+	a.must("open", "x", m.At("D", "devserver"), "rdwr,creat")
+	a.must("flock", "x")
+	m.restart(nil)
+	a.must("open", "y", m.At("D", "devserver.lock"), "rdwr,creat")
+	a.must("flock", "y")
+	a.must("flock", "y", "un")
+	a.Try("close", "x") // ENOTCONN: it is closed
+	agent(t).must("put", m.At("D", "f"), "x", "creat")
+}
+
 // TestR2LostBeside: a lock that a lock file or a command keeps, too, does not end with
 // the descriptor; and a lock file goes with its owner (R4).
 func TestR2LostBeside(t *testing.T) {
