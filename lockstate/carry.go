@@ -146,8 +146,8 @@ func (t *Table) TakeUpRow(c CarriedRow, path []string, owner *procid.Process, ke
 	if err != nil {
 		return err
 	}
-	if r.opened, r.lostKey = c.Record.Opened, c.LostKey; !r.lostKey {
-		r.lost = nil
+	if r.lostKey = c.LostKey; !r.lostKey { // else which of them are lost is not known any more
+		r.opened, r.lost = r.lost, nil
 	}
 	for _, k := range keys {
 		t.rekeyLocked(r, k)

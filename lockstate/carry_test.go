@@ -13,7 +13,15 @@ import (
 
 // TestCarriedRows: another table has the same locks, whichever way they went.
 func TestCarriedRows(t *testing.T) {
-	f := newFixture(t, lockstate.Options{World: "w"})
+	f := newFixture(t, lockstate.Options{World: "w", LastToken: 1})
+	// By a descriptor that has outlived a daemon, and is carried over two of them.
+	outlived := lockstate.Record{
+		Token: 1, World: "w", Path: "lost", Kind: lockstate.Explicit, Protocol: "flock", Owner: f.parent.ID(), File: "devserver",
+		Keys: true, Opened: []lockstate.FileID{{Dev: 1, Ino: 2}},
+	}
+	if _, err := f.Restore(outlived, nil, []string{"lost"}, f.parent, nil); err != nil {
+		t.Fatal(err)
+	}
 	f.take(f.parent, "a", lockstate.Implicit)
 	f.take(f.parent, `od"d`, lockstate.Implicit)
 	f.take(f.stranger, "b/c", lockstate.Explicit)
