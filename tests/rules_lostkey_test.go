@@ -8,6 +8,14 @@ import (
 	"testing"
 )
 
+// wantStill wants a directory to have the lock that it had before.
+func (m *Mount) wantStill(dir string, before lockRow) {
+	m.t.Helper()
+	if after := m.Locks()[dir]; after.Token != before.Token || after.Token == 0 {
+		m.t.Errorf("%s has the lock %d, want %d", dir, after.Token, before.Token)
+	}
+}
+
 // TestR2Lost: a lock on a descriptor that outlived the daemon ends when its
 // owner and his children have closed it. Who else has the lock file open, or
 // another file of that name, is of no account.
@@ -23,14 +31,12 @@ func TestR2Lost(t *testing.T) {
 	waiter.must("open", "lock", m.At("D", "devserver"), "rdonly")
 	waiter.want("EAGAIN", "flock", "lock")
 	other.must("open", "lock", filepath.Join(elsewhere, "devserver"), "rdwr,creat")
-	before := m.Locks()
+	before := m.Locks()["D"]
 	m.restart(nil)
 	for range 3 {
 		other.want("EEXIST", "creat", m.At("D", "devserver.lock"), "wronly,creat,excl")
 	}
-	if after := m.Locks(); after["D"].Token != before["D"].Token || after["D"].Token == 0 {
-		t.Errorf("D has the lock %d, want %d", after["D"].Token, before["D"].Token)
-	}
+	m.wantStill("D", before)
 	a.Try("close", "lock")
 	other.must("creat", m.At("D", "devserver.lock"), "wronly,creat,excl")
 	other.must("unlink", m.At("D", "devserver.lock"))
@@ -56,9 +62,7 @@ func TestR2LostAnother(t *testing.T) {
 	a.must("flock", "y", "un")
 	a.must("close", "y")
 	other.want("EBUSY", "put", m.At("D", "f"), "x", "creat")
-	if after := m.Locks()["D"]; after.Token != before.Token || after.Token == 0 {
-		t.Errorf("D has the lock %d, want %d", after.Token, before.Token)
-	}
+	m.wantStill("D", before)
 	a.must("open", "z", m.At("D", "devserver"), "rdwr")
 	a.must("flock", "z")
 	a.must("flock", "z", "un")
@@ -101,9 +105,7 @@ func TestR2LostBeside(t *testing.T) {
 			m.restart(nil)
 			a.Try("close", "lock")
 			other.want("EBUSY", "put", m.At("D", "f"), "x", "wronly,creat")
-			if after := m.Locks()["D"]; after.Token != before.Token || after.Token == 0 {
-				t.Errorf("D has the lock %d, want %d", after.Token, before.Token)
-			}
+			m.wantStill("D", before)
 			a.Kill()
 			m.awaitFree("D")
 			wantTree(t, m.At("D"), []string{"devserver.lock="})
