@@ -2,29 +2,51 @@ package fs
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
 	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
-// process returns the process that sent a request, or nil if it cannot be
-// known (H4), nor soon: it may wait for an ancestor in execve(2). ok is false if
-// the caller is being killed. The request pins the process: as long as it is not
-// answered, its thread lives.
-func (fs *FS) process(h *fuse.InHeader) (p *procid.Process, ok bool) {
-	tid := h.Pid
-	p, err := fs.procs.Seen(tid)
-	if errors.Is(err, procid.ErrBusy) {
-		return awaited(h, func(stop <-chan struct{}) *procid.Process {
-			p, _ := fs.procs.LookupUntil(tid, stop)
-			return p
-		}, nil)
+// process returns the process that sent a request, or nil if it cannot be known
+// (H4). With an error it is one that could be known, but not now, for want of
+// descriptors or memory, or not soon: it may wait for an ancestor in execve(2). ok is
+// false if the caller is being killed. The request pins the process: as long as it is
+// not answered, its thread lives.
+func (fs *FS) process(h *fuse.InHeader) (p *procid.Process, unknown error, ok bool) {
+	type answer struct {
+		p   *procid.Process
+		err error
 	}
-	return p, true
+	var a answer
+	if a.p, a.err = fs.procs.Seen(h.Pid); !errors.Is(a.err, procid.ErrBusy) {
+		return a.p, notYet(a.err), true
+	}
+	a, ok = awaited(h, func(stop <-chan struct{}) (a answer) {
+		a.p, a.err = fs.procs.LookupUntil(h.Pid, stop)
+		return a
+	}, answer{nil, procid.ErrBusy})
+	return a.p, notYet(a.err), ok
+}
+
+// errLate: whoever it depends on is in execve(2).
+var errLate = fmt.Errorf("%w in time", lockstate.ErrNobody)
+
+// notYet returns why it is not known who sent a request, or nil if that is known, or never
+// will be.
+func notYet(err error) error {
+	switch {
+	case procid.IsShort(err):
+		return err
+	case errors.Is(err, procid.ErrBusy):
+		return errLate
+	}
+	return nil
 }
 
 // asCaller runs f with the file-system identity of the caller, so that what it

@@ -174,7 +174,7 @@ func (c *candidate) hiddenFrom(p *procid.Process) bool {
 
 // get returns the caller's private candidate at a place.
 func (cs *candidates) get(fs *FS, h *fuse.InHeader, parent *node, name string) *candidate {
-	if c := cs.at(parent, name, func() *procid.Process { p, _ := fs.process(h); return p }); c.private() && c.node != nil {
+	if c := cs.at(parent, name, func() *procid.Process { p, _, _ := fs.process(h); return p }); c.private() && c.node != nil {
 		return c
 	}
 	return nil

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -118,10 +119,10 @@ func (c *command) notAdmin() fuse.Status {
 	return fuse.EPERM
 }
 
-// process returns the caller, which may be nil.
-func (c *command) process() *procid.Process {
-	p, _ := c.fs.process(c.header)
-	return p
+// process returns the caller, which may be nil, and why.
+func (c *command) process() (p *procid.Process, unknown error) {
+	p, unknown, _ = c.fs.process(c.header)
+	return p, unknown
 }
 
 // checkTables verifies the tables' invariants, for an admin: it stops them for
@@ -153,7 +154,7 @@ func (c *command) release() fuse.Status {
 	if !ok {
 		return c.fail(lockstate.ErrNoLock)
 	}
-	p := c.process()
+	p, unknown := c.process()
 	l, holds, err := c.ofClient(p, d)
 	switch {
 	case observed && (err != nil || l.Token == 0 || !holds):
@@ -163,7 +164,7 @@ func (c *command) release() fuse.Status {
 	case l.Token == 0, c.token != 0 && c.token != l.Token:
 		return c.fail(lockstate.ErrNoLock)
 	case !holds:
-		return c.notHeld(p, l)
+		return c.notHeld(p, unknown, l)
 	}
 	c.tell(l)
 	how := lockstate.Ending{Reason: lockstate.Given}
@@ -245,9 +246,9 @@ func (c *command) renew() fuse.Status {
 
 // join makes the caller a holder of a lease (L2).
 func (c *command) join() fuse.Status {
-	p := c.process()
+	p, unknown := c.process()
 	if p == nil {
-		return c.fail(lockstate.ErrNobody)
+		return c.fail(cmp.Or(unknown, lockstate.ErrNobody))
 	}
 	d := c.fs.table.At(split(c.dir)...)
 	defer c.fs.table.Forget(d)
@@ -260,7 +261,7 @@ func (c *command) join() fuse.Status {
 
 // by is the pid of who gives the command; of his thread, if he is gone.
 func (c *command) by() int {
-	if p := c.process(); p != nil {
+	if p, _ := c.process(); p != nil {
 		return p.ID().Pid
 	}
 	return int(c.header.Pid)
@@ -337,17 +338,20 @@ func (c *command) check() fuse.Status {
 			break
 		}
 	}
-	p := c.process()
+	p, unknown := c.process()
 	if _, holds := c.fs.table.HoldsBy(p, l.Token); !holds {
-		return c.notHeld(p, l)
+		return c.notHeld(p, unknown, l)
 	}
 	return c.tell(l)
 }
 
 // notHeld refuses a process that does not hold a lock. Of one of its own another thread
 // of it has not been told yet, or has ended it meanwhile.
-func (c *command) notHeld(p *procid.Process, l lockstate.Lock) fuse.Status {
-	if p != nil && l.Owner == p.ID() {
+func (c *command) notHeld(p *procid.Process, unknown error, l lockstate.Lock) fuse.Status {
+	switch {
+	case unknown != nil:
+		return c.fail(unknown)
+	case p != nil && l.Owner == p.ID():
 		return c.fail(lockstate.ErrNoLock)
 	}
 	c.held(&lockstate.HeldError{Err: lockstate.ErrHeld, Lock: l})
@@ -364,7 +368,7 @@ func (c *command) follow() fuse.Status {
 	if !ok {
 		return c.fail(lockstate.ErrNoLock)
 	}
-	if p := c.process(); p != nil {
+	if p, _ := c.process(); p != nil {
 		c.fs.table.WatchedBy(c.token, p.ID())
 	}
 	c.tell(l)

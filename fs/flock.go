@@ -247,7 +247,8 @@ func (fs *FS) lockOwner(in *fuse.LkIn, h *handle, want advisory.Lock) (p *procid
 	if p := h.openedBy(); want.Flock && p != nil && fs.procs.Alive(p.ID()) {
 		return p, true
 	}
-	return fs.process(&in.InHeader)
+	p, _, ok = fs.process(&in.InHeader)
+	return p, ok
 }
 
 // unlock gives up a lock, and what only it kept (R2). By what name the file was

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -48,15 +49,16 @@ type request struct {
 	// owner is who is to own what is acquired; nil: as the mount does (H3).
 	owner *lockstate.ScopeKind
 
-	proc   *procid.Process
-	asked  bool            // proc was looked up, without any lock
-	trying bool            // a try is under way: its locks are held
-	unseen bool            // it needs to know what is only found out without them
-	scoped *scopeAnswer    // of proc, likewise
-	alone  *scopeError     // why proc owns by itself what the mount's scope was to own
-	sure   bool            // what a refusal depends on was waited for
-	lock   *lockstate.Lock // what was acquired
-	awaits atWork          // what was waited for
+	proc    *procid.Process
+	unknown error           // why proc is not known yet, see notYet
+	asked   bool            // proc was looked up, without any lock
+	trying  bool            // a try is under way: its locks are held
+	unseen  bool            // it needs to know what is only found out without them
+	scoped  *scopeAnswer    // of proc, likewise
+	alone   *scopeError     // why proc owns by itself what the mount's scope was to own
+	sure    bool            // what a refusal depends on was waited for
+	lock    *lockstate.Lock // what was acquired
+	awaits  atWork          // what was waited for
 
 	// What a try keeps until it is over.
 	aliases  bool     // FS.aliasMu, shared
@@ -147,6 +149,8 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			return statusOf(err)
 		case held != nil && held.Err == lockstate.ErrUnlocked && r.adrift():
 			return fuse.Status(unix.ESTALE) // the kernel asks what has the name now: that may be locked
+		case r.unknown != nil && !refused(r.unknown) && !fs.opts.Observe:
+			return statusOf(r.unknown) // it may be the holder's
 		}
 		if errors.Is(err, errMayMap) {
 			err = fs.namePassing(r.node, err)
@@ -262,7 +266,7 @@ func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 	case r.unseen:
 		return nil, errUnseen
 	case q.Process == nil:
-		return nil, lockstate.ErrNobody
+		return nil, cmp.Or(r.unknown, lockstate.ErrNobody)
 	case q.Client == "" && r.scope() != lockstate.ProcessScope:
 		if r.scoped == nil {
 			r.unseen = true

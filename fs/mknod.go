@@ -104,7 +104,7 @@ func (fs *FS) makeDir(m *making) error {
 	finish := func(bool) bool { return true }
 	q := lockstate.Request{Dir: child, Kind: lockstate.Implicit, Protocol: "mkdir"}
 	switch container := fs.opts.NoLocking || fs.table.Level(child) < fs.opts.Depth; {
-	case container || m.r.forced || m.r.process() == nil: // C4; H4: nobody acquires nothing
+	case container || m.r.forced || m.r.process() == nil && m.r.unknown == nil: // C4; H4: nobody acquires nothing
 		op, err := m.r.admit(lockstate.Change{Dirs: []*lockstate.Dir{m.r.parent.dir}, Quiet: true, Free: container})
 		if err != nil {
 			return err

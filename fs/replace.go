@@ -2,6 +2,7 @@ package fs
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,9 +78,9 @@ func (c *command) beginReplace() (*replacement, error) {
 	case fs.table.Frozen():
 		return nil, fmt.Errorf("%w: it is about to end: %w", ErrReplacing, unix.ESHUTDOWN)
 	}
-	p := c.process()
+	p, unknown := c.process()
 	if p == nil {
-		return nil, unix.EPERM
+		return nil, cmp.Or(unknown, error(unix.EPERM))
 	}
 	program, err := fs.openProgram(p.ID().Pid)
 	if err != nil {

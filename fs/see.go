@@ -33,7 +33,7 @@ func (r *request) process() *procid.Process {
 		r.ask()
 	default:
 		p, err := r.fs.procs.Seen(r.header.Pid)
-		r.proc, r.unseen = p, errors.Is(err, procid.ErrBusy)
+		r.proc, r.unknown, r.unseen = p, notYet(err), errors.Is(err, procid.ErrBusy)
 	}
 	return r.proc
 }
@@ -49,8 +49,8 @@ func (r *request) must() (*procid.Process, error) {
 
 // ask looks the caller up, and reports false when the request was interrupted.
 func (r *request) ask() bool {
-	p, ok := r.fs.process(r.header)
-	r.proc, r.asked = p, ok // or nobody (H4)
+	p, unknown, ok := r.fs.process(r.header)
+	r.proc, r.unknown, r.asked = p, unknown, ok // or nobody (H4)
 	return ok
 }
 

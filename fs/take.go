@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"cmp"
 	"errors"
 	"path"
 	"time"
@@ -17,7 +18,7 @@ import (
 func (c *command) acquire() fuse.Status {
 	r := c.request("acquire")
 	if r.proc == nil {
-		return c.fail(lockstate.ErrNobody)
+		return c.fail(cmp.Or(r.unknown, lockstate.ErrNobody))
 	}
 	d := c.fs.table.At(split(c.dir)...)
 	defer c.fs.table.Forget(d)
@@ -53,7 +54,7 @@ func (c *command) await() fuse.Status {
 	r := c.request("wait")
 	r.quiet = true // to ask is no try
 	if r.proc == nil {
-		return c.fail(lockstate.ErrNobody)
+		return c.fail(cmp.Or(r.unknown, lockstate.ErrNobody))
 	}
 	// A directory that is not there yet is waited for where it would be made.
 	there := c.dir
@@ -78,9 +79,10 @@ func (c *command) await() fuse.Status {
 }
 
 func (c *command) request(op string) *request {
+	p, unknown := c.process()
 	return &request{
 		fs: c.fs, cancel: c.cancel, header: c.header, op: op, at: c.dir,
-		proc: c.process(), errno: fuse.EBUSY, owner: c.scope(),
+		proc: p, unknown: unknown, errno: fuse.EBUSY, owner: c.scope(),
 	}
 }
 

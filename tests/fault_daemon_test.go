@@ -70,6 +70,44 @@ func TestFaultDescriptors(t *testing.T) {
 	}
 }
 
+// TestFaultDescriptorsUnknown: who can't be told from a rival while the daemon has no
+// descriptor left to look hears ENFILE: the answer to a rival would be false, and a
+// directory made without its lock a trap. Whoever was seen first in between is known as
+// the child that it is when there are descriptors again.
+func TestFaultDescriptorsUnknown(t *testing.T) {
+	for _, opts := range [][]string{nil, {"--enforce=observe"}} {
+		t.Run(strings.Join(opts, ""), func(t *testing.T) {
+			m := mount(t, opts...)
+			holder, rival := agent(t), agent(t)
+			holder.must("mkdir", m.At("D"))
+			holder.must("put", m.At("D/f"), "before", "creat")
+			child, other := holder.Child(), agent(t)
+			old := m.limitFiles(t, 3)
+			heard := map[string]string{
+				"a thread of the holder": holder.Try("thread", "mkdir", m.At("D/thread")),
+				"a child of the holder":  child.Try("mkdir", m.At("D/child")),
+				"who would be a holder":  other.Try("mkdir", m.At("E")),
+				"who asks for a lock":    other.Try("ctl", m.control("ctl"), "acquire F"),
+			}
+			m.limitFiles(t, int(old.Cur))
+			t.Logf("heard: %v", heard)
+			for who, got := range heard {
+				if got != "ENFILE" && (opts == nil || got != "ok") {
+					t.Errorf("%s hears %s", who, got)
+				}
+			}
+			if opts != nil {
+				return
+			}
+			holder.must("thread", "put", m.At("D/f"), "thread", "")
+			child.must("put", m.At("D/f"), "child", "")
+			other.want("EBUSY", "put", m.At("D/f"), "other", "")
+			other.must("mkdir", m.At("E"))
+			rival.want("EBUSY", "mkdir", m.At("E/x"))
+		})
+	}
+}
+
 // TestFaultDescriptorsLine: whoever wants a lock may have its file open, also
 // where the daemon has few descriptors left, and each can use what he opened.
 func TestFaultDescriptorsLine(t *testing.T) {

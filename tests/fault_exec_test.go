@@ -152,6 +152,23 @@ func TestFaultExecChild(t *testing.T) {
 	}
 }
 
+// TestFaultExecMkdir: who is not known in time makes no directory that then is not its
+// own: it hears EBUSY.
+func TestFaultExecMkdir(t *testing.T) {
+	e, m := newElsewhere(t), mount(t)
+	parent, other := agent(t), agent(t)
+	child := parent.Child()
+	e.stick(parent)
+	child.want("EBUSY", "mkdir", m.At("D"))
+	if exists(m.Back("D")) {
+		t.Error("D was made")
+	}
+	e.answer()
+	eventually(t, "who can be known makes the directory", func() bool { return child.Try("mkdir", m.At("D")) == "ok" })
+	m.wantOwner("D", child.Pid)
+	other.want("EBUSY", "put", m.At("D/f"), "x", "creat")
+}
+
 // TestFaultExecStopped: the time for which the daemon is stopped does not count for one
 // who waits to be known.
 func TestFaultExecStopped(t *testing.T) {

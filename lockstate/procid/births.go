@@ -358,9 +358,9 @@ func (r *Resolver) made(s *sighting, chain []ID, how patience, failed *failure) 
 		}
 		p, err := r.ancestor(unseen.pid, true, how, failed)
 		switch {
-		case errors.As(err, new(*busyError)):
+		case errors.As(err, new(*busyError)) || IsShort(err):
 			return nil, nil, 0, err
-		case errors.Is(err, ErrBusy) || IsShort(err):
+		case errors.Is(err, ErrBusy):
 			return chain, x, epoch, nil
 		}
 		r.seeBirth(unseen, p)

@@ -211,11 +211,11 @@ func (r *Resolver) ancestors(s *sighting, how patience, f *flight, failed *failu
 			return nil, nil
 		}
 		parent, err := r.ancestor(ppid, false, how, failed)
-		if errors.Is(err, ErrBusy) {
+		if errors.Is(err, ErrBusy) || IsShort(err) {
 			return nil, fmt.Errorf("an ancestor of pid %d: %w", s.id.Pid, err)
 		}
 		now, errNow := r.parent(s, how, f)
-		if errNow == ErrBusy {
+		if errNow == ErrBusy || IsShort(errNow) {
 			return nil, errNow
 		}
 		if errNow != nil {
@@ -227,8 +227,7 @@ func (r *Resolver) ancestors(s *sighting, how patience, f *flight, failed *failu
 			return r.prune(append([]ID{parent.id}, parent.chain...)), nil
 		}
 		// A dead parent would have lost its child by the time that it shows as
-		// dead: this one is hidden from us (hidepid in proc(5)), or we are short
-		// of descriptors.
+		// dead: this one is hidden from us (hidepid in proc(5)).
 		if err != nil && now == ppid {
 			return nil, nil
 		}
