@@ -108,6 +108,29 @@ func TestFaultDescriptorsUnknown(t *testing.T) {
 	}
 }
 
+// TestFaultDescriptorsNone: a daemon that may have no descriptors at all takes nobody for
+// dead.
+func TestFaultDescriptorsNone(t *testing.T) {
+	m := mount(t)
+	owner, rival := agent(t), agent(t)
+	owner.must("mkdir", m.At("D"))
+	before := m.Locks()["D"]
+	rival.want("EBUSY", "put", m.At("D/f"), "rival", "creat")
+	old := m.limitFiles(t, 0)
+	for range 3 {
+		if got := rival.Try("put", m.At("D/f"), "rival", "creat"); got == "ok" {
+			t.Error("a rival writes")
+		}
+	}
+	m.limitFiles(t, int(old.Cur))
+	m.wantStill("D", before)
+	rival.want("EBUSY", "put", m.At("D/f"), "rival", "creat")
+	m.limitFiles(t, 0)
+	owner.Kill()
+	m.limitFiles(t, int(old.Cur))
+	m.awaitFree("D")
+}
+
 // TestFaultDescriptorsLine: whoever wants a lock may have its file open, also
 // where the daemon has few descriptors left, and each can use what he opened.
 func TestFaultDescriptorsLine(t *testing.T) {

@@ -49,8 +49,9 @@ func pidfdOpen(pid, flags int) (int, error) {
 }
 
 // readable reports whether fd has something to say: for a pidfd, that the
-// thread group is gone but for zombies, or with pidfdThread that the thread is.
-// An error counts as that too, so that no mistake ends in a stale identity.
+// thread group is gone but for zombies, or with pidfdThread that the thread is. Where
+// poll(2) can't tell, as it may not with a RLIMIT_NOFILE of 0, it is that it was reaped:
+// so long no other one has its number.
 //
 // It bypasses the scheduler's bookkeeping (RawSyscall) since a poll without a
 // timeout never waits.
@@ -62,7 +63,10 @@ func readable(fd int) bool {
 		if errno == unix.EINTR { // also without a timeout: Go's own preemption signal
 			continue
 		}
-		return errno != 0 || n != 0
+		if errno != 0 {
+			return unix.PidfdSendSignal(fd, 0, nil, 0) == unix.ESRCH
+		}
+		return n != 0
 	}
 }
 
