@@ -59,12 +59,14 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 	}
 	// The heirs are read now, while the process waits for us (R5).
 	var heirs []procid.Ancestor
+	var unknown error
 	if q.Client == "" && q.Scope.Kind == ProcessScope {
+		unknown = q.Process.KnowLineage()
 		heirs = q.Process.Lineage()
 	}
 	q.asked = new(asking)
 	for {
-		g, err := t.acquire(q, heirs)
+		g, err := t.acquire(q, heirs, unknown)
 		if err == errRefill {
 			if err := t.refill(); err != nil {
 				return nil, err
@@ -127,7 +129,7 @@ func (t *Table) resolveRequest(q *Request, err error) bool {
 	return again
 }
 
-func (t *Table) acquire(q Request, heirs []procid.Ancestor) (*Grant, error) {
+func (t *Table) acquire(q Request, heirs []procid.Ancestor, unknown error) (*Grant, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	q.adoptLocked()
@@ -182,6 +184,9 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor) (*Grant, error) {
 			// or descriptor.
 			return &Grant{t: t, row: r, request: q}, nil
 		}
+	}
+	if unknown != nil && q.Key == nil { // what a descriptor keeps ends before its owner does
+		return nil, unknown
 	}
 	r := t.newRowLocked(&q, heirs)
 	r.instead = instead

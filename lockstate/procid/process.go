@@ -3,8 +3,10 @@
 package procid
 
 import (
+	"cmp"
 	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // A Process is one thread group as it was when it was first seen. It is
@@ -17,12 +19,11 @@ type Process struct {
 	// adopted: its parent is none of them.
 	adopted bool
 
-	lineageOnce sync.Once
-	lineage     []Ancestor // set by lineageOnce, or given to a fake
-	fakeReaper  bool       // what a fake's children see
+	lineageMu  sync.Mutex
+	lineage    []Ancestor // protected by lineageMu; nil: not known yet
+	fakeReaper bool       // what a fake's children see
 
-	innerOnce sync.Once
-	inner     int // set by innerOnce
+	inner atomic.Int64 // one more than InnerPid; 0: not known yet
 }
 
 // ID returns the process's identity.
@@ -36,12 +37,19 @@ func (p *Process) UID() uint32 { return p.uid }
 // namespace it is in. It is read at the first call, which has to come while p lives,
 // and 0 if it is not known.
 func (p *Process) InnerPid() int {
-	p.innerOnce.Do(func() {
-		if st, err := readStatus(p.id.Pid); err == nil {
-			p.inner = max(st.nsPid, 0)
-		}
-	})
-	return p.inner
+	if n := p.inner.Load(); n > 0 {
+		return int(n - 1)
+	}
+	st, err := readStatus(p.id.Pid)
+	switch {
+	case IsShort(err): // the next look may find it
+		return 0
+	case err != nil:
+		st.nsPid = 0
+	}
+	pid := max(st.nsPid, 0)
+	p.inner.Store(int64(pid) + 1)
+	return pid
 }
 
 // Descends reports whether id is a strict ancestor of p (H2). It costs no
@@ -63,27 +71,44 @@ func (p *Process) Ancestors() []ID { return p.chain }
 // which should come while p lives.
 // The caller must not change the slice.
 func (p *Process) Lineage() []Ancestor {
-	p.lineageOnce.Do(func() {
-		if p.lineage != nil {
-			return
-		}
-		p.lineage = make([]Ancestor, len(p.chain))
-		for i, id := range p.chain {
-			p.lineage[i].ID = id
-		}
-		unmarked := p.lineage
-		if parent := p.parent(); parent != nil {
-			// Most tools have a parent that has had other children: what is above
-			// it need not be read again.
-			copy(p.lineage[1:], parent.Lineage())
-			unmarked = p.lineage[:1]
-		}
-		markReapers(unmarked, p.id)
-		if p.adopted {
-			p.lineage[0].Reaper = true // its parent is an init, and inherits nothing
-		}
-	})
-	return p.lineage
+	all, _ := p.lineageNow()
+	return all
+}
+
+// KnowLineage returns why it can't be said now which ancestors are reapers, if that is so:
+// in Lineage those pass for some then who can't be looked at.
+func (p *Process) KnowLineage() error {
+	_, err := p.lineageNow()
+	return err
+}
+
+func (p *Process) lineageNow() (all []Ancestor, err error) {
+	p.lineageMu.Lock()
+	defer p.lineageMu.Unlock()
+	if p.lineage != nil {
+		return p.lineage, nil
+	}
+	all = make([]Ancestor, len(p.chain))
+	for i, id := range p.chain {
+		all[i].ID = id
+	}
+	unmarked := all
+	if parent := p.parent(); parent != nil {
+		// Most tools have a parent that has had other children: what is above
+		// it need not be read again.
+		var above []Ancestor
+		above, err = parent.lineageNow()
+		copy(all[1:], above)
+		unmarked = all[:1]
+	}
+	err = cmp.Or(markReapers(unmarked, p.id), err)
+	if p.adopted {
+		all[0].Reaper = true // its parent is an init, and inherits nothing
+	}
+	if err == nil {
+		p.lineage = all
+	}
+	return all, err
 }
 
 // parent returns the parent that p was seen with, while it is in the cache and

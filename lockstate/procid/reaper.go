@@ -4,6 +4,7 @@ package procid
 
 import (
 	"bytes"
+	"cmp"
 	"slices"
 	"strings"
 )
@@ -11,25 +12,33 @@ import (
 // markReapers fills in Reaper for as, the nearest ancestors of child. It reads
 // the state of now: a name changes with exec, a cgroup when a manager moves a
 // process. An ancestor that is gone may come out either way, for the dead
-// inherit nothing.
-func markReapers(as []Ancestor, child ID) {
-	below := cgroup(child.Pid)
+// inherit nothing. The error is why it can't be said of all now, of whom some pass for
+// reapers then.
+func markReapers(as []Ancestor, child ID) error {
+	below, short := cgroup(child.Pid)
 	for i := range as {
 		a := &as[i]
-		own := cgroup(a.ID.Pid)
+		own, err := cgroup(a.ID.Pid)
 		crossed := own != "" && below != "" && own != below
-		a.Reaper = a.ID.Pid == 1 || crossed || isReaper(a.ID.Pid)
+		is, bad := isReaper(a.ID.Pid)
+		short = cmp.Or(short, err, bad)
+		a.Reaper = a.ID.Pid == 1 || crossed || is || short != nil
 		if own != "" {
 			below = own
 		}
 	}
+	return short
 }
 
 // isReaper reports whether the process has a reaper's name or is pid 1 of its
-// own pid namespace: the first process of a container.
-func isReaper(pid int) bool {
+// own pid namespace: the first process of a container. The error is why that can't be
+// said now.
+func isReaper(pid int) (bool, error) {
 	st, err := readStatus(pid)
-	return err == nil && (st.nsPid == 1 || isReaperName(st.name))
+	if IsShort(err) {
+		return false, err
+	}
+	return err == nil && (st.nsPid == 1 || isReaperName(st.name)), nil
 }
 
 // isReaperName reports whether a process of that name (at most 15 bytes, as
@@ -50,14 +59,17 @@ func isReaperName(name string) bool {
 // cgroup returns where the service manager has put a process: its path in the
 // unified hierarchy and in systemd's own one of version 1. Resource controllers
 // of version 1 say nothing about services. It returns "" when the process is
-// gone, or in no such hierarchy.
-func cgroup(pid int) string {
+// gone, or in no such hierarchy. The error is why it can't be said now.
+func cgroup(pid int) (string, error) {
 	var buf [8192]byte
 	b, err := readProc(pid, "cgroup", buf[:])
-	if err != nil {
-		return ""
+	switch {
+	case IsShort(err):
+		return "", err
+	case err != nil:
+		return "", nil
 	}
-	return parseCgroup(b)
+	return parseCgroup(b), nil
 }
 
 func parseCgroup(b []byte) string {
