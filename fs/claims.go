@@ -28,19 +28,47 @@ const clientVariable = "STAGEFS_CLIENT"
 // that is in execve(2) it is not known what it will carry; nor what is in the memory
 // of one that another of its threads keeps locked; nor whether a scope is still the
 // one that is meant while its leader can't be looked at. See unclear.
-func claims(r *procid.Resolver, p *procid.Process, c lockstate.Claim) (holds, known bool) {
+func claims(r *procid.Resolver, p *procid.Process, c lockstate.Claim) (holds bool, unsure error) {
 	pid := p.ID().Pid
-	in, busy := false, false
 	if c.Scope.Kind != lockstate.ProcessScope {
-		in, busy = inScope(r, pid, c.Scope)
+		holds, unsure = inScope(r, pid, c.Scope)
+		holds = holds && unsure == nil
 	}
-	holds, known = in && !busy, !busy
-	if !holds && c.Client != "" && hasUser(pid, c.UID) {
-		var read bool
-		holds, read = procid.Soon(r, pid, func() bool { return carriesClient(pid, c.Client) }, nil)
-		known = known && read
+	if !holds && c.Client != "" {
+		var err error
+		holds, err = carriesFor(r, pid, c)
+		unsure = cmp.Or(unsure, err)
 	}
-	return holds && r.Lives(p.ID()), known // after the look: it was at no later process
+	return holds && r.Lives(p.ID()), unsure // after the look: it was at no later process
+}
+
+// carriesFor reports whether a process of a user's carries that one's client's ID, or why
+// that can't be said now.
+func carriesFor(r *procid.Resolver, pid int, c lockstate.Claim) (bool, error) {
+	if is, err := hasUser(pid, c.UID); !is {
+		return false, ifShort(err)
+	}
+	type answer struct {
+		carries bool
+		err     error
+	}
+	a, known := procid.Soon(r, pid, func() (a answer) {
+		a.carries, a.err = carriesClient(pid, c.Client)
+		return a
+	}, nil)
+	if !known {
+		return false, procid.ErrBusy
+	}
+	return a.carries, ifShort(a.err)
+}
+
+// ifShort returns an error that says more of this daemon than of what it has looked at, or
+// nil.
+func ifShort(err error) error {
+	if procid.IsShort(err) {
+		return err
+	}
+	return nil
 }
 
 // unclear returns the processes that claims may not have been able to look at when a
@@ -72,23 +100,23 @@ func (r *request) unclear(held *lockstate.HeldError) (pids []int) {
 // in execve(2). The first number of several is as the daemon sees it.
 type membership struct{ group, session string }
 
-func membershipOf(pid int) (m membership, ok bool) {
+func membershipOf(pid int) (m membership, err error) {
 	status, err := procid.ReadStatus(pid)
 	if err != nil {
-		return m, false
+		return m, err
 	}
 	first := func(key string) string {
 		number, _, _ := strings.Cut(status.Field(key), "\t")
 		return number
 	}
-	return membership{first("NSpgid"), first("NSsid")}, true
+	return membership{first("NSpgid"), first("NSsid")}, nil
 }
 
-// startOf returns when a process started, in clock ticks after boot. busy: it
-// can't be said now.
-func startOf(r *procid.Resolver, pid int) (start uint64, busy, ok bool) {
+// startOf returns when a process started, in clock ticks after boot. unsure: that can't be
+// said now.
+func startOf(r *procid.Resolver, pid int) (start uint64, unsure error, ok bool) {
 	if p := r.Known(uint32(pid)); p != nil && p.ID().Pid == pid {
-		return p.ID().Start, false, true
+		return p.ID().Start, nil, true
 	}
 	type answer struct {
 		start uint64
@@ -98,8 +126,10 @@ func startOf(r *procid.Resolver, pid int) (start uint64, busy, ok bool) {
 		a.start, a.err = procid.StartOf(pid)
 		return a
 	}, nil)
-	busy = !known || procid.IsShort(a.err)
-	return a.start, busy, !busy && a.err == nil
+	if !known {
+		return 0, procid.ErrBusy, false
+	}
+	return a.start, ifShort(a.err), a.err == nil
 }
 
 // scopeNamed returns the kind of scope with a name.
@@ -117,21 +147,28 @@ func scopeNamed(name string) (lockstate.ScopeKind, bool) {
 // until stop is closed.
 func scopeOf(r *procid.Resolver, p *procid.Process, kind lockstate.ScopeKind, stop <-chan struct{}) (lockstate.Scope, error) {
 	s := lockstate.Scope{Kind: kind}
-	m, ok := membershipOf(p.ID().Pid)
+	m, err := membershipOf(p.ID().Pid)
 	switch {
 	case kind == lockstate.ProcessScope:
 		return s, nil
-	case !ok || !r.Lives(p.ID()):
+	case procid.IsShort(err):
+		return lockstate.Scope{}, err
+	case err != nil || !r.Lives(p.ID()):
 		return lockstate.Scope{}, lockstate.ErrNobody
 	case kind == lockstate.GroupScope:
 		s.ID = m.group
 	case kind == lockstate.SessionScope:
 		s.ID = m.session
 	default:
-		if s.ID, ok = cgroupOf(p.ID().Pid); !ok {
-			return lockstate.Scope{}, errNoCgroup
+		if s.ID, err = cgroupOf(p.ID().Pid); err == nil {
+			s.Born, err = cgroupBorn(s.ID)
+			err = ifShort(err)
+		} else if !procid.IsShort(err) {
+			err = errNoCgroup
 		}
-		s.Born = cgroupBorn(s.ID)
+		if err != nil {
+			return lockstate.Scope{}, err
+		}
 		return s, nil
 	}
 	// "0": begun outside of the daemon's pid namespace, or by the kernel.
@@ -140,16 +177,20 @@ func scopeOf(r *procid.Resolver, p *procid.Process, kind lockstate.ScopeKind, st
 		return lockstate.Scope{}, &scopeError{fmt.Sprintf("the %s of the process is none that the daemon can see; "+
 			"start the process with setsid(1)", kind)}
 	}
-	for busy := true; busy; {
-		if s.Born, busy, _ = startOf(r, leader); busy {
-			select {
-			case <-stop:
-				return lockstate.Scope{}, lockstate.ErrNobody
-			case <-time.After(killTime):
-			}
+	for {
+		born, unsure, _ := startOf(r, leader)
+		switch s.Born = born; {
+		case unsure == nil:
+			return s, nil
+		case procid.IsShort(unsure):
+			return lockstate.Scope{}, unsure
+		}
+		select {
+		case <-stop:
+			return lockstate.Scope{}, lockstate.ErrNobody
+		case <-time.After(killTime):
 		}
 	}
-	return s, nil
 }
 
 // errNoCgroup: a lock for the cgroup would be everybody's.
@@ -161,31 +202,31 @@ type scopeError struct{ why string }
 func (e *scopeError) Error() string { return e.why }
 func (e *scopeError) Unwrap() error { return unix.EOPNOTSUPP }
 
-// inScope reports whether a process is in a scope, but for busy: it may be one of
-// the same name.
-func inScope(r *procid.Resolver, pid int, s lockstate.Scope) (in, busy bool) {
+// inScope reports whether a process is in a scope. unsure: it may not be in it, or, if it
+// is, that may be one of the same name.
+func inScope(r *procid.Resolver, pid int, s lockstate.Scope) (in bool, unsure error) {
 	if s.Kind == lockstate.CgroupScope {
-		if !inCgroup(pid, s.ID) {
-			return false, false
+		if in, err := inCgroup(pid, s.ID); !in {
+			return false, ifShort(err)
 		}
 		// It may have been removed, and made anew by another step or service.
-		born := cgroupBorn(s.ID)
-		return s.Born == 0 || born == 0 || born == s.Born, false
+		born, err := cgroupBorn(s.ID)
+		return s.Born == 0 || born == 0 || born == s.Born, ifShort(err)
 	}
-	m, ok := membershipOf(pid)
+	m, err := membershipOf(pid)
 	id := m.group
 	if s.Kind == lockstate.SessionScope {
 		id = m.session
 	}
-	if !ok || id != s.ID {
-		return false, false
+	if err != nil || id != s.ID {
+		return false, ifShort(err)
 	}
 	// As long as a group has members its number is no other process's. If it
 	// is another's by now, this is another group: also where the leader was gone
 	// when the group took a lock (0), as that of a program in the background is.
 	leader, _ := strconv.Atoi(id)
-	start, busy, ok := startOf(r, leader)
-	return !ok || start == s.Born, busy
+	start, unsure, ok := startOf(r, leader)
+	return !ok || start == s.Born, unsure
 }
 
 // member returns the oldest process that lives in a scope, or nil. Processes
@@ -247,20 +288,25 @@ func membersOf(r *procid.Resolver, s lockstate.Scope) (pids []int, gone bool, er
 		start uint64
 	}
 	var all []found
+	var unsure error
 	err = eachProcess(func(pid int) bool {
 		in := mayBeIn(pid, s)
 		if in {
-			in, _ = inScope(r, pid, s)
+			in, unsure = inScope(r, pid, s)
 		}
-		if in {
+		switch {
+		case in:
 			start, _, _ := startOf(r, pid)
 			all = append(all, found{pid, start})
-		} else {
+		case unsure != nil:
+			return false
+		default:
 			gone = gone || unix.Kill(pid, 0) == unix.ESRCH
 		}
+		unsure = nil
 		return true
 	})
-	if err != nil {
+	if err = cmp.Or(err, unsure); err != nil {
 		return nil, false, err
 	}
 	slices.SortFunc(all, func(a, b found) int {
@@ -289,19 +335,19 @@ func eachProcess(f func(pid int) bool) error {
 
 // hasUser reports whether a process is entirely a user's, or root's. A program
 // that only works with root's rights for somebody else is not.
-func hasUser(pid int, uid uint32) bool {
+func hasUser(pid int, uid uint32) (bool, error) {
 	status, err := procid.ReadStatus(pid)
 	if err != nil {
-		return false
+		return false, err
 	}
 	ids := strings.Fields(status.Field("Uid"))
 	for _, id := range ids {
 		n, err := strconv.ParseUint(id, 10, 32)
 		if err != nil || n != 0 && n != uint64(uid) {
-			return false
+			return false, nil
 		}
 	}
-	return len(ids) == 4
+	return len(ids) == 4, nil
 }
 
 // maxEnviron bounds what is read of an environment, in bytes: more than the
@@ -310,22 +356,23 @@ const maxEnviron = 8 << 20
 
 // carriesClient reports whether a process was started with a client's ID in its
 // environment. The first of several counts, as for getenv(3).
-func carriesClient(pid int, client string) bool {
+func carriesClient(pid int, client string) (bool, error) {
 	b, err := readEnviron(fmt.Sprintf("/proc/%d/environ", pid))
-	if len(b) == 0 { // as of a thread that has ended
-		if tid := procid.RunningThread(pid); tid != 0 && tid != pid {
+	if len(b) == 0 && !procid.IsShort(err) { // as of a thread that has ended
+		var tid int
+		if tid, err = procid.RunningThread(pid); tid != 0 && tid != pid {
 			b, err = readEnviron(fmt.Sprintf("/proc/%d/task/%d/environ", pid, tid))
 		}
 	}
 	if err != nil {
-		return false
+		return false, err
 	}
 	for v := range bytes.SplitSeq(b, []byte{0}) {
 		if value, ok := bytes.CutPrefix(v, []byte(clientVariable+"=")); ok {
-			return string(value) == client
+			return string(value) == client, nil
 		}
 	}
-	return false
+	return false, nil
 }
 
 func readEnviron(name string) ([]byte, error) {

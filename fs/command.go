@@ -155,7 +155,7 @@ func (c *command) release() fuse.Status {
 		return c.fail(lockstate.ErrNoLock)
 	}
 	p, unknown := c.process()
-	l, holds, err := c.ofClient(p, d)
+	l, holds, unsure, err := c.ofClient(p, d)
 	switch {
 	case observed && (err != nil || l.Token == 0 || !holds):
 		return c.off()
@@ -164,7 +164,7 @@ func (c *command) release() fuse.Status {
 	case l.Token == 0, c.token != 0 && c.token != l.Token:
 		return c.fail(lockstate.ErrNoLock)
 	case !holds:
-		return c.notHeld(p, unknown, l)
+		return c.notHeld(p, cmp.Or(unknown, unsure), l)
 	}
 	c.tell(l)
 	how := lockstate.Ending{Reason: lockstate.Given}
@@ -221,13 +221,13 @@ func (c *command) othersIn(l lockstate.Lock) fuse.Status {
 
 // ofClient returns the lock on a directory that the command is about, and
 // whether the caller may give it back: the client's lease if one is named.
-func (c *command) ofClient(p *procid.Process, d *lockstate.Dir) (l lockstate.Lock, holds bool, err error) {
+func (c *command) ofClient(p *procid.Process, d *lockstate.Dir) (l lockstate.Lock, holds bool, unsure, err error) {
 	if c.client == "" {
-		l, holds = c.fs.table.HeldOn(p, d, c.token)
-		return l, holds, nil
+		l, holds, unsure = c.fs.table.HeldOn(p, d, c.token)
+		return l, holds, notYet(unsure), nil
 	}
 	l, err = c.fs.table.OfClient(d, c.client, c.header.Uid)
-	return l, err == nil, err
+	return l, err == nil, nil, err
 }
 
 // renew gives a lease its time again (L1).
@@ -339,8 +339,8 @@ func (c *command) check() fuse.Status {
 		}
 	}
 	p, unknown := c.process()
-	if _, holds := c.fs.table.HoldsBy(p, l.Token); !holds {
-		return c.notHeld(p, unknown, l)
+	if _, holds, unsure := c.fs.table.HoldsBy(p, l.Token); !holds {
+		return c.notHeld(p, cmp.Or(unknown, notYet(unsure)), l)
 	}
 	return c.tell(l)
 }

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -147,31 +148,41 @@ func (fs *FS) removeLockEntry(dir int, name string, isDir bool) error {
 		return fs.back.unlink(dir, name, 0)
 	}
 	left := lockDirEntries
-	if !smallTree(dir, name, lockDirDepth, &left) {
+	switch small, err := smallTree(dir, name, lockDirDepth, &left); {
+	case err != nil:
+		return err
+	case !small:
 		return errNotLockDir
 	}
 	return fs.removeTree(dir, name, true)
 }
 
-func smallTree(dir int, name string, depth int, left *int) bool {
+// smallTree reports whether a directory is known to hold no more than that. The error is why
+// it can't be said now.
+func smallTree(dir int, name string, depth int, left *int) (small bool, err error) {
 	if depth == 0 {
-		return false
+		return false, nil
 	}
 	fd, err := openHere(dir, name, 0)
 	if err != nil {
-		return false
+		return false, ifShort(err)
 	}
 	defer unix.Close(fd)
-	small := true
+	small = true
+	var bad error
 	err = eachEntry(fd, func(e dirEntry) bool {
-		*left--
-		if e.typeIn(fd) == unix.DT_DIR {
-			small = *left >= 0 && smallTree(fd, e.name, depth-1, left)
-			return small
-		}
 		var st unix.Statx_t
-		small = *left >= 0 && statAt(fd, e.name, &st) == nil && (st.Size <= lockDirBytes || st.Nlink > 1)
+		switch *left--; {
+		case *left < 0:
+			small = false
+		case e.typeIn(fd) == unix.DT_DIR:
+			small, bad = smallTree(fd, e.name, depth-1, left)
+		default:
+			bad = statAt(fd, e.name, &st)
+			small = bad == nil && (st.Size <= lockDirBytes || st.Nlink > 1)
+		}
 		return small
 	})
-	return err == nil && small
+	err = cmp.Or(err, bad)
+	return err == nil && small, ifShort(err)
 }

@@ -174,8 +174,9 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 			fs.carryOut(o, fs.procs.ExitOf(o))
 		}
 	}
-	if !crashed(how) {
-		fs.noteContent(id)
+	if !crashed(how) && fs.noteContent(id) != nil {
+		fs.carryOutLater(id, how)
+		return
 	}
 	dead, heirs := fs.table.Exit(id, how, fs.heir)
 	for _, h := range heirs {

@@ -149,8 +149,11 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			return statusOf(err)
 		case held != nil && held.Err == lockstate.ErrUnlocked && r.adrift():
 			return fuse.Status(unix.ESTALE) // the kernel asks what has the name now: that may be locked
-		case r.unknown != nil && !refused(r.unknown) && !fs.opts.Observe:
+		case fs.opts.Observe:
+		case r.unknown != nil && !refused(r.unknown):
 			return statusOf(r.unknown) // it may be the holder's
+		case held != nil && procid.IsShort(held.Unsure):
+			return statusOf(held.Unsure) // likewise
 		}
 		if errors.Is(err, errMayMap) {
 			err = fs.namePassing(r.node, err)
@@ -275,7 +278,9 @@ func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 		if r.scoped.err != nil && r.owner != nil {
 			return nil, r.scoped.err
 		}
-		errors.As(r.scoped.err, &r.alone)
+		if r.scoped.err != nil && !errors.As(r.scoped.err, &r.alone) {
+			return nil, r.scoped.err
+		}
 		q.Scope = r.scoped.scope // or the process alone: it did not ask for more
 	}
 	if !r.endless {

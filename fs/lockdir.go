@@ -42,13 +42,14 @@ func (fs *FS) lockDirUsed(fd int, dir, name string, token uint64) error {
 }
 
 // noteContent tells the table of locks whose owner has exited with more in a lock directory
-// than such a one holds: that is content, which he has changed (R5).
-func (fs *FS) noteContent(id procid.ID) {
+// than such a one holds: that is content, which he has changed (R5). The error is why that
+// can't be said now.
+func (fs *FS) noteContent(id procid.ID) error {
 	for _, l := range fs.table.Owned(id) {
 		if l.Changed || len(l.Files) == 0 {
 			continue
 		}
-		_ = fs.locked(false, func() error {
+		err := fs.locked(false, func() error {
 			fd, err := fs.openPath(fs.table.Path(l.Dir))
 			if err != nil {
 				return err
@@ -56,14 +57,26 @@ func (fs *FS) noteContent(id procid.ID) {
 			defer unix.Close(fd)
 			for _, name := range l.Files {
 				var st unix.Statx_t
-				left := lockDirEntries
-				if statAt(fd, name, &st) == nil && isDirectory(&st) && !smallTree(fd, name, lockDirDepth, &left) {
+				err := ifShort(statAt(fd, name, &st))
+				small, left := true, lockDirEntries
+				if err == nil && isDirectory(&st) {
+					small, err = smallTree(fd, name, lockDirDepth, &left)
+				}
+				if err != nil {
+					return err
+				}
+				if !small {
 					fs.table.Change(l.Token)
 				}
 			}
 			return nil
 		})
+		// What open(2) and the like have made is no directory.
+		if procid.IsShort(err) && (l.Protocol == "mkdir" || len(l.Files) > 1) {
+			return err
+		}
 	}
+	return nil
 }
 
 // emptyDir reports whether a directory is known to have no entries.

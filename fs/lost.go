@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"strconv"
@@ -61,7 +62,10 @@ func (fs *FS) stillOpen(l lockstate.Lock) bool {
 		return true // recorded by a daemon that did not know
 	}
 	files := l.Opened
-	if ino := fs.inoAt(l.Path, l.File); ino != 0 {
+	switch ino, err := fs.inoAt(l.Path, l.File); {
+	case procid.IsShort(err):
+		return true // not known to be closed
+	case err == nil:
 		files = append(files, lockstate.FileID{Dev: files[0].Dev, Ino: ino})
 	}
 	k := &fs.lostKeys
@@ -70,24 +74,33 @@ func (fs *FS) stillOpen(l lockstate.Lock) bool {
 	if k.seen == nil {
 		k.seen = make(map[uint64]openFile)
 	}
-	open := func(pid int, look func() openFile) bool {
-		// What one has open that is in execve(2) is not known.
-		at, known := procid.Soon(fs.procs, pid, look, nil)
-		if known && at.fd != "" {
-			k.seen[l.Token] = at
-		}
-		return !known || at.fd != ""
+	type answer struct {
+		openFile
+		unsure error
 	}
-	if at, ok := k.seen[l.Token]; ok && fs.procs.Alive(at.proc) && open(at.proc.Pid, func() (none openFile) {
-		if fs.shows(at, files) {
-			return at
+	open := func(pid int, look func() (openFile, error)) bool {
+		// What one has open that is in execve(2) is not known, nor that of one who may not
+		// be looked at.
+		at, known := procid.Soon(fs.procs, pid, func() (a answer) {
+			a.openFile, a.unsure = look()
+			return a
+		}, nil)
+		if known && at.fd != "" {
+			k.seen[l.Token] = at.openFile
 		}
-		return none
+		return !known || at.unsure != nil || at.fd != ""
+	}
+	if at, ok := k.seen[l.Token]; ok && fs.procs.Alive(at.proc) && open(at.proc.Pid, func() (openFile, error) {
+		shows, err := fs.shows(at, files)
+		if !shows {
+			return openFile{}, err
+		}
+		return at, nil
 	}) {
 		return true
 	}
 	delete(k.seen, l.Token)
-	if open(l.Owner.Pid, func() openFile { return fs.findOpen(l.Owner, files) }) {
+	if open(l.Owner.Pid, func() (openFile, error) { return fs.findOpen(l.Owner, files) }) {
 		return true
 	}
 	still := false
@@ -97,59 +110,77 @@ func (fs *FS) stillOpen(l lockstate.Lock) bool {
 		}
 		p, err := fs.procs.ByPid(pid)
 		switch {
-		case errors.Is(err, procid.ErrBusy):
+		case errors.Is(err, procid.ErrBusy) || procid.IsShort(err):
 			still = true // it may be a holder
 		case err == nil:
-			_, holds := fs.table.HoldsBy(p, l.Token)
-			still = holds && open(pid, func() openFile { return fs.findOpen(p.ID(), files) })
+			_, holds, unsure := fs.table.HoldsBy(p, l.Token)
+			still = (holds || unsure != nil) && open(pid, func() (openFile, error) { return fs.findOpen(p.ID(), files) })
 		}
 		return !still
 	})
 	return still || err != nil
 }
 
-// inoAt returns the inode number that the mount shows of a file, or 0.
-func (fs *FS) inoAt(dir, name string) uint64 {
+// inoAt returns the inode number that the mount shows of a file.
+func (fs *FS) inoAt(dir, name string) (uint64, error) {
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
 	var st unix.Statx_t
-	if fs.statIn(dir, name, &st) != nil {
-		return 0
+	if err := fs.statIn(dir, name, &st); err != nil {
+		return 0, err
 	}
-	return fs.nodes.shownIno(identityOf(&st))
+	return fs.nodes.shownIno(identityOf(&st)), nil
 }
 
-// findOpen looks for one of some files among the descriptors of a process.
-func (fs *FS) findOpen(id procid.ID, files []lockstate.FileID) (found openFile) {
-	fds, _ := os.ReadDir("/proc/" + strconv.Itoa(id.Pid) + "/fd")
+// findOpen looks for one of some files among the descriptors of a process. With an error
+// and none found it may have one open.
+func (fs *FS) findOpen(id procid.ID, files []lockstate.FileID) (found openFile, err error) {
+	fds, err := os.ReadDir("/proc/" + strconv.Itoa(id.Pid) + "/fd")
+	err = unlessClosed(err)
 	for _, fd := range fds {
-		if at := (openFile{id, fd.Name()}); fs.shows(at, files) {
-			return at
+		at := openFile{id, fd.Name()}
+		shows, bad := fs.shows(at, files)
+		if shows {
+			return at, nil
 		}
+		err = cmp.Or(err, bad)
 	}
-	return found
+	return found, err
+}
+
+// unlessClosed returns an error of a look at a descriptor, or nil if it says that this was
+// closed, by its process's end perhaps.
+func unlessClosed(err error) error {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
 }
 
 // shows reports whether a descriptor is one of a file among some. Neither a dead
 // mount nor this one is asked: what the kernel knows is enough.
-func (fs *FS) shows(at openFile, files []lockstate.FileID) bool {
-	fd, err := unix.Open("/proc/"+strconv.Itoa(at.proc.Pid)+"/fd/"+at.fd, unix.O_PATH|unix.O_CLOEXEC, 0)
+func (fs *FS) shows(at openFile, files []lockstate.FileID) (bool, error) {
+	var fd int
+	err := ignoringEINTR(func() (err error) {
+		fd, err = unix.Open("/proc/"+strconv.Itoa(at.proc.Pid)+"/fd/"+at.fd, unix.O_PATH|unix.O_CLOEXEC, 0)
+		return err
+	})
 	if err != nil {
-		return false
+		return false, unlessClosed(err)
 	}
 	defer unix.Close(fd)
 	var st unix.Statx_t
-	if unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st) != nil {
-		return false
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st); err != nil {
+		return false, err
 	}
 	id := fs.identityOf(&st)
 	for _, f := range files {
 		// What has this mount's number now was open on one that is no more.
 		if f.Ino == id.ino && f.Dev == uint64(id.dev) && f.Dev != fs.mountDev {
-			return true
+			return true, nil
 		}
 	}
-	return false
+	return false, nil
 }
 
 // forget forgets where the descriptor of a lock was that has ended.

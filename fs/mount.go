@@ -248,7 +248,7 @@ func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) 
 	}
 	table := lockstate.Options{
 		LastToken: last, Reserve: s.reserve, DenyUnlocked: o.DenyUnlocked, World: s.world, OnCrash: o.OnCrash,
-		Claims: func(p *procid.Process, c lockstate.Claim) (holds, known bool) { return claims(procs, p, c) },
+		Claims: func(p *procid.Process, c lockstate.Claim) (bool, error) { return claims(procs, p, c) },
 		Gone:   func(id procid.ID) bool { return unix.Kill(id.Pid, 0) == unix.ESRCH },
 		Notify: events.add,
 	}

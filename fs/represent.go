@@ -34,7 +34,8 @@ func (fs *FS) represent(l lockstate.Lock, p *procid.Process) bool {
 }
 
 // unrepresented are locks of scopes whose members are all in execve(2), so that
-// nobody can be told to stand for them.
+// nobody can be told to stand for them; and those of which it can't be said yet what
+// becomes of them, for want of descriptors or memory.
 type unrepresented struct {
 	tokens sync.Map               // their tokens
 	owners map[procid.ID][]uint64 // the same by the dead owner; protected by FS.reapMu
@@ -74,6 +75,16 @@ func (fs *FS) representLater(id procid.ID, how procid.Exit, tokens []uint64) {
 			fs.carryOut(id, how)
 		}
 	})
+}
+
+// carryOutLater leaves all locks of a dead process to it for a while. The caller holds
+// FS.reapMu.
+func (fs *FS) carryOutLater(id procid.ID, how procid.Exit) {
+	var tokens []uint64
+	for _, l := range fs.table.Owned(id) {
+		tokens = append(tokens, l.Token)
+	}
+	fs.representLater(id, how, tokens)
 }
 
 // stopRepresenting ends that, and waits for what is under way.

@@ -98,7 +98,7 @@ func (r *request) seeClaims(held *lockstate.HeldError) bool {
 // unsure reports whether it has yet to be waited for what a refusal depends on.
 func (r *request) unsure(err error) bool {
 	var held *lockstate.HeldError
-	return errors.As(err, &held) && held.Unsure && !r.sure
+	return errors.As(err, &held) && held.Unsure != nil && !r.sure
 }
 
 // A scopeAnswer is what scopeOf says.

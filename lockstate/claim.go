@@ -1,6 +1,7 @@
 package lockstate
 
 import (
+	"cmp"
 	"errors"
 
 	"github.com/stagefs/stagefs/lockstate/procid"
@@ -55,7 +56,7 @@ func (r *row) claim() Claim {
 type asking struct {
 	open    []*row // a decision would change if the process claimed these
 	refuted map[*row]struct{}
-	unsure  bool                   // not all was known of them, or of who has something open
+	unsure  error                  // why not all was known of them, or of who has something open
 	friends map[procid.ID]struct{} // other processes that claim what is to be acquired
 }
 
@@ -81,16 +82,16 @@ func (t *Table) holdsLocked(r *row, p *procid.Process, a *asking) bool {
 	return r.kind != Shared && t.hasLocked(r, p, a)
 }
 
-// ask decides about p under Table.mu, again once it is known what p claims. It reports
-// false as sure where that did not come out.
-func (t *Table) ask(p *procid.Process, decide func(*asking) bool) (yes, sure bool) {
+// ask decides about p under Table.mu, again once it is known what p claims. unsure is why
+// that did not come out.
+func (t *Table) ask(p *procid.Process, decide func(*asking) bool) (yes bool, unsure error) {
 	var a asking
 	for {
 		t.mu.Lock()
 		yes = decide(&a)
 		t.mu.Unlock()
 		if yes || !t.resolve(p, &a) {
-			return yes, !a.unsure
+			return yes, a.unsure
 		}
 	}
 }
@@ -106,7 +107,7 @@ func (t *Table) resolve(p *procid.Process, a *asking) bool {
 		t.mu.Lock()
 		claim := r.claim()
 		t.mu.Unlock()
-		holds, known := t.claims(p, claim)
+		holds, unsure := t.claims(p, claim)
 		if holds {
 			t.mu.Lock()
 			r.remember(p.ID())
@@ -118,7 +119,7 @@ func (t *Table) resolve(p *procid.Process, a *asking) bool {
 			a.refuted = make(map[*row]struct{})
 		}
 		a.refuted[r] = struct{}{}
-		a.unsure = a.unsure || !known
+		a.unsure = cmp.Or(a.unsure, unsure)
 	}
 	a.open = nil
 	return again
@@ -126,12 +127,12 @@ func (t *Table) resolve(p *procid.Process, a *asking) bool {
 
 // mark says of a refusal whether it may be for want of knowledge alone.
 func (a *asking) mark(err error) error {
-	if !a.unsure {
+	if a.unsure == nil {
 		return err
 	}
 	var held *HeldError
 	if errors.As(err, &held) {
-		held.Unsure = true
+		held.Unsure = a.unsure
 	}
 	return err
 }
@@ -149,9 +150,9 @@ func (t *Table) resolveOpeners(q *Request, held *HeldError) bool {
 		if _, known := q.asked.friends[p.ID()]; known || p.ID() == (procid.ID{}) {
 			continue
 		}
-		holds, known := t.claims(p, claim)
+		holds, unsure := t.claims(p, claim)
 		if !holds {
-			q.asked.unsure = q.asked.unsure || !known
+			q.asked.unsure = cmp.Or(q.asked.unsure, unsure)
 			continue
 		}
 		if q.asked.friends == nil {

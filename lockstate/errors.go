@@ -55,7 +55,7 @@ type HeldError struct {
 	Lock     Lock          // the lock in the way; zero for ErrOpen and ErrUnlocked
 	Handles  []HandleState // the write handles in the way, for ErrOpen
 	Settling bool          // the lock may still be narrowed to a directory further down (A12)
-	Unsure   bool          // it could not be said what the process carries, or who has something open, and so holds a lock by
+	Unsure   error         // why it could not be said what the process carries, or who has something open, and so holds a lock by; nil: it could
 }
 
 func (e *HeldError) Error() string {

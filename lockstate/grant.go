@@ -125,7 +125,7 @@ func (g *Grant) Keeps(p *procid.Process) bool {
 	if g.row == nil {
 		return false
 	}
-	if l, has := g.t.HoldsBy(p, g.row.token); has && l.Kind != Shared {
+	if l, has, _ := g.t.HoldsBy(p, g.row.token); has && l.Kind != Shared {
 		return true
 	}
 	g.t.mu.Lock()

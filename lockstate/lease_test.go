@@ -22,7 +22,7 @@ type leases struct {
 	mu      sync.Mutex
 	carried map[procid.ID]lockstate.Claim
 	asked   int
-	busy    bool // it can't be said what anybody carries
+	busy    error // why it can't be said what anybody carries
 }
 
 func newLeases(t *testing.T) *leases {
@@ -32,13 +32,13 @@ func newLeases(t *testing.T) *leases {
 		Clock: func() time.Duration { return time.Since(start) },
 		// The wall clock goes wild: no deadline depends on it (L4).
 		Now: func() time.Time { return time.Unix(rand.Int64N(1<<32), 0) },
-		Claims: func(p *procid.Process, c lockstate.Claim) (holds, known bool) {
+		Claims: func(p *procid.Process, c lockstate.Claim) (holds bool, unsure error) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.asked++
 			has := f.carried[p.ID()]
 			holds = c.Client != "" && has.Client == c.Client && (has.UID == c.UID || has.UID == 0) || c.Scope.Kind != 0 && has.Scope == c.Scope
-			return holds && !f.busy, !f.busy
+			return holds && f.busy == nil, f.busy
 		},
 	})
 	return f
@@ -245,7 +245,7 @@ func TestL2Unsure(t *testing.T) {
 		f.mustLease(f.child, "a", "x", time.Minute)
 		f.take(f.parent, "b", lockstate.Explicit)
 		f.carried[f.stranger.ID()] = lockstate.Claim{Client: "x", UID: 1000}
-		refusal := func(path string, want bool) {
+		refusal := func(path string, want error) {
 			t.Helper()
 			in := []*lockstate.Dir{f.dir(path)}
 			_, begin := f.Begin(lockstate.Change{Process: f.stranger, Dirs: in})
@@ -255,14 +255,14 @@ func TestL2Unsure(t *testing.T) {
 			for what, err := range map[string]error{"Begin": begin, "OpenHandle": open, "Acquire": acquire, "Probe": f.Probe(q)} {
 				var held *lockstate.HeldError
 				if !errors.As(err, &held) || held.Unsure != want {
-					t.Errorf("%s(%s) = %+v, want a refusal with Unsure %t", what, path, err, want)
+					t.Errorf("%s(%s) = %+v, want a refusal with Unsure %v", what, path, err, want)
 				}
 			}
 		}
-		f.busy = true
-		refusal("a", true)
-		refusal("b", false)
-		f.busy = false
+		f.busy = procid.ErrBusy
+		refusal("a", f.busy)
+		refusal("b", nil)
+		f.busy = nil
 		f.mayChange(f.stranger, "a")
 	})
 }
@@ -377,19 +377,19 @@ func TestL2OpenersUnsure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newLeases(t)
 		f.carried[f.stranger.ID()] = lockstate.Claim{Client: "x", UID: 1000}
-		f.busy = true
-		want := func(what string, err error, unsure bool) {
+		f.busy = procid.ErrBusy
+		want := func(what string, err error, unsure error) {
 			t.Helper()
 			var held *lockstate.HeldError
 			if !errors.As(err, &held) || held.Err != lockstate.ErrOpen || held.Unsure != unsure {
-				t.Errorf("%s = %+v, want %v with Unsure %t", what, err, lockstate.ErrOpen, unsure)
+				t.Errorf("%s = %+v, want %v with Unsure %v", what, err, lockstate.ErrOpen, unsure)
 			}
 		}
 		h := f.open(f.stranger, "a")
 		_, err := f.lease(f.child, "a", "x", 0)
-		want("Acquire", err, true)
+		want("Acquire", err, procid.ErrBusy)
 		_, err = f.try(f.child, "a", lockstate.Explicit)
-		want("Acquire for a process alone", err, false)
+		want("Acquire for a process alone", err, nil)
 
 		// It comes in while the request waits for what is under way, or later.
 		q := lockstate.Request{Process: f.child, Kind: lockstate.Explicit, Protocol: "command", Command: true, Client: "x", UID: 1000}
@@ -407,8 +407,8 @@ func TestL2OpenersUnsure(t *testing.T) {
 			return f.Acquire(nil, q)
 		}
 		_, err = acquire("b")
-		want("Acquire that waited", err, true)
-		f.busy = false
+		want("Acquire that waited", err, procid.ErrBusy)
+		f.busy = nil
 		h.Moved("f", f.dir("b"), f.dir("a"))
 		g, err := acquire("c")
 		if err != nil {
@@ -420,10 +420,10 @@ func TestL2OpenersUnsure(t *testing.T) {
 		if g, err = f.Acquire(closed, q); err != nil {
 			t.Fatal(err)
 		}
-		f.busy = true
+		f.busy = procid.ErrBusy
 		h.Moved("f", f.dir("a"), f.dir("d"))
-		want("Confirm", g.Confirm(), true)
-		f.busy = false
+		want("Confirm", g.Confirm(), procid.ErrBusy)
+		f.busy = nil
 		if err := g.Confirm(); err != nil {
 			t.Errorf("Confirm where it is known = %v, want nil", err)
 		}

@@ -633,9 +633,9 @@ func testLife(t *rapid.T) {
 	s.table = lockstate.New(lockstate.Options{
 		OnCrash: rapid.SampledFrom([]string{lockstate.Keep, lockstate.Quarantine}).Draw(t, "on crash"),
 		Clock:   func() time.Duration { return s.now },
-		Claims: func(p *procid.Process, c lockstate.Claim) (holds, known bool) {
+		Claims: func(p *procid.Process, c lockstate.Claim) (holds bool, unsure error) {
 			q := s.find(p.ID())
-			return c.Scope.Kind != lockstate.ProcessScope && q.scope == c.Scope || c.Client != "" && q.client == c.Client, true
+			return c.Scope.Kind != lockstate.ProcessScope && q.scope == c.Scope || c.Client != "" && q.client == c.Client, nil
 		},
 		Notify: func(e lockstate.Event) {
 			switch e.Event {

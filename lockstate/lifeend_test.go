@@ -72,7 +72,7 @@ func (s *life) expire(t *rapid.T) {
 // release is by a holder (R6).
 func (s *life) release(t *rapid.T) {
 	p := pick(t, s.live(), "who")
-	l, ok := s.table.HeldOn(p.proc, s.dir, 0)
+	l, ok, _ := s.table.HeldOn(p.proc, s.dir, 0)
 	if r := s.rows[l.Token]; !ok {
 		t.Skip("not its")
 	} else if !s.has(r, p) {

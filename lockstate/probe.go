@@ -38,9 +38,9 @@ func (t *Table) probe(q Request) error {
 // HeldOn returns the lock on d itself that is p's to give back: the one in
 // force, or its own of the shared ones; or the one with the given token, if that is not
 // 0, also with a child's in front of it (C2). If there is none it reports false, with
-// the lock in force.
-func (t *Table) HeldOn(p *procid.Process, d *Dir, token uint64) (l Lock, ok bool) {
-	ok, _ = t.ask(p, func(a *asking) bool {
+// the lock in force; unsure is why that can't be said.
+func (t *Table) HeldOn(p *procid.Process, d *Dir, token uint64) (l Lock, ok bool, unsure error) {
+	ok, unsure = t.ask(p, func(a *asking) bool {
 		top := d.top()
 		if top == nil {
 			l = Lock{}
@@ -56,12 +56,13 @@ func (t *Table) HeldOn(p *procid.Process, d *Dir, token uint64) (l Lock, ok bool
 		l = top.lock()
 		return false
 	})
-	return l, ok
+	return l, ok, unsure
 }
 
-// HoldsBy reports whether p holds the lock with the given token.
-func (t *Table) HoldsBy(p *procid.Process, token uint64) (l Lock, holds bool) {
-	holds, _ = t.ask(p, func(a *asking) bool {
+// HoldsBy reports whether p holds the lock with the given token; unsure is why that can't
+// be said.
+func (t *Table) HoldsBy(p *procid.Process, token uint64) (l Lock, holds bool, unsure error) {
+	holds, unsure = t.ask(p, func(a *asking) bool {
 		l = Lock{}
 		r := t.tokens[token]
 		if r == nil {
@@ -70,7 +71,7 @@ func (t *Table) HoldsBy(p *procid.Process, token uint64) (l Lock, holds bool) {
 		l = r.lock()
 		return t.hasLocked(r, p, a)
 	})
-	return l, holds
+	return l, holds, unsure
 }
 
 // HasLost reports whether a lock on d is kept by a descriptor of a mount that

@@ -26,9 +26,9 @@ type Options struct {
 	// World names where process ids mean what they mean now.
 	World string
 	// Claims tells whether a process holds a lock by what it carries (H3, L2).
-	// known is false where that can't be said now. It may make system calls. nil:
+	// unsure is why that can't be said now. It may make system calls. nil:
 	// none does.
-	Claims func(*procid.Process, Claim) (holds, known bool)
+	Claims func(*procid.Process, Claim) (holds bool, unsure error)
 	// Notify is told of each event. It is called with the table's mutex held,
 	// and so in order; it must not block, nor call the table. nil: nobody.
 	Notify func(Event)
@@ -54,7 +54,7 @@ type Table struct {
 	lineage lineageText // protected by mu
 	text    []byte      // likewise: room for a record
 	world   string
-	claims  func(*procid.Process, Claim) (holds, known bool)
+	claims  func(*procid.Process, Claim) (holds bool, unsure error)
 	clock   func() time.Duration
 	notify  func(Event)
 
@@ -185,13 +185,13 @@ func (t *Table) HoldsAll(p *procid.Process, d *Dir) bool {
 
 // MayHold is Holds, but reports true also where it can't be said yet.
 func (t *Table) MayHold(p *procid.Process, d *Dir) bool {
-	holds, sure := t.holds(p, d, false)
-	return holds || !sure
+	holds, unsure := t.holds(p, d, false)
+	return holds || unsure != nil
 }
 
-func (t *Table) holds(p *procid.Process, d *Dir, all bool) (holds, sure bool) {
+func (t *Table) holds(p *procid.Process, d *Dir, all bool) (holds bool, unsure error) {
 	if t.rows.Load() == 0 {
-		return true, true
+		return true, nil
 	}
 	return t.ask(p, func(a *asking) bool {
 		for r := range d.inForce() {

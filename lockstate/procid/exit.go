@@ -26,26 +26,29 @@ func (e Exit) Success() bool { return e.Known && e.Code == 0 && e.Signal == 0 }
 // Exiting reports whether a process is in exit(2) with all of its threads, or dead:
 // they have no memory any more when their descriptors are closed. It waits for nobody.
 func Exiting(id ID) bool {
-	tid, err := runningThread(id.Pid)
+	tid, err := RunningThread(id.Pid)
 	return tid == 0 && (err == nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH))
 }
 
 // RunningThread returns a thread of a process that has not ended, the first one if that
-// has not; 0: there is none, or it can't be had.
-func RunningThread(pid int) int {
-	tid, _ := runningThread(pid)
-	return tid
-}
-
-func runningThread(pid int) (tid int, err error) {
-	if has, _ := HasMemory(pid); has {
-		return pid, nil // mostly
+// has not; 0: there is none, or with an error, it can't be had.
+func RunningThread(pid int) (tid int, err error) {
+	has, err := hasMemory(pid)
+	if has { // mostly
+		return pid, nil
+	}
+	if IsShort(err) {
+		return 0, err
 	}
 	threads, err := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/task")
 	for _, thread := range threads {
 		tid, _ := strconv.Atoi(thread.Name())
-		if has, _ := HasMemory(tid); has {
+		has, bad := hasMemory(tid)
+		if has {
 			return tid, nil
+		}
+		if IsShort(bad) {
+			err = bad
 		}
 	}
 	return 0, err

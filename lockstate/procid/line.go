@@ -144,7 +144,7 @@ func (l *lineLook) read(pid int) {
 	var buf [maxCmdline]byte
 	b, err := readProc(pid, "cmdline", buf[:])
 	if err == nil && len(b) == 0 { // as of a thread that has ended
-		if tid := RunningThread(pid); tid != 0 && tid != pid {
+		if tid, _ := RunningThread(pid); tid != 0 && tid != pid {
 			b, err = readProc(tid, "cmdline", buf[:])
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // InitNamespace is what the link /proc/PID/ns/pid reads in the first PID namespace, whose
@@ -64,8 +66,15 @@ func RunTime(tid int) (ran time.Duration, ok bool) {
 // up before its descriptors. It waits for nobody, and takes a quarter of the time of
 // [ReadStatus]. known is false if there is no such thread any more.
 func HasMemory(tid int) (has, known bool) {
+	has, err := hasMemory(tid)
+	return has, err == nil
+}
+
+func hasMemory(tid int) (has bool, err error) {
 	var buf [128]byte
 	b, err := readProc(tid, "statm", buf[:])
-	known = err == nil && len(b) > 0
-	return known && b[0] != '0', known
+	if err == nil && len(b) == 0 {
+		err = unix.ESRCH
+	}
+	return err == nil && b[0] != '0', err
 }
