@@ -180,10 +180,13 @@ func (fs *FS) takeUpLock(n *node, c lockstate.CarriedHandle) *lockstate.Handle {
 	return l
 }
 
-// procAgain returns a process that the daemon before knew.
+// procAgain returns a process that the daemon before knew, or nobody (H4).
 func (fs *FS) procAgain(c *carriedProc) *procid.Process {
-	if c == nil || c.ID == (procid.ID{}) {
+	if c == nil {
 		return nil
+	}
+	if c.ID == (procid.ID{}) {
+		return new(procid.Process)
 	}
 	if p := fs.procs.Process(c.ID); p != nil {
 		return p

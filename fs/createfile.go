@@ -93,7 +93,7 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 	m.before = func() (err error) {
 		switch {
 		case lockFile:
-			h.opener, err = r.must()
+			h.opener, err = r.opener()
 			h.by = link{r.parent, r.name}
 		case writes(in.Flags):
 			h.lock, err = r.openForWrite(lockstate.Change{

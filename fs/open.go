@@ -158,7 +158,7 @@ func (o *opening) try() error {
 func (o *opening) admit(h *handle) (op *lockstate.Op, err error) {
 	fs, r, n := o.r.fs, o.r, o.n
 	if _, lockFile := fs.lockFileOf(n); lockFile {
-		if h.opener, err = r.must(); err != nil {
+		if h.opener, err = r.opener(); err != nil {
 			return op, err
 		}
 		if o.by.parent == nil {

@@ -47,6 +47,16 @@ func (r *request) must() (*procid.Process, error) {
 	return p, nil
 }
 
+// opener is must for who opens a lock file, be it nobody (H4): what is written through
+// that passes the gate.
+func (r *request) opener() (*procid.Process, error) {
+	p, err := r.must()
+	if p == nil && err == nil {
+		p = new(procid.Process)
+	}
+	return p, err
+}
+
 // ask looks the caller up, and reports false when the request was interrupted.
 func (r *request) ask() bool {
 	p, unknown, ok := r.fs.process(r.header)

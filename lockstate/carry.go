@@ -216,9 +216,6 @@ func (h *Handle) Carry() CarriedHandle {
 // TakeUpHandle puts a handle back. dirs are where its file has a name.
 func (t *Table) TakeUpHandle(c CarriedHandle, p *procid.Process, dirs []*Dir) *Handle {
 	h := &Handle{t: t, proc: p, name: c.Name, under: c.Under, revocable: c.Revocable}
-	if p == nil {
-		h.proc = new(procid.Process)
-	}
 	h.revoked.Store(c.Revoked)
 	t.mu.Lock()
 	defer t.mu.Unlock()

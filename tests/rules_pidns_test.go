@@ -25,7 +25,8 @@ func TestH4(t *testing.T) {
 		mount -t proc proc /proc && "$BIN" mount --state-dir "$BASE/state" "$BASE/static" 2>"$BASE/log" &
 		until [ -e "$BASE/static/.stagefs" ]; do sleep 0.02; done
 		# A holder of its own: this shell is init here, which inherits no lock (R5).
-		sh -c 'mkdir "$BASE/static/D" && echo content >"$BASE/static/D/file" && : >"$BASE/ready"; read line'
+		sh -c 'mkdir "$BASE/static/D" && echo content >"$BASE/static/D/file" && head -c 200000 /dev/zero >"$BASE/static/D/devserver.lock" && : >"$BASE/ready"
+			until [ -e "$BASE/opened" ]; do sleep 0.02; done; "$BIN" mount --replace "$BASE/static" && : >"$BASE/replaced"; read line'
 		"$BIN" umount "$BASE/static"; wait`)
 	inside.Env = append(os.Environ(), "BIN="+stagefsBin(), "BASE="+base)
 	inside.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS, Unshareflags: syscall.CLONE_NEWNS}
@@ -43,13 +44,18 @@ func TestH4(t *testing.T) {
 	if got := outside("cat D/file"); got != "0 content" {
 		t.Errorf("reading: %q", got)
 	}
+	lockFile := outside("cksum D/devserver.lock")
 	for _, script := range []string{
+		"exec 3<>D/devserver.lock; : >../opened; until [ -e ../replaced ]; do sleep 0.02; done; ! { LC_ALL=C /bin/echo x >&3; } 2>&1 | grep -q busy", "echo x 1<>D/devserver.lock", "echo x | dd of=D/devserver.lock conv=notrunc", "echo x >>D/devserver.lock",
 		"echo x >D/file", "echo x >D/new", "mkdir D/new", "rm D/file", "mv D E", "chmod 0 D", "set -C; : >D/devserver",
 		"set -C; : >free/devserver", "mkdir free/devserver.lock", "ln -s x free/devserver.lock",
 	} {
 		if got := outside(script + " 2>/dev/null"); strings.HasPrefix(got, "0") {
 			t.Errorf("%s: %q, want a refusal", script, got)
 		}
+	}
+	if got := outside("cksum D/devserver.lock"); got != lockFile {
+		t.Errorf("the lock file: %q, want %q", got, lockFile)
 	}
 	outside("mkdir free/new; mkdir new")
 	rows := outside("grep -c . .stagefs/locks; cat .stagefs/locks")
