@@ -183,7 +183,7 @@ func (o *opening) admit(h *handle) (op *lockstate.Op, err error) {
 	_, name := n.covering()
 	for {
 		h.lock, err = r.openForWrite(c, name)
-		if refused(err) && (o.by.parent != nil && !n.has(o.by) || fs.lockLooks.lost(o.in.Pid, n)) && fs.stale.found(true, true, &o.in.InHeader) {
+		if refused(err) && (o.by.parent != nil && !n.has(o.by) || fs.lockLooks.lost(o.in.Pid, n)) && fs.stale.found(true, true, &o.in.InHeader, "") {
 			err = unix.ESTALE // the kernel looks the name up again (A10)
 		}
 		if refused(err) && !h.mapsWritable() && fs.ownsOnly(r, n) && o.isFinal(err) {

@@ -59,8 +59,9 @@ type staleFind struct {
 // name that is gone. It is told so once in a system call: that would fail else. Who comes
 // to a file that it has not looked up, or names something in a directory that it has not
 // looked in, is in another one: then it did not find the name, and nothing came of the
-// first. dirs are further directories that the request names something in.
-func (t *staleFinds) found(stale, file bool, h *fuse.InHeader, dirs ...*node) bool {
+// first. makes is the name that the request is to make, or "", and dirs are further
+// directories that it names something in.
+func (t *staleFinds) found(stale, file bool, h *fuse.InHeader, makes string, dirs ...*node) bool {
 	if h.Pid == 0 || !stale && !t.some.Load() {
 		return false
 	}
@@ -71,7 +72,7 @@ func (t *staleFinds) found(stale, file bool, h *fuse.InHeader, dirs ...*node) bo
 		if f.told == h.Unique {
 			return stale
 		}
-		if now.Sub(f.at) < againTime && (f.again == h.Unique || f.again == 0 && (file || !f.twice || f.empty == f.makes) && (f.node == h.NodeId || !file && f.lookedIn(h, dirs))) {
+		if now.Sub(f.at) < againTime && f.comesBack(file, h, dirs) {
 			f.again = h.Unique
 			return false
 		}
@@ -90,21 +91,30 @@ func (t *staleFinds) found(stale, file bool, h *fuse.InHeader, dirs ...*node) bo
 		if t.byTid == nil {
 			t.byTid = make(map[uint32]*staleFind)
 		}
-		t.byTid[h.Pid] = &staleFind{at: now, told: h.Unique, node: h.NodeId}
+		t.byTid[h.Pid] = &staleFind{at: now, told: h.Unique, node: h.NodeId, makes: makes}
 	}
 	t.some.Store(len(t.byTid)+len(t.asked) > 0)
 	return stale
 }
 
-func (f *staleFind) lookedIn(h *fuse.InHeader, dirs []*node) bool {
-	return f.in == h.NodeId || slices.ContainsFunc(dirs, func(d *node) bool { return f.in == d.id })
+// comesBack reports whether a request is of the system call in which its thread was told.
+func (f *staleFind) comesBack(file bool, h *fuse.InHeader, dirs []*node) bool {
+	switch {
+	case f.again != 0:
+		return f.again == h.Unique
+	case file:
+		return f.node == h.NodeId
+	case f.twice && f.empty != f.makes:
+		return false
+	}
+	return f.node == h.NodeId || f.in == h.NodeId || slices.ContainsFunc(dirs, func(d *node) bool { return f.in == d.id })
 }
 
 // gone is the answer to who can't be served by a name that leads nowhere: ESTALE, at which
 // the kernel looks again, and ENOENT to who has done so and found the next that is gone,
 // since the system call would fail with ESTALE then.
 func (t *staleFinds) gone(file bool, h *fuse.InHeader) fuse.Status {
-	first := h.Pid == 0 || t.found(true, file, h)
+	first := h.Pid == 0 || t.found(true, file, h, "")
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if first && !t.askedLocked(h) {
@@ -193,15 +203,6 @@ func (t *staleFinds) looked(tid uint32, in, node uint64, name string) (told bool
 	return told
 }
 
-// toMake takes note that a thread which is told to look again was about to make a name.
-func (t *staleFinds) toMake(h *fuse.InHeader, name string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if f := t.byTid[h.Pid]; f != nil && f.told == h.Unique {
-		f.makes = name
-	}
-}
-
 // takeBack forgets that a thread is told by a request to look again: it is served after all.
 func (t *staleFinds) takeBack(h *fuse.InHeader) {
 	if !t.some.Load() {
@@ -222,7 +223,7 @@ func (fs *FS) openedStale(n *node, in *fuse.OpenIn) bool {
 		_, lockFile := fs.lockFileOf(n)
 		stale = (lockFile || writes(in.Flags)) && fs.underWay.mislead(fs, n, in.Pid, lockFile)
 	}
-	return fs.stale.found(stale, true, &in.InHeader)
+	return fs.stale.found(stale, true, &in.InHeader, "")
 }
 
 // changedStale is found for setattr and the like. Who has a file open may change it by the
@@ -233,7 +234,7 @@ func (fs *FS) changedStale(n *node, h *fuse.InHeader, size bool) bool {
 	if stale && !size && n.isOpen() {
 		return false
 	}
-	return fs.stale.found(stale, n.isFile(), h)
+	return fs.stale.found(stale, n.isFile(), h, "")
 }
 
 // namedStale is found for what makes, removes or renames something in a directory, which
@@ -243,11 +244,7 @@ func (fs *FS) namedStale(h *fuse.InHeader, acquires bool, makes string, dir *nod
 	for _, n := range others {
 		stale = stale || fs.underWay.mislead(fs, n, h.Pid, acquires)
 	}
-	told := fs.stale.found(stale, false, h, others...)
-	if told {
-		fs.stale.toMake(h, makes)
-	}
-	return told
+	return fs.stale.found(stale, false, h, makes, others...)
 }
 
 // isUnlinked reports whether n is a regular file whose last name the kernel has had

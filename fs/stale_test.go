@@ -50,7 +50,7 @@ func TestStaleFinds(t *testing.T) {
 		if step.looks {
 			finds.looked(step.tid, step.in, step.node, "name")
 		}
-		if got := finds.found(step.stale, !step.names, h); got != step.want {
+		if got := finds.found(step.stale, !step.names, h, ""); got != step.want {
 			t.Errorf("step %d: found(%t) of request %d by %d = %t, want %t", i, step.stale, step.unique, step.tid, got, step.want)
 		}
 	}
@@ -90,8 +90,7 @@ func TestStaleAgain(t *testing.T) {
 		var finds, goneFinds staleFinds
 		first := &fuse.InHeader{Unique: 1, NodeId: 1}
 		first.Pid = 7
-		finds.found(true, true, first)
-		finds.toMake(first, tt.makes)
+		finds.found(true, true, first, tt.makes)
 		goneFinds.gone(true, first)
 		told := true
 		for _, l := range tt.looks {
@@ -103,7 +102,7 @@ func TestStaleAgain(t *testing.T) {
 		}
 		second := &fuse.InHeader{Unique: 2, NodeId: tt.comesTo}
 		second.Pid = 7
-		if again := !finds.found(true, !tt.names, second); again != tt.again {
+		if again := !finds.found(true, !tt.names, second, ""); again != tt.again {
 			t.Errorf("case %d: it has come back: %t, want %t", i, again, tt.again)
 		}
 		if tt.names {
