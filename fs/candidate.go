@@ -282,8 +282,9 @@ func (cs *candidates) reap(fs *FS, id procid.ID) {
 	for _, c := range gone {
 		if c.node == nil {
 			if _, err := fs.discardOf(0, c.name, nil, true, c.place); err != nil {
-				fs.leftovers.add(fs, fs.table.Path(c.parent.dir), c.name, c.key)
-				fs.log.Warn("cannot remove a dead process's candidate", "file", c.name, "err", err)
+				dir := fs.table.Path(c.parent.dir)
+				fs.leftovers.add(fs, dir, c.name, c.key)
+				fs.log.Warn("cannot remove a dead process's candidate", "dir", dir, "file", c.name, "err", err)
 			}
 		}
 		cs.drop(c)

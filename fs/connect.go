@@ -31,7 +31,7 @@ func (s *Server) mount(o *Options) error {
 	case errors.Is(err, ErrUnmounted), errors.Is(err, ErrNotTaken), errors.Is(err, ErrMoved), errors.Is(err, ErrHelperKilled):
 		return err
 	case err == nil && note != "":
-		o.Log.Info("a faster transport can't be had", "in use", s.transport.Name(), "why", note)
+		o.Log.Info("a faster transport can't be had", "transport", s.transport.Name(), "err", note)
 		return nil
 	case err == nil, errors.Is(err, transport.ErrUnavailable), errors.Is(err, transport.ErrRefused), errors.Is(err, ErrNoFuse):
 		return err

@@ -313,7 +313,7 @@ func (r *request) tellAlone() {
 		return
 	}
 	r.fs.ownedAlone.Do(func() {
-		r.fs.log.Warn("locks are their process's alone, as with --owner=process", "owner", r.scope(), "pid", r.proc.ID().Pid, "why", r.alone)
+		r.fs.log.Warn("locks are their process's alone, as with --owner=process", "owner", r.scope(), "pid", r.proc.ID().Pid, "err", r.alone)
 	})
 }
 

@@ -210,7 +210,7 @@ func (s *Server) takeOver(left []hotPlace) {
 	}
 	if fs.privileged && !fs.opts.NoPassthrough && !fs.opts.Compat {
 		if err := fs.tryPassthrough(); err != nil {
-			fs.log.Info("no passthrough", "why", err)
+			fs.log.Info("no passthrough", "err", err)
 		}
 	}
 	fs.linger.start(fs)
@@ -260,7 +260,7 @@ func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) 
 	}
 	if fs := s.fs; !o.NoLocking {
 		if err := procs.FollowBirths(); err != nil {
-			fs.log.Info("who loses its parent before its first call is nobody's descendant here", "why", err)
+			fs.log.Info("who loses its parent before its first call is nobody's descendant here", "err", err)
 		}
 		s.store.Notify(func(err error) {
 			if err != nil {
