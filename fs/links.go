@@ -1,7 +1,6 @@
 package fs
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/stagefs/stagefs/lockstate"
@@ -109,7 +108,7 @@ func (s *linkSet) covering(t *nodeTable, dirs []*lockstate.Dir) []*lockstate.Dir
 		return dirs
 	}
 	first := slices.Clone(dirs)
-	for parent := range maps.Keys(s.dirs) {
+	for parent := range s.dirs {
 		if !slices.Contains(first, parent.dir) {
 			dirs = append(dirs, parent.dir)
 		}

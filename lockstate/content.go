@@ -1,6 +1,9 @@
 package lockstate
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // What becomes of the content when the owner of a lock crashes (R7).
 const (
@@ -47,12 +50,7 @@ const (
 )
 
 // policyOf returns what becomes of r's content when its owner crashes.
-func (t *Table) policyOf(r *row) string {
-	if r.onCrash != "" {
-		return r.onCrash
-	}
-	return t.onCrash
-}
+func (t *Table) policyOf(r *row) string { return cmp.Or(r.onCrash, t.onCrash) }
 
 // tracksLocked reports whether it matters what is made under r.
 func (t *Table) tracksLocked(r *row) bool {
@@ -268,12 +266,7 @@ func (t *Table) setOnCrashLocked(r *row, policy string) {
 }
 
 // Policy returns what becomes of a lock's content when its owner crashes.
-func (t *Table) Policy(l Lock) string {
-	if l.OnCrash != "" {
-		return l.OnCrash
-	}
-	return t.onCrash
-}
+func (t *Table) Policy(l Lock) string { return cmp.Or(l.OnCrash, t.onCrash) }
 
 // Cleared notes what became of a lock's content.
 func (t *Table) Cleared(l Lock, policy string) {

@@ -4,7 +4,6 @@ import (
 	"container/heap"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -122,13 +121,13 @@ func (t *Table) recordLocked(r *row) Record {
 	}
 	if r.lease != nil {
 		rec.Lease = &LeaseRecord{Client: r.lease.client, UID: r.lease.uid, TTL: r.lease.ttl, Deadline: r.lease.deadline, Until: r.lease.until}
-		for id := range maps.Keys(r.lease.joined) {
+		for id := range r.lease.joined {
 			if rec.Lease.Joined = append(rec.Lease.Joined, id); len(rec.Lease.Joined) == maxRecorded {
 				break
 			}
 		}
 	}
-	for id := range maps.Keys(r.stagers) {
+	for id := range r.stagers {
 		if rec.Stagers = append(rec.Stagers, id); len(rec.Stagers) == maxRecorded {
 			break
 		}
@@ -199,8 +198,8 @@ func (t *Table) Restore(rec Record, kept *Record, path []string, owner *procid.P
 
 // mergeTwinLocked ends those that r has taken the place of, and reports whether there
 // are any: its owner took it again while they were being ended (see [Table.Doom]), and they
-// were not, as that failed or the daemon died. The lock files that are left are r's. What was made under the
-// other one is not: to break it would have kept that.
+// were not, as that failed or the daemon died. The lock files that are left are r's. What was
+// made under the others is not: to break them would have kept that.
 func (t *Table) mergeTwinLocked(r *row) (merged bool) {
 	for _, old := range slices.Clone(r.dir.rows) {
 		if !old.remains || old.doomed() || !r.isInsteadOf(old) {
