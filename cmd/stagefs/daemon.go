@@ -80,7 +80,7 @@ func daemonEnd(err error) error {
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
-		return &exitError{exitSoftware, "the daemon ended before the mount answered"}
+		return exitf(exitSoftware, "the daemon ended before the mount answered")
 	case !errors.As(err, &exit):
 		return exitf(exitOS, "waiting for the daemon: %v", err)
 	case exit.ExitCode() < 0:

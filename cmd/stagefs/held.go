@@ -101,10 +101,10 @@ func takeOptions(ctx *cli.Context, id string) (client.Options, context.Context, 
 
 func oneOf(s string, known ...string) bool { return slices.Contains(known, s) }
 
-// durationOf reads a flag that is a time.
+// durationOf reads a flag that is a time: its default, or 0, if it is not set.
 func durationOf(ctx *cli.Context, flag string) (time.Duration, error) {
 	text := ctx.String(flag)
-	if !ctx.IsSet(flag) {
+	if text == "" && !ctx.IsSet(flag) {
 		return 0, nil
 	}
 	d, err := fs.ParseDuration(text)

@@ -257,6 +257,9 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 	if o.Grace, err = durationOf(ctx, "grace"); err != nil {
 		return o, err
 	}
+	if o.Grace == 0 {
+		return o, usagef("option --grace 0: want more than 0")
+	}
 	for _, name := range []string{"state-dir", "log", "owner", "on-crash", "transport"} {
 		if ctx.IsSet(name) && ctx.String(name) == "" {
 			return o, usagef("mount: --%s is empty; name one, or leave it out", name)
@@ -281,9 +284,6 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 		return o, usagef("options --disable-locking and --unlocked=deny exclude each other: with no locks, nothing could be written")
 	case o.NoLocking && o.Observe:
 		return o, usagef("options --disable-locking and --enforce=observe exclude each other: with no locks, nothing would be refused")
-	}
-	if ctx.IsSet("grace") && o.Grace <= 0 {
-		return o, usagef("option --grace %v: want more than 0", o.Grace)
 	}
 	for _, path := range []struct {
 		given string

@@ -70,9 +70,6 @@ func (c *command) runAction(ctx *cli.Context) error {
 		return usagef("run: --conflict-exit-code %s: want 0 to 255", quote(ctx.String("conflict-exit-code")))
 	}
 	killAfter, err := durationOf(ctx, "kill-after")
-	if !ctx.IsSet("kill-after") {
-		killAfter = 5 * time.Second
-	}
 	if err != nil {
 		return err
 	}
