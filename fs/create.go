@@ -73,6 +73,29 @@ func (fs *FS) carryOutMaking(m *making, dir int, finish func(made bool) bool) er
 	return lockstate.ErrEnded
 }
 
+// notePresence tells the table what was made in a directory.
+func (fs *FS) notePresence(m *making) {
+	if m.node == nil || len(m.linked) > 0 {
+		return // a private file, or noted by noteLinking
+	}
+	id := fs.fileID(&m.st)
+	if len(m.covered(fs)) == 0 && !fs.table.HoldsAll(m.r.process(), m.r.parent.dir) {
+		fs.table.Entered(m.r.parent.dir, id, nil, nil, true) // W5: it is a stranger's
+		return
+	}
+	fs.table.Made(m.r.parent.dir, id)
+}
+
+// noteLinking tells the table what is about to come into a directory by link(2),
+// from wherever it has a name. Before: a daemon that dies in between lost nothing.
+func (fs *FS) noteLinking(m *making, src *node) {
+	quiet := fs.isLockName(m.r.parent, m.r.name) // see noteEntering
+	if len(m.linked) == 0 || !quiet && !fs.table.Tracks() {
+		return // it has no name, and was made for this one
+	}
+	fs.table.Entered(m.r.parent.dir, src.key().fileID(), m.linked[0], src.above(), quiet)
+}
+
 // takeBack removes the entry. Others may have looked it up already.
 func (m *making) takeBack(fs *FS, dir int) {
 	v, err := fs.take(dir, m.r.name, false)
