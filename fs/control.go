@@ -62,6 +62,9 @@ const firstControlHandle = 1 << 63
 // firstControl is the node number of the control directory.
 const firstControl = 2
 
+// controlIno is the inode number that the mount shows of a control file.
+func controlIno(node uint64) uint64 { return 1<<63 | node }
+
 // Each lookup of a file that a write may wait in gives it a new node number:
 // the kernel locks an inode while a write to it lasts, and nobody is to wait
 // for another's wait.
@@ -149,7 +152,7 @@ func (d *controlDir) lookup(h *fuse.InHeader, parent *node, name string) (c *con
 }
 
 func (c *control) fillAttr(a *fuse.Attr) {
-	a.Ino, a.Mode, a.Nlink = 1<<63|c.id, c.mode, 1
+	a.Ino, a.Mode, a.Nlink = controlIno(c.id), c.mode, 1
 	a.Uid, a.Gid, a.Blksize = c.dir.fs.uid, uint32(unix.Getegid()), 4096
 	now := time.Now()
 	a.SetTimes(&now, &now, &c.dir.since)
@@ -297,19 +300,14 @@ func (t *controlText) close() {
 }
 
 func (d *controlDir) readDir(in *fuse.ReadIn, add func(dirEntry) bool) fuse.Status {
-	entries := []dirEntry{{name: ".", typ: unix.DT_DIR}, {name: "..", typ: unix.DT_DIR}}
+	self := controlIno(firstControl)
+	entries := []dirEntry{{name: ".", typ: unix.DT_DIR, ino: self}, {name: "..", typ: unix.DT_DIR, ino: self}}
 	for _, c := range d.files[1:] {
-		entries = append(entries, dirEntry{name: c.name, typ: unix.DT_REG, ino: 1<<63 | c.id})
+		entries = append(entries, dirEntry{name: c.name, typ: unix.DT_REG, ino: controlIno(c.id)})
 	}
-	for i, e := range entries {
-		if uint64(i) < in.Offset {
-			continue
-		}
-		if e.ino == 0 {
-			e.ino = 1<<63 | firstControl
-		}
-		e.next = uint64(i + 1)
-		if !add(e) {
+	for i := in.Offset; i < uint64(len(entries)); i++ {
+		entries[i].next = i + 1
+		if !add(entries[i]) {
 			break
 		}
 	}

@@ -49,7 +49,7 @@ func (t *nodeTable) inosOf(dev uint32) uint64 {
 	if dev == t.dev {
 		return 0
 	}
-	return uint64(dev*0x9e3779b1>>10) << 40 // bits 62 and 63: see privateIno, and the control directory
+	return uint64(dev*0x9e3779b1>>10) << 40 // bits 62 and 63: see privateIno and controlIno
 }
 
 // isReborn reports whether a file gets another birth time with its first change,
