@@ -26,11 +26,8 @@ func (fs *FS) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 // somebody else had made, is there no more: it is to be made after all.
 func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) (status fuse.Status, gone bool) {
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "create", name: name}
-	if r.parent = fs.nodes.get(in.NodeId); r.parent == nil {
-		return notInControl, false
-	}
-	if fs.reserved(r.parent, name) {
-		return fuse.Status(unix.EEXIST), false
+	if status := fs.findParent(r); status != fuse.OK {
+		return status, false
 	}
 	if fs.createCandidate(r, in, out) {
 		return fuse.OK, false
@@ -164,7 +161,7 @@ func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut)
 func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.CreateOut) fuse.Status {
 	parent := fs.nodes.get(in.NodeId)
 	if parent == nil {
-		return notInControl
+		return fs.notFound(in.NodeId)
 	}
 	if fs.namedStale(&in.InHeader, false, "", parent) {
 		return fuse.Status(unix.ESTALE)
