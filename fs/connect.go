@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"os"
 	"slices"
-	"strings"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -95,21 +93,6 @@ func (s *Server) connect(o *Options, opts *fuse.MountOptions, want string) (note
 		_ = s.unmount(true) // not what else is there, if somebody has done it
 	}
 	return note, err
-}
-
-// userAllowOther reports whether fusermount3 lets ordinary users open their
-// mounts to others.
-func userAllowOther() bool {
-	b, err := os.ReadFile("/etc/fuse.conf")
-	if err != nil {
-		return false
-	}
-	for line := range strings.Lines(string(b)) {
-		if strings.TrimSpace(line) == "user_allow_other" {
-			return true
-		}
-	}
-	return false
 }
 
 // deadThere returns the dead mount that this daemon has found at the mountpoint.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -25,7 +26,7 @@ func mountAsUser(o *Options, mountpoint string, flags uintptr) (int, error) {
 		"fsname=" + strings.NewReplacer(`\`, `\\`, ",", `\,`).Replace(o.Dir),
 	}
 	opts = append(opts, forUser(flags)...)
-	if userAllowOther() {
+	if conf, err := os.ReadFile("/etc/fuse.conf"); err == nil && UserAllowOther(string(conf)) {
 		opts = append(opts, "allow_other")
 	}
 	var said bytes.Buffer
@@ -62,4 +63,10 @@ func mountAsUser(o *Options, mountpoint string, flags uintptr) (int, error) {
 		}
 	}
 	return -1, fmt.Errorf("%s: %w: fusermount3 passed no descriptor", mountpoint, ErrNoFuse)
+}
+
+// UserAllowOther reports whether fusermount3 lets ordinary users open their mounts to
+// others, by the text of /etc/fuse.conf.
+func UserAllowOther(conf string) bool {
+	return slices.ContainsFunc(strings.Split(conf, "\n"), func(line string) bool { return strings.TrimSpace(line) == "user_allow_other" })
 }

@@ -77,7 +77,7 @@ func checkCalls() finding {
 }
 
 func (m machine) checkFuse() finding {
-	for line := range strings.Lines(m.read("/proc/filesystems") + "\n") {
+	for line := range strings.Lines(m.read("/proc/filesystems")) {
 		if f := strings.Fields(line); len(f) > 0 && f[len(f)-1] == "fuse" {
 			return finding{"fuse", statusOK, "the kernel has the FUSE file system", ""}
 		}
@@ -152,10 +152,8 @@ func (m machine) checkFusermount() finding {
 }
 
 func (m machine) checkAllowOther() finding {
-	for line := range strings.Lines(m.read("/etc/fuse.conf") + "\n") {
-		if strings.TrimSpace(line) == "user_allow_other" {
-			return finding{"allow_other", statusOK, "ordinary users may show their mounts to others", ""}
-		}
+	if fs.UserAllowOther(m.read("/etc/fuse.conf")) {
+		return finding{"allow_other", statusOK, "ordinary users may show their mounts to others", ""}
 	}
 	return finding{"allow_other", statusWarn, "other users, root included, can't see an ordinary user's mount", "put the line user_allow_other into /etc/fuse.conf"}
 }
