@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -374,43 +372,6 @@ func (c *command) follow() fuse.Status {
 	c.tell(l)
 	c.watch = &watch{answer: c.answer, ended: ended, how: how}
 	return fuse.OK
-}
-
-var (
-	errBadPath   = errors.New("not a path beneath the mount")
-	errBadString = errors.New("want a Go string, in double quotes")
-	errUnquoted  = errors.New("it holds a control character: only a Go string, in double quotes, can")
-)
-
-// cutDir takes the directory off the front of s: a word, or a Go string.
-func cutDir(s string) (dir, rest string, err error) {
-	if strings.HasPrefix(s, `"`) {
-		q, err := strconv.QuotedPrefix(s)
-		if err != nil {
-			return "", "", errBadString
-		}
-		if dir, err = strconv.Unquote(q); err != nil {
-			return "", "", errBadString
-		}
-		rest = strings.TrimSpace(s[len(q):])
-	} else {
-		dir, rest, _ = strings.Cut(s, " ")
-		for _, c := range []byte(s) {
-			if c < ' ' || c == 0x7f {
-				return "", "", errUnquoted
-			}
-		}
-	}
-	dir = strings.TrimSuffix(dir, "/")
-	if dir == "" || strings.ContainsRune(dir, 0) || strings.HasPrefix(dir, "/") {
-		return "", "", errBadPath
-	}
-	for _, name := range strings.Split(dir, "/") {
-		if name == "" || name == ".." || name == "." && dir != "." || len(name) > 255 {
-			return "", "", errBadPath
-		}
-	}
-	return dir, strings.TrimSpace(rest), nil
 }
 
 // endLock ends a lock and removes its lock files. What it covered stays.

@@ -137,6 +137,43 @@ func parseCtl(line string) (c ctlLine, err error) {
 	return c, nil
 }
 
+var (
+	errBadPath   = errors.New("not a path beneath the mount")
+	errBadString = errors.New("want a Go string, in double quotes")
+	errUnquoted  = errors.New("it holds a control character: only a Go string, in double quotes, can")
+)
+
+// cutDir takes the directory off the front of s: a word, or a Go string.
+func cutDir(s string) (dir, rest string, err error) {
+	if strings.HasPrefix(s, `"`) {
+		q, err := strconv.QuotedPrefix(s)
+		if err != nil {
+			return "", "", errBadString
+		}
+		if dir, err = strconv.Unquote(q); err != nil {
+			return "", "", errBadString
+		}
+		rest = strings.TrimSpace(s[len(q):])
+	} else {
+		dir, rest, _ = strings.Cut(s, " ")
+		for _, c := range []byte(s) {
+			if c < ' ' || c == 0x7f {
+				return "", "", errUnquoted
+			}
+		}
+	}
+	dir = strings.TrimSuffix(dir, "/")
+	if dir == "" || strings.ContainsRune(dir, 0) || strings.HasPrefix(dir, "/") {
+		return "", "", errBadPath
+	}
+	for _, name := range strings.Split(dir, "/") {
+		if name == "" || name == ".." || name == "." && dir != "." || len(name) > 255 {
+			return "", "", errBadPath
+		}
+	}
+	return dir, strings.TrimSpace(rest), nil
+}
+
 // cutOption takes a word, key=word or key="Go string" off the front of s.
 func cutOption(s string) (key, value string, valued bool, rest string, err error) {
 	end := strings.IndexAny(s, " =")
