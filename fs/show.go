@@ -165,7 +165,7 @@ func ownerText(r lockstate.Row) string {
 // shorten keeps a command line from filling a screen.
 func shorten(s string) string {
 	if len(s) > 120 {
-		return s[:117] + "..."
+		return strings.ToValidUTF8(s[:117], "") + "..."
 	}
 	return s
 }

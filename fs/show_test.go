@@ -35,3 +35,16 @@ func FuzzPlain(f *testing.F) {
 		}
 	})
 }
+
+// TestShorten: a command line is cut between two characters, whatever they are.
+func TestShorten(t *testing.T) {
+	for in, want := range map[string]string{
+		"make":                       "make",
+		strings.Repeat("x", 121):     strings.Repeat("x", 117) + "...",
+		strings.Repeat("\u00e9", 61): strings.Repeat("\u00e9", 58) + "...",
+	} {
+		if got := shorten(in); got != want {
+			t.Errorf("shorten(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
