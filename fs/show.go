@@ -107,11 +107,9 @@ func (fs *FS) blockers(hs []lockstate.HandleState) []lockstate.Blocker {
 }
 
 func (fs *FS) showLocksJSON() []byte {
-	b, err := json.MarshalIndent(fs.listing(), "", "  ")
-	if err != nil {
-		return []byte(err.Error())
-	}
-	return append(b, '\n')
+	var b bytes.Buffer
+	_ = json.Indent(&b, encode(fs.listing()), "", "  ") // it is JSON
+	return b.Bytes()
 }
 
 func (fs *FS) showLocks() []byte {

@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -123,6 +124,19 @@ func TestControlNameTaken(t *testing.T) {
 	m.wantStatus(0, "", "quarantine", "--restore", id, m.Path)
 	if _, err := os.Stat(m.Back("D/file")); err != nil {
 		t.Errorf("restored: %v", err)
+	}
+}
+
+// TestControlJSON: what is JSON there has names as they are, for people read it, too.
+func TestControlJSON(t *testing.T) {
+	const name = "a&b<c>"
+	m := mount(t)
+	agent(t).must("mkdir", m.At(name))
+	agent(t).want("EBUSY", "creat", m.At(name+"/file"), "wronly,creat,excl")
+	for _, file := range []string{"locks.json", "denials"} {
+		if b, err := os.ReadFile(m.control(file)); err != nil || !bytes.Contains(b, []byte(name)) {
+			t.Errorf("%s: %q, %v; want it to name %s", file, b, err, name)
+		}
 	}
 }
 
