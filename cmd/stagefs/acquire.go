@@ -36,42 +36,46 @@ func (c *command) acquireAction(ctx *cli.Context) error {
 	if err := exactArgs(ctx, 1, 1); err != nil {
 		return err
 	}
-	file := ctx.String("client-file")
 	if ctx.IsSet("client-file") {
-		id := ctx.String("client")
-		if !ctx.IsSet("client") {
-			var err error
-			if id, err = randomID(); err != nil {
-				return err
-			}
-		}
-		if id == "" {
-			return usagef("acquire: the client ID is empty")
-		}
-		if err := notStopped(file); err != nil {
-			return err
-		}
-		signals := make(chan os.Signal, 1)
-		notifyUnignored(signals, stopSignals()...)
-		if err := writeClientFile(file, id); err != nil {
-			return err
-		}
-		go func() { // who gives up waiting will try again
-			sig := <-signals
-			os.Remove(file)
-			dieBy(sig.(syscall.Signal))
-		}()
-		if err := c.acquireAs(ctx, id); err != nil {
-			os.Remove(file) // it hands over nothing
-			return err
-		}
-		return nil
+		return c.acquireByFile(ctx, ctx.String("client-file"))
 	}
 	id, err := clientID(ctx)
 	if err != nil {
 		return err
 	}
 	return c.acquireAs(ctx, id)
+}
+
+// acquireByFile takes a lease, and makes the file that hands its client's ID over.
+func (c *command) acquireByFile(ctx *cli.Context, file string) error {
+	id := ctx.String("client")
+	if !ctx.IsSet("client") {
+		var err error
+		if id, err = randomID(); err != nil {
+			return err
+		}
+	}
+	if id == "" {
+		return usagef("acquire: the client ID is empty")
+	}
+	if err := notStopped(file); err != nil {
+		return err
+	}
+	signals := make(chan os.Signal, 1)
+	notifyUnignored(signals, stopSignals()...)
+	if err := writeClientFile(file, id); err != nil {
+		return err
+	}
+	go func() { // who gives up waiting will try again
+		sig := <-signals
+		os.Remove(file)
+		dieBy(sig.(syscall.Signal))
+	}()
+	err := c.acquireAs(ctx, id)
+	if err != nil {
+		os.Remove(file) // it hands over nothing
+	}
+	return err
 }
 
 // randomID is an ID that nobody guesses. crypto/rand would cost each command
