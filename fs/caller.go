@@ -28,7 +28,7 @@ func (fs *FS) process(h *fuse.InHeader) (p *procid.Process, unknown error, ok bo
 		return a.p, notYet(a.err), true
 	}
 	a, ok = awaited(h, func(stop <-chan struct{}) (a answer) {
-		a.p, a.err = fs.procs.LookupUntil(h.Pid, stop)
+		a.p, a.err = fs.procs.Lookup(h.Pid, stop)
 		return a
 	}, answer{nil, procid.ErrBusy})
 	return a.p, notYet(a.err), ok

@@ -373,7 +373,7 @@ func descriptors(t testing.TB) int {
 
 func lookup(t testing.TB, r *procid.Resolver, tid int) *procid.Process {
 	t.Helper()
-	p, err := r.Lookup(uint32(tid))
+	p, err := r.Lookup(uint32(tid), nil)
 	if err != nil {
 		t.Fatalf("Lookup(%d) = %v", tid, err)
 	}

@@ -189,7 +189,7 @@ func TestLooksInAStorm(t *testing.T) {
 func ask(r *procid.Resolver, tid uint32, way int) {
 	switch way % 8 {
 	case 0:
-		r.Lookup(tid)
+		r.Lookup(tid, nil)
 	case 1:
 		r.Seen(tid)
 	case 2:
@@ -201,7 +201,7 @@ func ask(r *procid.Resolver, tid uint32, way int) {
 	case 5:
 		stop := make(chan struct{})
 		close(stop)
-		r.LookupUntil(tid, stop)
+		r.Lookup(tid, stop)
 	case 6:
 		if p := r.Glance(tid); p != nil {
 			r.Watch(p.ID(), func(id procid.ID, _ procid.Exit) { r.Alive(id) })

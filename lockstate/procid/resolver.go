@@ -106,11 +106,9 @@ func (r *Resolver) Close() error {
 // gets that very caller. The error is an [ErrUnknown] for 0, a thread of
 // another pid namespace and one that is gone (H4).
 //
-// It waits for an ancestor that is in execve(2).
-func (r *Resolver) Lookup(tid uint32) (*Process, error) { return r.LookupUntil(tid, nil) }
-
-// LookupUntil is Lookup that fails when stop is closed.
-func (r *Resolver) LookupUntil(tid uint32, stop <-chan struct{}) (*Process, error) {
+// It waits for an ancestor that is in execve(2), until stop is closed; nil: for as long
+// as that takes.
+func (r *Resolver) Lookup(tid uint32, stop <-chan struct{}) (*Process, error) {
 	if tid == 0 {
 		return nil, fmt.Errorf("%w: thread 0", ErrUnknown)
 	}

@@ -59,7 +59,7 @@ func TestThreadsAreOneProcess(t *testing.T) {
 		h.kill()
 		zombie(t, h.pid())
 		for _, tid := range append(tids, h.pid()) {
-			if p, err := r.Lookup(uint32(tid)); !errors.Is(err, procid.ErrUnknown) {
+			if p, err := r.Lookup(uint32(tid), nil); !errors.Is(err, procid.ErrUnknown) {
 				t.Errorf("Lookup(%d) of a dead process = %v, %v, want ErrUnknown", tid, p, err)
 			}
 		}
@@ -74,7 +74,7 @@ func TestUnknown(t *testing.T) {
 		gone.kill()
 		gone.Wait()
 		for _, tid := range []uint32{0, uint32(gone.pid()), 1 << 22, 1 << 31, 1<<32 - 1} {
-			if p, err := r.Lookup(tid); !errors.Is(err, procid.ErrUnknown) {
+			if p, err := r.Lookup(tid, nil); !errors.Is(err, procid.ErrUnknown) {
 				t.Errorf("Lookup(%d) = %v, %v, want ErrUnknown", tid, p, err)
 			}
 			if p, err := r.ByPid(int(int32(tid))); !errors.Is(err, procid.ErrUnknown) {
@@ -115,7 +115,7 @@ func TestZombieIsDead(t *testing.T) {
 			if got, want := r.ExitOf(id), (procid.Exit{Known: true, Code: 3}); got != want {
 				t.Errorf("ExitOf(%v) = %v, want %v", id, got, want)
 			}
-			if p, err := r.Lookup(uint32(id.Pid)); !errors.Is(err, procid.ErrUnknown) {
+			if p, err := r.Lookup(uint32(id.Pid), nil); !errors.Is(err, procid.ErrUnknown) {
 				t.Errorf("Lookup(%d) = %v, %v, want ErrUnknown", id.Pid, p, err)
 			}
 		}
@@ -167,7 +167,7 @@ func TestExecByThread(t *testing.T) {
 		if got := h.numbers(t)[0]; got != p.ID().Pid {
 			t.Fatalf("pid %d after exec, want %d", got, p.ID().Pid)
 		}
-		if q, err := r.Lookup(uint32(tid)); !errors.Is(err, procid.ErrUnknown) {
+		if q, err := r.Lookup(uint32(tid), nil); !errors.Is(err, procid.ErrUnknown) {
 			t.Errorf("Lookup(%d) of the former thread = %v, %v, want ErrUnknown", tid, q, err)
 		}
 		if q := lookup(t, r, h.pid()); q != p {
@@ -359,7 +359,7 @@ func testClose(t *testing.T, compat bool) {
 	if err := r.Close(); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("second Close() = %v, want os.ErrClosed", err)
 	}
-	if p, err := r.Lookup(uint32(h.pid())); !errors.Is(err, os.ErrClosed) {
+	if p, err := r.Lookup(uint32(h.pid()), nil); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Lookup after Close = %v, %v, want os.ErrClosed", p, err)
 	}
 	if err := r.Watch(id, func(procid.ID, procid.Exit) {}); !errors.Is(err, os.ErrClosed) {
@@ -390,7 +390,7 @@ func TestConcurrentUse(t *testing.T) {
 				defer func() { done <- struct{}{} }()
 				for j := range 400 {
 					tid := tids[(i*7+j)%len(tids)]
-					p, err := r.Lookup(uint32(tid))
+					p, err := r.Lookup(uint32(tid), nil)
 					if err != nil || p.ID().Pid != h.pid() {
 						t.Errorf("Lookup(%d) = %v, %v", tid, p, err)
 						return
