@@ -80,15 +80,15 @@ func (s *Store) loadMark(fresh bool) error {
 			mark = max(mark, proven)
 		}
 	}
-	warning := fmt.Sprintf("%s is missing; tokens go on above %d", name, mark)
 	if err == nil {
 		aside := asideName(name)
 		if err := s.dir.Rename(name, aside); err != nil {
 			return fmt.Errorf("setting the damaged token mark aside: %w", err)
 		}
-		warning = fmt.Sprintf("%s is damaged, set aside as %s; tokens go on above %d", name, aside, mark)
+		s.warn("%s is damaged, set aside as %s; tokens go on above %d", name, aside, mark)
+	} else {
+		s.warn("%s is missing; tokens go on above %d", name, mark)
 	}
-	s.warnings = append(s.warnings, warning)
 	s.incomplete = true
 	return s.writeMarkLocked(mark)
 }
