@@ -17,7 +17,7 @@ const eventsKept = 4096
 type eventLog struct {
 	mu      sync.Mutex
 	readers int
-	ring    []lockstate.Event // nil: nobody ever read
+	ring    []lockstate.Event // nil: nobody reads
 	next    uint64            // how many there were
 	bell    chan struct{}     // closed at the next one; nil: nobody waits
 }
@@ -70,7 +70,9 @@ func (r *eventReader) close() {
 	g := r.fs.events
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.readers--
+	if g.readers--; g.readers == 0 {
+		g.ring, g.next = nil, 0 // the paths in it may be megabytes
+	}
 }
 
 func (r *eventReader) write(<-chan struct{}, *fuse.WriteIn, []byte) fuse.Status { return fuse.EBADF }
