@@ -92,7 +92,8 @@ func (l *Lock) Token() uint64 { return l.token }
 // Dir is the absolute path of the directory, without symlinks, at acquisition.
 func (l *Lock) Dir() string { return l.dir }
 
-// TTL is how long the lease lasts after a renewal, 0 for a lock that is none.
+// TTL is how long the lease was granted for, and lasts after a renewal unless another one of
+// the client has changed that; 0 for a lock that is none.
 func (l *Lock) TTL() time.Duration { return l.ttl }
 
 // Lost is closed when the lock has ended without this Lock's Release: broken by
