@@ -71,20 +71,8 @@ func (c *command) mountAction(ctx *cli.Context) (err error) {
 	defer func() { err = watched.failed(err) }()
 	closeInherited(c.args) // some file system would stay busy, some reader of a pipe wait, while it serves
 	if starter == nil && !watched.on {
-		for _, dir := range ctx.Args().Slice() { // served already, perhaps
-			if err := clearDying(dir); err != nil {
-				return err
-			}
-			if err := notStopped(dir); err != nil {
-				return err
-			}
-		}
-		for _, option := range []string{"state-dir", "log"} {
-			if path := ctx.String(option); path != "" {
-				if err := notStopped(path); err != nil {
-					return err
-				}
-			}
+		if err := awaitPaths(ctx); err != nil {
+			return err
 		}
 	}
 	o, err := mountOptions(ctx)
@@ -138,6 +126,25 @@ func (c *command) mountAction(ctx *cli.Context) (err error) {
 		return exitf(statusUnmounted, "%s", text)
 	}
 	return err
+}
+
+// awaitPaths waits for the daemons that the paths on the command line of `mount` lead to, as
+// notStopped does. One that serves the directory already, and is dying, is helped to its end.
+func awaitPaths(ctx *cli.Context) error {
+	for _, dir := range ctx.Args().Slice() {
+		if err := clearDying(dir); err != nil {
+			return err
+		}
+	}
+	for _, path := range append(ctx.Args().Slice(), ctx.String("state-dir"), ctx.String("log")) {
+		if path == "" {
+			continue
+		}
+		if err := notStopped(path); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // flagsGiven are the options for the mount, of each -o. Others may use root's mounts in
