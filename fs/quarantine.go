@@ -247,7 +247,7 @@ func (c *command) discardQuarantined() fuse.Status {
 			}
 			continue
 		}
-		if e := unix.Renameat2(from, q.ID, trash, fmt.Sprintf("q%s", q.ID), unix.RENAME_NOREPLACE); e != nil {
+		if e := unix.Renameat2(from, q.ID, trash, "q"+q.ID, unix.RENAME_NOREPLACE); e != nil {
 			err = errors.Join(err, fmt.Errorf("%s: %w", q.ID, e))
 			continue
 		}

@@ -45,6 +45,9 @@ var ErrReplacing = errors.New("the daemon cannot be replaced")
 
 // replace runs the caller's own program in place of the daemon.
 func (c *command) replace() fuse.Status {
+	if !c.admin() {
+		return c.notAdmin()
+	}
 	r := &c.fs.replacing
 	r.mu.Lock()
 	if r.unique != 0 && r.unique == c.header.Unique {
@@ -71,8 +74,6 @@ func (c *command) replace() fuse.Status {
 func (c *command) beginReplace() (*replacement, error) {
 	fs := c.fs
 	switch {
-	case !c.admin():
-		return nil, fmt.Errorf("only root and who mounted may do this: %w", unix.EPERM)
 	case fs.replacing.begin == nil || fs.opts.Replace == nil:
 		return nil, fmt.Errorf("%w: it was not started as one: %w", ErrReplacing, unix.EOPNOTSUPP)
 	case fs.table.Frozen():

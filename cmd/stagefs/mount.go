@@ -269,7 +269,7 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 	}
 	for _, name := range []string{"state-dir", "log", "owner", "on-crash", "transport"} {
 		if ctx.IsSet(name) && ctx.String(name) == "" {
-			return o, usagef("mount: --%s is empty; name one, or leave it out", name)
+			return o, usagef("option --%s is empty; name one, or leave it out", name)
 		}
 	}
 	switch v := ctx.String("unlocked"); v {
