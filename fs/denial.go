@@ -68,19 +68,17 @@ func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held 
 	if p := r.process(); p != nil {
 		x.Pid, x.Start, x.Cmd = p.ID().Pid, p.ID().Start, fs.procs.Cmdline(p.ID())
 	}
+	e := lockstate.Event{
+		Event: lockstate.EventRefused, Dir: x.Path, Pid: x.Pid, Protocol: x.Op, Reason: x.Errno, Why: x.Reason,
+	}
 	if held != nil {
 		x.Lock, x.LockPid = held.Lock.Path, held.Lock.Owner.Pid
 		if len(held.Handles) > 0 {
 			x.Lock, x.LockPid = held.Handles[0].Path, held.Handles[0].Owner.Pid
 		}
-	}
-	e := lockstate.Event{
-		Event: lockstate.EventRefused, Dir: x.Path, Pid: x.Pid, Protocol: x.Op, Reason: x.Errno, By: x.LockPid, Why: x.Reason,
-	}
-	if held != nil {
 		e.Token = held.Lock.Token
-		if held.Lock.Client != "" {
-			e.By = 0 // it may be gone; Why names the client
+		if held.Lock.Client == "" { // else the owner may be gone; Why names the client
+			e.By = x.LockPid
 		}
 	}
 	fs.table.Tell(nil, e)
