@@ -259,7 +259,7 @@ func openState(stateDir, dir string, root int, served, required bool) (*filestor
 	o := filestore.Options{
 		Key: keys[0], Older: keys[1:], Place: here.String(),
 		Confirm: func(last string) error { return here.confirm(uuid, last) },
-		Served:  served, Required: served && required,
+		Served:  served, Required: required,
 	}
 	for end := time.Now().Add(endTime); ; time.Sleep(5 * time.Millisecond) {
 		store, err := filestore.Open(stateDir, o)

@@ -88,7 +88,7 @@ type Options struct {
 	// Served: the backing was served before, as something else shows. If there is
 	// no state of that, it was lost.
 	Served bool
-	// Required: then that is ErrLost, and nothing is made.
+	// Required: if it was lost, Open returns ErrLost and makes nothing.
 	Required bool
 
 	steps func(op, name string, done bool)
@@ -101,7 +101,7 @@ func Open(stateDir string, o Options) (*Store, error) {
 	if key == "" || strings.ContainsAny(key, "/\x00") || key[0] == '.' {
 		return nil, fmt.Errorf("bad key %q for a backing", key)
 	}
-	if o.Required {
+	if o.Served && o.Required {
 		if _, err := os.Stat(stateDir); errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("%s: %w", stateDir, ErrLost)
 		}
