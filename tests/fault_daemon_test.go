@@ -131,6 +131,43 @@ func TestFaultDescriptorsNone(t *testing.T) {
 	m.awaitFree("D")
 }
 
+// TestFaultDescriptorsClaims: likewise who holds a lock by what it carries, a lease's client
+// or its session, which the daemon can't look at.
+func TestFaultDescriptorsClaims(t *testing.T) {
+	m := mount(t)
+	for _, dir := range []string{"lease", "session"} {
+		openDir(t, m.Back(dir))
+	}
+	member, rival := agent(t), stranger(t)
+	leader := scoped(t, &syscall.SysProcAttr{Setsid: true})
+	leader.mustCommand(m, "acquire lease client=x ttl=1m")
+	agent(t).mustCommand(m, "acquire session owner=session")
+	t.Setenv("STAGEFS_CLIENT", "x")
+	client := scoped(t, &syscall.SysProcAttr{Setsid: true})
+	for _, a := range []*Agent{client, member, leader, rival} {
+		a.must("put", m.At("seen"), "x", "creat")
+	}
+	old := m.limitFiles(t, 3)
+	heard := map[string]string{
+		"the client":              client.Try("chmod", m.At("lease"), "0777"),
+		"the client that asks":    client.Try("ctl", m.control("ctl"), "check lease"),
+		"a member":                member.Try("chmod", m.At("session"), "0777"),
+		"a member that asks":      member.Try("ctl", m.control("ctl"), "check session"),
+		"a member that gives up":  member.Try("ctl", m.control("ctl"), "release session"),
+		"who wants one like that": leader.Try("ctl", m.control("ctl"), "acquire none owner=session"),
+	}
+	m.limitFiles(t, int(old.Cur))
+	for who, got := range heard {
+		if got != "ENFILE" {
+			t.Errorf("%s hears %s, want ENFILE", who, got)
+		}
+	}
+	client.must("chmod", m.At("lease"), "0777")
+	member.must("chmod", m.At("session"), "0777")
+	rival.want("EBUSY", "put", m.At("lease/f"), "x", "creat")
+	leader.want("EBUSY", "put", m.At("session/f"), "x", "creat")
+}
+
 // TestFaultDescriptorsLine: whoever wants a lock may have its file open, also
 // where the daemon has few descriptors left, and each can use what he opened.
 func TestFaultDescriptorsLine(t *testing.T) {

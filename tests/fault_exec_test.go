@@ -336,6 +336,26 @@ func TestFaultExecScope(t *testing.T) {
 	other.want("EBUSY", "put", m.At("D/f"), "x", "creat")
 }
 
+// TestFaultExecScopeMkdir: nor does who waits for it in vain get a lock for its process alone,
+// where the mount gives such as are the session's.
+func TestFaultExecScopeMkdir(t *testing.T) {
+	e, m := newElsewhere(t), mount(t, "--owner=session")
+	leader := scoped(t, &syscall.SysProcAttr{Setsid: true})
+	between := leader.Child()
+	member := between.Child()
+	between.Kill()
+	e.stick(leader)
+	member.want("EBUSY", "mkdir", m.At("D"))
+	if exists(m.Back("D")) {
+		t.Error("D was made")
+	}
+	e.answer()
+	eventually(t, "the session can be known", func() bool { return member.Try("mkdir", m.At("D")) == "ok" })
+	if l := m.Locks()["D"]; l.Scope != "session" {
+		t.Errorf("D is locked for the %s, want session", l.Scope)
+	}
+}
+
 // TestFaultExecScopeMember: who may be in the group that has a lock is known to be
 // when its leader can be looked at: it is waited for.
 func TestFaultExecScopeMember(t *testing.T) {
