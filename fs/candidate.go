@@ -281,7 +281,7 @@ func (cs *candidates) reap(fs *FS, id procid.ID) {
 	cs.mu.Unlock()
 	for _, c := range gone {
 		if c.node == nil {
-			if _, err := fs.discardOf(0, c.name, nil, true, c.place); err != nil {
+			if err := fs.discard(&discarding{name: c.name, place: c.place, briefly: true}); err != nil {
 				dir := fs.table.Path(c.parent.dir)
 				fs.leftovers.add(fs, dir, c.name, c.key)
 				fs.log.Warn("cannot remove a dead process's candidate", "dir", dir, "file", c.name, "err", err)

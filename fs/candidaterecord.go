@@ -175,7 +175,7 @@ func (fs *FS) restoreCandidate(rec candRecord) error {
 		owner = fs.alive(rec.Owner)
 	}
 	if owner == nil {
-		return fs.discard(name, func() (string, bool) { return dir, true })
+		return fs.discard(&discarding{name: name, place: func() (string, bool) { return dir, true }})
 	}
 	return fs.nodeAt(dir, func(parent *node) {
 		fs.registerCandidate(&candidate{fs: fs, parent: parent, name: name, owner: owner, key: key})

@@ -291,10 +291,10 @@ func (c *command) breakDir() fuse.Status {
 	for _, o := range orphans {
 		found = true
 		taken := false
-		err := fs.discard(o, func() (string, bool) {
+		err := fs.discard(&discarding{name: o, place: func() (string, bool) {
 			taken = len(fs.locksOn(dir)) > 0 // meanwhile, perhaps by that very file: it is not ours (W3)
 			return dir, !taken
-		})
+		}})
 		switch {
 		case err != nil:
 			return c.fail(fmt.Errorf("lock file %s: %w", o, err))

@@ -12,20 +12,21 @@ import (
 )
 
 // cleanUp removes the lock files of a lock that is about to end, and returns which are
-// gone; briefly: see discardOf.
+// gone; briefly: see discarding.
 func (fs *FS) cleanUp(l lockstate.Lock, briefly bool) (gone []string, first error) {
 	for _, name := range l.Files {
-		id, err := fs.discardOf(l.Token, name, nil, briefly, func() (string, bool) {
+		x := &discarding{name: name, lock: l.Token, briefly: briefly, place: func() (string, bool) {
 			now, ok := fs.table.Lock(l.Token)
 			return now.Path, ok && slices.Contains(now.Files, name)
-		})
+		}}
+		err := fs.discard(x)
 		if err == nil {
 			gone = append(gone, name)
 			continue
 		}
 		fs.orphans.add(orphanAt{l.Path, name})
 		if !errors.Is(err, errNotLockDir) && !errors.Is(err, errLockDirUsed) {
-			fs.leftovers.add(fs, l.Path, name, id)
+			fs.leftovers.add(fs, l.Path, name, x.id)
 		}
 		if first == nil {
 			first = fmt.Errorf("lock file %s: %w", name, err)
@@ -34,85 +35,87 @@ func (fs *FS) cleanUp(l lockstate.Lock, briefly bool) (gone []string, first erro
 	return gone, first
 }
 
-// discard removes an entry of the backing on the daemon's own account, and
-// tells the kernel. place says where it is and whether it is still the one;
-// until the entry is gone, nobody else changes a name.
-func (fs *FS) discard(name string, place func() (dir string, ok bool)) error {
-	_, err := fs.discardOf(0, name, nil, false, place)
+// A discarding is the removal of an entry of the backing on the daemon's own account.
+type discarding struct {
+	name string
+	// place says where it is and whether it is still the one: until the entry is gone,
+	// nobody else changes a name.
+	place   func() (dir string, ok bool)
+	lock    uint64    // whose lock file it is; 0: none's
+	only    *identity // the file that alone is to be removed; nil: any
+	briefly bool      // somebody else's call is not waited for for long
+
+	// What the last try has found out.
+	id      identity // which one it is; zero: there is none
+	parent  *node    // nil: the kernel does not know the directory
+	assumed bool     // the kernel has to be told of the name, too
+	awaits  atWork   // over all tries, what was waited for
+}
+
+// discard carries out a removal, and tells the kernel.
+func (fs *FS) discard(x *discarding) error {
+	err := afterWork(x.briefly, func() error { return fs.discardEntry(x) })
+	if x.parent != nil {
+		fs.notifyDir(x.parent)
+	}
+	if x.assumed {
+		fs.forgetNames() // R4: nobody is to see it any more
+	}
 	return err
 }
 
-// discardOf is discard of the lock file of a lock, 0 for none; and of a certain file
-// alone, if only is not nil. It returns which one could not be removed; briefly says not
-// to wait for long for somebody else's call.
-func (fs *FS) discardOf(token uint64, name string, only *identity, briefly bool, place func() (dir string, ok bool)) (id identity, err error) {
-	var awaits atWork
-	var parent *node
-	assumed := false
-	err = afterWork(briefly, func() (err error) {
-		parent, assumed, id, err = fs.discardEntry(token, name, only, briefly, place, &awaits)
-		return err
-	})
-	if parent != nil {
-		fs.notifyDir(parent)
-	}
-	if assumed {
-		fs.forgetNames() // R4: nobody is to see it any more
-	}
-	return id, err
-}
-
-// discardEntry is discardOf without telling the kernel. assumed: it has to be told of the
-// name, too.
-func (fs *FS) discardEntry(token uint64, name string, only *identity, briefly bool, place func() (dir string, ok bool), awaits *atWork) (parent *node, assumed bool, id identity, err error) {
-	if !briefly {
+// discardEntry is one try of discard, which tells the kernel nothing.
+func (fs *FS) discardEntry(x *discarding) error {
+	x.id, x.parent, x.assumed = identity{}, nil, false
+	if !x.briefly {
 		fs.lockNames()
 	} else if err := fs.lockNamesBriefly(); err != nil {
-		return nil, false, id, err
+		return err
 	}
 	defer fs.ns.Unlock()
-	dir, ok := place()
+	dir, ok := x.place()
 	if !ok {
-		return nil, false, id, nil
+		return nil
 	}
 	fd, parent, err := fs.openKnown(dir)
 	if err != nil {
-		return nil, false, id, err
+		return err
 	}
 	defer unix.Close(fd)
-	v, err := fs.take(fd, name, true)
+	x.parent = parent
+	v, err := fs.take(fd, x.name, true)
 	if err == unix.ENOENT {
-		return parent, false, id, nil
+		return nil
 	}
 	if err != nil {
-		return parent, false, id, err
+		return err
 	}
-	id = fs.identityOf(&v.st)
-	if only != nil {
-		err = only.mayRemove(fs, dir, &v.st)
+	x.id = fs.identityOf(&v.st)
+	if x.only != nil {
+		err = x.only.mayRemove(fs, dir, &v.st)
 	}
 	isDir := isDirectory(&v.st)
 	if err == nil {
-		err = awaits.check(fs, v.node)
+		err = x.awaits.check(fs, v.node)
 	}
 	if err == nil && isDir {
-		err = fs.lockDirUsed(fd, dir, name, token)
+		err = fs.lockDirUsed(fd, dir, x.name, x.lock)
 	}
 	if err == nil {
-		err = fs.removeLockEntry(fd, name, isDir)
+		err = fs.removeLockEntry(fd, x.name, isDir)
 	}
 	if err == nil && isDir {
-		d := fs.table.At(split(join(dir, name))...)
+		d := fs.table.At(split(join(dir, x.name))...)
 		fs.table.Remove(d) // R3
 		fs.table.Forget(d)
 	}
 	if err != nil || parent == nil {
 		v.spared()
-		return parent, false, id, err
+		return err
 	}
-	assumed = v.node != nil && v.node.isAssumed()
-	fs.lostUntold(v, link{parent, name})
-	return parent, assumed, id, nil
+	x.assumed = v.node != nil && v.node.isAssumed()
+	fs.lostUntold(v, link{parent, x.name})
+	return nil
 }
 
 // openKnown opens a directory of the backing and returns its node as well, if it

@@ -101,13 +101,13 @@ func (o *leftovers) try(fs *FS) bool {
 	all := slices.Clone(o.all)
 	o.mu.Unlock()
 	for _, l := range all {
-		var id identity
+		x := &discarding{name: l.name, only: &l.id, place: func() (string, bool) { return fs.table.Path(l.dir), true }}
 		err := errOther
 		if !fs.table.IsGone(l.dir) {
-			id, err = fs.discardOf(0, l.name, &l.id, false, func() (string, bool) { return fs.table.Path(l.dir), true })
+			err = fs.discard(x)
 		}
 		switch {
-		case err == nil && id == (identity{}), err == unix.ENOENT: // gone already
+		case err == nil && x.id == (identity{}), err == unix.ENOENT: // gone already
 		case err == nil:
 			fs.log.Info("removed what a dead process left", "dir", fs.table.Path(l.dir), "file", l.name)
 		case errors.Is(err, errOther):

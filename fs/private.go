@@ -130,7 +130,9 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut) fuse.Sta
 	if status != fuse.OK {
 		fs.cands.unrecord(record)
 		if n != nil { // the lock was lost at that moment, and the file is gone
-			fs.discard(c.name, func() (string, bool) { return fs.table.Path(c.parent.dir), n.has(link{c.parent, c.name}) })
+			fs.discard(&discarding{name: c.name, place: func() (string, bool) {
+				return fs.table.Path(c.parent.dir), n.has(link{c.parent, c.name})
+			}})
 			fs.cands.drop(c)
 		}
 		return status
