@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -83,20 +84,7 @@ func (c *command) runAction(ctx *cli.Context) error {
 		return commandError(args[1], err)
 	}
 
-	var had client.Status // the lock that there is already: the client's, or the session's
-	within := false       // it is that one, which they keep
-	if !opts.MustBeNew {
-		had, within = c.heldOn(until, dir, opts.Client)
-	}
-	if within && opts.Client != "" {
-		if opts.OnCrash != "" {
-			c.say("%s: the client has it already: what --on-crash says counts for nothing", quote(dir))
-		}
-		// As it is: who took it renews it in time for that TTL, and has made things under it.
-		opts.TTL, opts.OnCrash, opts.Why = 0, "", ""
-	}
-	lock, err := client.Acquire(until, dir, opts)
-	within = within && err == nil && lock.Token() == had.Token
+	lock, within, err := c.acquireToRun(until, dir, opts)
 	if errors.Is(err, unix.ENOENT) && !errors.Is(err, client.ErrNoLock) && !reserved(dir) && !noDirectory(err) {
 		return exitf(exitNoInput, "%s", oneLine(err)) // it was to be made: why it could not
 	}
@@ -111,6 +99,24 @@ func (c *command) runAction(ctx *cli.Context) error {
 	}
 	ch.env = childEnv(lock, opts.Client)
 	return c.runChild(lock, ch, within)
+}
+
+// acquireToRun acquires a directory. within: the lock was there already, the client's or
+// the session's, which they keep.
+func (c *command) acquireToRun(until context.Context, dir string, opts client.Options) (lock *client.Lock, within bool, err error) {
+	var had client.Status
+	if !opts.MustBeNew {
+		had, within = c.heldOn(until, dir, opts.Client)
+	}
+	if within && opts.Client != "" {
+		if opts.OnCrash != "" {
+			c.say("%s: the client has it already: what --on-crash says counts for nothing", quote(dir))
+		}
+		// As it is: who took it renews it in time for that TTL, and has made things under it.
+		opts.TTL, opts.OnCrash, opts.Why = 0, "", ""
+	}
+	lock, err = client.Acquire(until, dir, opts)
+	return lock, within && err == nil && lock.Token() == had.Token, err
 }
 
 // childEnv is the environment of what runs under a lock.
