@@ -154,7 +154,9 @@ func (t *Table) Remains(token uint64, gone ...string) {
 	}
 	if len(gone) > 0 {
 		r.files = slices.DeleteFunc(r.files, func(f lockFile) bool { return slices.Contains(gone, f.name) })
-		t.noteLocked(r)
+		if t.endUnkeptLocked(r, Unlinked) {
+			return
+		}
 	}
 	if r.enders--; r.doomed() {
 		return

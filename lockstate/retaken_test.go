@@ -83,6 +83,21 @@ func TestR1Remains(t *testing.T) {
 	}
 }
 
+// TestR1RemainsNothing: so it does where its owner removes the last one before that is known.
+func TestR1RemainsNothing(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	q := f.request(f.parent, "D", lockstate.Explicit)
+	f.commit(q)
+	q.File = "devserver.lock"
+	l := f.commit(q)
+	f.Doom(l.Token)
+	f.ReleaseFile(f.dir("D"), "devserver.lock")
+	f.Remains(l.Token, "devserver")
+	if now, ok := f.Lock(l.Token); ok {
+		t.Errorf("after Remains: %+v, want none", now)
+	}
+}
+
 // TestLeaseRemains: a lease that was to end and did not is its client's still, whatever a
 // process of that has taken meanwhile for itself (L1).
 func TestLeaseRemains(t *testing.T) {
