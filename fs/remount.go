@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // A deadMount is a stagefs mount whose daemon has died. The next daemon takes
@@ -48,7 +50,7 @@ func findDead(path string) (*deadMount, error) {
 	for end := time.Now().Add(endTime); err == unix.ECANCELED && time.Now().Before(end); err = unix.Statfs(path, &st) {
 		time.Sleep(time.Millisecond) // its daemon is about to be gone, and had a ring
 	}
-	if err == unix.ECANCELED { // not gone, and no living one either
+	if err == unix.ECANCELED || procid.IsShort(err) { // not gone, and no living one either
 		return nil, &os.PathError{Op: "statfs", Path: path, Err: err}
 	}
 	if !isDead(err) {
@@ -174,7 +176,11 @@ func canMountBeneath() bool {
 
 // clear detaches the dead mount, and dead ones below it.
 func (d *deadMount) clear() error {
-	if id, _ := mountAt(d.path); id != d.entry.ID {
+	mounts, err := ReadMounts()
+	if err != nil {
+		return err
+	}
+	if m := TopMount(mounts, d.path); m == nil || m.ID != d.entry.ID {
 		d.gone = true // and what is there now is to stay
 	} else if err := detach(d.path, true); errors.Is(err, ErrNoMount) {
 		d.gone = true
@@ -306,14 +312,18 @@ func (d *deadMount) thin() (fd int, err error) {
 		if fd, err = unix.Open(d.path, unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
 			return -1, &os.PathError{Op: "open", Path: d.path, Err: err}
 		}
-		if !OnMount(procPath(fd), d.entry.ID) {
+		on, err := onMount(procPath(fd), d.entry.ID)
+		if err == nil && !on {
+			err = fmt.Errorf("%s: %w", d.path, ErrUnmounted)
+		}
+		if err != nil {
 			unix.Close(fd)
-			return -1, fmt.Errorf("%s: %w", d.path, ErrUnmounted)
+			return -1, err
 		}
 		if d.husks == 0 {
 			return fd, nil
 		}
-		err := detachOpen(fd)
+		err = detachOpen(fd)
 		unix.Close(fd)
 		if err != nil {
 			return -1, err
@@ -339,26 +349,37 @@ const moveMountBeneath = 0x200
 // OnMount reports whether a link below /proc/PID leads to the mount with an id. It asks
 // nothing of that mount.
 func OnMount(link string, id int) bool {
+	on, _ := onMount(link, id)
+	return on
+}
+
+func onMount(link string, id int) (bool, error) {
 	if filepath.Base(filepath.Dir(link)) != "fd" {
 		fd, err := unix.Open(link, unix.O_PATH|unix.O_CLOEXEC, 0)
 		if err != nil {
-			return false
+			return false, &os.PathError{Op: "open", Path: link, Err: err}
 		}
 		defer unix.Close(fd)
 		link = procPath(fd)
 	}
-	return DescriptorInfo(link)["mnt_id"] == strconv.Itoa(id)
+	info, err := descriptorInfo(link)
+	return info["mnt_id"] == strconv.Itoa(id), err
 }
 
 // DescriptorInfo returns what proc(5) tells of a descriptor, given as a link in
 // /proc/PID/fd.
 func DescriptorInfo(link string) map[string]string {
+	info, _ := descriptorInfo(link)
+	return info
+}
+
+func descriptorInfo(link string) (info map[string]string, err error) {
 	dir := filepath.Dir(link)
-	b, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), "fdinfo", filepath.Base(link)))
-	info := make(map[string]string)
+	b, err := os.ReadFile(filepath.Join(filepath.Dir(dir), "fdinfo", filepath.Base(link)))
+	info = make(map[string]string)
 	for line := range strings.Lines(string(b)) {
 		key, value, _ := strings.Cut(line, ":")
 		info[key] = strings.TrimSpace(value)
 	}
-	return info
+	return info, err
 }

@@ -43,6 +43,54 @@ func (m *Mount) wantEnded(status int) {
 	}
 }
 
+// TestFaultSuperviseShort: a supervisor that can't look, or a daemon that can't, takes no dead
+// mount for one that somebody has unmounted: it would stay for good.
+func TestFaultSuperviseShort(t *testing.T) {
+	killed := func(m *Mount) {
+		mustDo(m.t, syscall.Kill(m.supervisedPid(), syscall.SIGKILL))
+	}
+	served := func(m *Mount, a *Agent, token uint64) {
+		m.t.Helper()
+		m.awaitReady()
+		if l := m.Locks()["D"]; l.Token != token || l.Pid != a.Pid {
+			m.t.Errorf("D: %+v, want token %d of pid %d", l, token, a.Pid)
+		}
+	}
+	t.Run("supervisor", func(t *testing.T) {
+		m := mountOver(t, "--supervise")
+		a := agent(t)
+		a.must("mkdir", m.At("D"))
+		token := m.Locks()["D"].Token
+		old := m.limitFiles(t, 3) // what is open stays so
+		killed(m)
+		eventually(t, "it can't start another daemon", func() bool { return m.dead() || strings.Contains(m.Log(), "starting the daemon: ") })
+		if m.dead() {
+			t.Fatalf("the supervisor ended: %v", m.cmd.ProcessState)
+		}
+		m.limitFiles(t, int(old.Cur))
+		served(m, a, token)
+	})
+	t.Run("daemon", func(t *testing.T) {
+		needInject(t)
+		dir := staticDir(t)
+		m := newMount(t, dir, dir)
+		var armed atomic.Bool
+		short := m.inject(&fault{call: unix.SYS_OPENAT, errno: unix.EMFILE, times: 1, is: func(a asked) bool {
+			return armed.Load() && strings.HasPrefix(a.path(1), "/proc/self/fdinfo/")
+		}})
+		m.serve("--supervise")
+		a := agent(t)
+		a.must("mkdir", m.At("D"))
+		token := m.Locks()["D"].Token
+		armed.Store(true)
+		killed(m)
+		served(m, a, token)
+		if short.did()[0] != 1 {
+			t.Error("nothing failed")
+		}
+	})
+}
+
 // TestFaultTerminatedPause: SIGTERM to a supervisor that waits before it starts
 // another daemon leaves no dead mount (M4), and no lock is lost by it.
 func TestFaultTerminatedPause(t *testing.T) {

@@ -363,10 +363,11 @@ func told(signals <-chan os.Signal, within time.Duration) bool {
 	}
 }
 
-// leftDead reports whether a daemon that has ended left a dead mount.
+// leftDead reports whether a daemon that has ended left a dead mount, or may have: for want
+// of descriptors or memory that can't be said, and it would stay for good.
 func leftDead(o fs.Options) bool {
 	dead, err := fs.FindDead(target(o))
-	return err == nil && dead
+	return err == nil && dead || procid.IsShort(err)
 }
 
 // stoppedEnd is the end by a signal (M4), of a supervisor whose last daemon has
