@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -126,6 +127,7 @@ func (c *conn) takeOver(req []byte) bool {
 // there in the order in which they arrived.
 func (o *own) replay(all []*Parked) {
 	c := o.conn
+	end := time.Now().Add(lineTime)
 	for _, r := range all {
 		op := r.header().Opcode
 		if op == opNotifyReply {
@@ -145,7 +147,7 @@ func (o *own) replay(all []*Parked) {
 			o.again(at, r)
 		}()
 		if op == opSetlkw || op == opWrite {
-			c.awaitLined(before, done)
+			c.awaitLined(before, done, end)
 		}
 	}
 }

@@ -167,12 +167,21 @@ func (o *own) run(parked []*Parked) {
 	}
 }
 
-// lineTime bounds how long a replayed request is waited for until it stands in
-// line.
-const lineTime = 20 * time.Millisecond
+const (
+	// lineTime bounds how long a replay waits until requests stand in line, or are done: on
+	// a busy machine, a thread may run late, and who comes after it is not to pass it (A8).
+	lineTime = time.Second
+	// After that, it waits for each for lateTime: some are held up by the backing.
+	lateTime = 20 * time.Millisecond
+)
 
-func (c *conn) awaitLined(before uint64, done <-chan struct{}) {
-	for end := time.Now().Add(lineTime); c.lined() == before && time.Now().Before(end); {
+// awaitLined waits until end, and for lateTime at least, for a request to stand in line
+// or to be done.
+func (c *conn) awaitLined(before uint64, done <-chan struct{}, end time.Time) {
+	if late := time.Now().Add(lateTime); late.After(end) {
+		end = late
+	}
+	for c.lined() == before && time.Now().Before(end) {
 		select {
 		case <-done:
 			return
