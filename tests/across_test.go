@@ -16,7 +16,7 @@ const acquired = "exit 0: acquired\nreleased"
 func TestA8Across(t *testing.T) {
 	need(t, "root", "fuse")
 	m := mount(t)
-	python := writeClientPy(t)
+	python := clientForker(t)
 	var clients []client
 	for _, c := range existenceClients() {
 		if c.lock == "devserver.lock" {

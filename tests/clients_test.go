@@ -8,16 +8,15 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"text/tabwriter"
 )
 
 // A client is a real program that locks by the existence of a file. Its script
 // takes the lock in directory $1, prints "acquired", waits for the end of its
-// standard input, and releases; or it prints what the program says, and fails.
+// standard input, and releases; or it prints what the program says, and fails. The
+// Python clients have a program for that.
 type client struct {
 	name   string
 	needs  []string
@@ -29,7 +28,7 @@ type client struct {
 
 func existenceClients() []client {
 	python := []string{"/usr/bin/python3"}
-	py := func(class string) string { return `exec /usr/bin/python3 "$CLIENT_PY" "$1" ` + class }
+	py := func(class string) string { return forkedPrefix + class }
 	tool := func(acquire, release string) string {
 		return acquire + ` || exit; echo acquired; cat >/dev/null; ` + release + ` || exit; echo released`
 	}
@@ -83,7 +82,8 @@ func existenceClients() []client {
 const clientPy = `
 import importlib, sys, threading
 
-path, kind = sys.argv[1] + "/devserver", sys.argv[2]
+kind, directory = sys.argv[1], sys.argv[-1]
+path = directory + "/devserver"
 options = {"threaded": False} if "threaded=False" in sys.argv else {}
 if kind == "SoftFileLock":
     from filelock import SoftFileLock
@@ -100,7 +100,7 @@ elif kind in ("Lockfile09", "Lockfile08"): # which called the temporary file oth
         name = "%s-%x.%d" % (lock.hostname, thread & 0xffffffff, lock.pid)
     else:
         name = "%s.%x-%d" % (lock.hostname, thread, lock.pid)
-    lock.unique_name = sys.argv[1] + "/" + name
+    lock.unique_name = directory + "/" + name
 else:
     module = importlib.import_module("lockfile." + kind.lower())
     lock, timeout = getattr(module, kind)(path, **options), -1
@@ -119,24 +119,21 @@ print("released")
 type bench struct {
 	t      *testing.T
 	c      client
-	python string
+	python *forker
 }
 
 // start runs the client's script on dir; end its standard input to let it go on.
-func (b bench) start(dir string) (p *Proc, stdin io.Closer, said *bufio.Reader) {
+func (b bench) start(dir string) (p started, stdin io.Closer, said *bufio.Reader) {
 	b.t.Helper()
+	args, python := strings.CutPrefix(b.c.script, forkedPrefix)
+	if python {
+		p, stdin, r := startPiped(b.t, nil, b.python, append(strings.Fields(args), dir)...)
+		return p, stdin, bufio.NewReader(r)
+	}
 	cmd := exec.Command("/bin/sh", "-c", b.c.script, "sh", dir)
-	cmd.Env = append(os.Environ(), "CLIENT_PY="+b.python, "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null", "LC_ALL=C",
+	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null", "LC_ALL=C",
 		"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@b", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@b")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	stdin, err := cmd.StdinPipe()
-	mustDo(b.t, err)
-	r, w, err := os.Pipe()
-	mustDo(b.t, err)
-	cmd.Stdout, cmd.Stderr = w, w
-	p = startCmd(b.t, cmd)
-	w.Close()
-	b.t.Cleanup(func() { r.Close() })
+	p, stdin, r := startPiped(b.t, cmd, nil)
 	return p, stdin, bufio.NewReader(r)
 }
 
@@ -151,7 +148,7 @@ func (b bench) try(dir string) string {
 }
 
 // hold runs the client until it has the lock.
-func (b bench) hold(dir string) (p *Proc, release func() string) {
+func (b bench) hold(dir string) (p started, release func() string) {
 	b.t.Helper()
 	p, stdin, said := b.start(dir)
 	first, _ := said.ReadString('\n')
@@ -184,12 +181,10 @@ func (b bench) prepare(dir string) {
 	}
 }
 
-// writeClientPy makes the program of the Python clients.
-func writeClientPy(t *testing.T) string {
+// clientForker runs the program of the Python clients.
+func clientForker(t *testing.T) *forker {
 	t.Helper()
-	path := filepath.Join(tempDir(t), "client.py")
-	mustDo(t, os.WriteFile(path, []byte(clientPy), 0o644))
-	return path
+	return newForker(t, clientPy, "filelock", "flufl.lock", "lockfile.linklockfile", "lockfile.mkdirlockfile", "lockfile.symlinklockfile", "lockfile.pidlockfile")
 }
 
 // TestA8Clients tries every existence locker in four situations. What it says
@@ -198,7 +193,7 @@ func writeClientPy(t *testing.T) string {
 func TestA8Clients(t *testing.T) {
 	need(t, "root", "fuse")
 	m := mount(t, "--lock-name", "devserver", "--lock-name", "devserver.lock", "--lock-name", "index.lock", "--lock-name", "devserver.NFSLock")
-	python := writeClientPy(t)
+	python := clientForker(t)
 
 	var table strings.Builder
 	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)

@@ -45,9 +45,9 @@ func fdTools() []fdTool {
 		}
 	}
 	python := func(name, kind string) fdTool {
-		py := `exec ` + debianPython + ` -W ignore "$LOCKS_PY" ` + kind + ` `
+		py := forkedPrefix + kind + ` `
 		blocks := oneOf(kind, "flock|lockf|setlk|ofd|dpkg-lock")
-		return fdTool{name: name, needs: []string{debianPython}, try: py + `try "$1"`, wait: py + `wait "$1"`, polls: !blocks}
+		return fdTool{name: name, needs: []string{debianPython}, try: py + `try`, wait: py + `wait`, polls: !blocks}
 	}
 	gofrs := func(name, r string) fdTool {
 		return fdTool{name: "gofrs/flock " + name, needs: []string{"go"}, try: `exec "$GOFRS" ` + r + `try "$1/devserver.lock"`, wait: `exec "$GOFRS" ` + r + `wait "$1/devserver.lock"`}
@@ -88,6 +88,9 @@ func fdTools() []fdTool {
 		dpkg,
 	}
 }
+
+// forkedPrefix begins what is no script, but arguments of the Python program.
+const forkedPrefix = "python "
 
 const locksPy = `
 import fcntl, os, struct, sys, time
@@ -167,7 +170,6 @@ def take():
         lock = fasteners.InterProcessReaderWriterLock(path)
         gotten(getattr(lock, "acquire_%s_lock" % kind[10:])(blocking=wait))
         return getattr(lock, "release_%s_lock" % kind[10:])
-    sys.modules["eventlet"] = None # oslo does without, and it takes seconds to load
     if kind == "oslo":
         from oslo_concurrency import lockutils
         lock = lockutils.lock("stage", "devserver-", external=True, lock_path=d, blocking=wait)
@@ -205,6 +207,7 @@ type toolBench struct {
 	t     *testing.T
 	tool  fdTool
 	env   []string
+	locks *forker                       // runs locksPy
 	place func(situation string) string // makes a directory
 	// while is called when a directory is held, and waits until a tool waits for it.
 	while func(dir string)
@@ -214,7 +217,7 @@ type toolBench struct {
 type toolRun struct {
 	b     toolBench
 	dir   string
-	p     *Proc
+	p     started
 	stdin io.Closer
 	pipe  *os.File
 	said  *bufio.Reader
@@ -225,15 +228,13 @@ func (b toolBench) start(script, dir string) *toolRun {
 	b.t.Helper()
 	cmd := command("/bin/sh", "-c", script, "sh", dir)
 	cmd.Env = append(cmd.Env, b.env...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	stdin, err := cmd.StdinPipe()
-	mustDo(b.t, err)
-	r, w, err := os.Pipe()
-	mustDo(b.t, err)
-	cmd.Stdout, cmd.Stderr = w, w
-	p := startCmd(b.t, cmd)
-	w.Close()
-	b.t.Cleanup(func() { p.group.signal(syscall.SIGKILL); r.Close() })
+	args, python := strings.CutPrefix(script, forkedPrefix)
+	f := b.locks
+	if !python {
+		f = nil
+	}
+	p, stdin, r := startPiped(b.t, cmd, f, append(strings.Fields(args), dir)...)
+	b.t.Cleanup(func() { p.signalGroup(syscall.SIGKILL) })
 	return &toolRun{b: b, dir: dir, p: p, stdin: stdin, pipe: r, said: bufio.NewReader(r)}
 }
 
@@ -272,20 +273,23 @@ func (r *toolRun) awaitCall() {
 		calls = []int{unix.SYS_CLOCK_NANOSLEEP, unix.SYS_PSELECT6}
 	}
 	eventually(r.b.t, r.b.tool.name+" waits", func() bool {
-		threads, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*/stat")
-		return slices.ContainsFunc(threads, func(stat string) bool {
+		processes, _ := filepath.Glob("/proc/[0-9]*/stat")
+		return slices.ContainsFunc(processes, func(stat string) bool {
 			if f := statFields(stat); len(f) < 3 || f[2] != itoa(r.p.Pid()) {
 				return false
 			}
-			b, _ := os.ReadFile(filepath.Join(filepath.Dir(stat), "syscall"))
-			number, _, _ := strings.Cut(string(b), " ")
-			return slices.Contains(calls, atoi(number))
+			threads, _ := filepath.Glob(filepath.Join(filepath.Dir(stat), "task/[0-9]*/syscall"))
+			return slices.ContainsFunc(threads, func(call string) bool {
+				b, _ := os.ReadFile(call)
+				number, _, _ := strings.Cut(string(b), " ")
+				return slices.Contains(calls, atoi(number))
+			})
 		})
 	})
 }
 
 func (r *toolRun) kill() string {
-	r.p.group.signal(syscall.SIGKILL)
+	r.p.signalGroup(syscall.SIGKILL)
 	return r.end()
 }
 
@@ -357,8 +361,8 @@ func (b toolBench) wantAllFree(m *Mount, prefix string) {
 func TestA8FdTools(t *testing.T) {
 	m := mount(t, "--lock-name", "devserver", "--lock-name", "devserver.lock", "--lock-name", "devserver-*", "--lock-name", "lock", "--lock-name", "lock-frontend")
 	tmp := tempDir(t)
-	env := []string{"LOCKS_PY=" + filepath.Join(tmp, "locks.py"), "GOFRS=" + filepath.Join(tmp, "gofrslock")}
-	mustDo(t, os.WriteFile(filepath.Join(tmp, "locks.py"), []byte(locksPy), 0o644))
+	env := []string{"GOFRS=" + filepath.Join(tmp, "gofrslock")}
+	locks := newForker(t, locksPy, "filelock", "fasteners", "oslo_concurrency.lockutils")
 	if _, err := exec.LookPath("go"); err == nil {
 		if r := runHere(t, "go", "build", "-o", filepath.Join(tmp, "gofrslock"), "./testdata/gofrslock"); r.Status != 0 {
 			t.Fatal(r)
@@ -376,7 +380,7 @@ func TestA8FdTools(t *testing.T) {
 		t.Run(tool.name, func(t *testing.T) {
 			need(t, tool.needs...)
 			m := m.on(t)
-			b := toolBench{t: t, tool: tool, env: env, while: func(string) {}}
+			b := toolBench{t: t, tool: tool, env: env, locks: locks, while: func(string) {}}
 			place := func(base string) string {
 				openDir(t, base)
 				if tool.dpkg {

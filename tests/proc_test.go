@@ -137,6 +137,8 @@ func startCmd(t *testing.T, cmd *exec.Cmd) *Proc {
 
 func (p *Proc) Pid() int { return p.cmd.Process.Pid }
 
+func (p *Proc) signalGroup(sig syscall.Signal) error { return p.group.signal(sig) }
+
 // Kill ends it with SIGKILL and waits until it is gone.
 func (p *Proc) Kill() {
 	p.cmd.Process.Kill()
@@ -160,9 +162,9 @@ func (p *Proc) Wait() Result {
 }
 
 // killGroup kills a program and all that it started in its process group.
-func killGroup(t *testing.T, p *Proc) {
+func killGroup(t *testing.T, p started) {
 	t.Helper()
-	mustDo(t, p.group.signal(syscall.SIGKILL))
+	mustDo(t, p.signalGroup(syscall.SIGKILL))
 	p.Wait()
 }
 
