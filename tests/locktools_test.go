@@ -364,7 +364,7 @@ func TestA8FdTools(t *testing.T) {
 	env := []string{"GOFRS=" + filepath.Join(tmp, "gofrslock")}
 	locks := newForker(t, locksPy, "filelock", "fasteners", "oslo_concurrency.lockutils")
 	if _, err := exec.LookPath("go"); err == nil {
-		if r := runHere(t, "go", "build", "-o", filepath.Join(tmp, "gofrslock"), "./testdata/gofrslock"); r.Status != 0 {
+		if r := runHere(t, "go", "build", "-trimpath", "-o", filepath.Join(tmp, "gofrslock"), "./testdata/gofrslock"); r.Status != 0 {
 			t.Fatal(r)
 		}
 	}

@@ -120,7 +120,7 @@ func setUp() (root string, err error) {
 	if bin := os.Getenv("STAGEFS_BIN"); bin != "" {
 		return root, copyFile(bin, stagefsBin(), 0o755)
 	}
-	build := exec.Command("go", "build", "-o", stagefsBin(), "../cmd/stagefs")
+	build := exec.Command("go", "build", "-trimpath", "-o", stagefsBin(), "../cmd/stagefs")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0") // it is to run where there is no libc
 	if out, err := build.CombinedOutput(); err != nil {
 		return root, fmt.Errorf("building cmd/stagefs: %w\n%s", err, out)

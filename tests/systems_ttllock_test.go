@@ -23,7 +23,7 @@ func newTTLSite(t *testing.T) *ttlSite {
 	s := &ttlSite{mountSite(t), filepath.Join(testRoot(), "ttllock")}
 	openDir(t, s.under("D"))
 	if _, err := os.Stat(s.bin); err != nil {
-		if r := runHere(t, "go", "build", "-o", s.bin, "./systems/ttllock"); r.Status != 0 {
+		if r := runHere(t, "go", "build", "-trimpath", "-o", s.bin, "./systems/ttllock"); r.Status != 0 {
 			t.Fatal(r)
 		}
 	}
