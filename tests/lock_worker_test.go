@@ -19,7 +19,7 @@ import (
 //	open NAME PATH FLAGS · dup NAME NEW · close NAME
 //	flock NAME sh|ex|un [nb]
 //	setlk, setlkw, getlk, ofdsetlk, ofdsetlkw, ofdgetlk NAME rd|wr|un [START LENGTH]
-//	turn NAME CALL…: locks, notes the time, unlocks; crowd N PATH: N children that take turns
+//	turn NAME CALL…: locks, notes the time, unlocks
 //	fork SOCKET: a child by fork(2) alone · threads N: so many more, which do nothing
 //	put PATH DATA FLAGS · write NAME DATA · mkdir, unlink, touch, stat, read PATH · rename OLD NEW · exit STATUS
 //	ftruncate NAME LENGTH · fchmod NAME MODE · fchown NAME UID · futimens NAME
@@ -64,14 +64,6 @@ def unlock(call, name, *rest):
     else:
         lock(call, name, "un", *rest[1:])
 
-def crowd(count, path):
-    for _ in range(int(count)):
-        if os.fork() == 0:
-            fds["c"] = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            lock("flock", "c", "ex")
-            lock("flock", "c", "un")
-            os._exit(0)
-
 def write(fd, data):
     os.write(fd, data.encode())
 
@@ -102,8 +94,6 @@ def do(op, *w):
             conn.close()
             connect(w[0])
             serve()
-    elif op == "crowd":
-        crowd(*w)
     elif op == "threads":
         for _ in range(int(w[0])):
             threading.Thread(target=threading.Event().wait, daemon=True).start()
