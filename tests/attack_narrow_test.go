@@ -20,12 +20,10 @@ func TestA12AttackMeanwhile(t *testing.T) {
 	if testing.Short() {
 		rounds = 200
 	}
-	narrowed := 0
+	narrowed, last := 0, []string{"all"}
 	for i := range rounds {
 		top := fmt.Sprint("a", i)
-		for _, dir := range []string{"", "/b", "/b/c"} {
-			owner.must("mkdir", m.At(top+dir))
-		}
+		owner.must(append(last, "mkdir", m.At(top), ";", "mkdir", m.At(top, "b"), ";", "mkdir", m.At(top, "b/c"))...)
 		made := child.Start("mkdir", m.At(top+"/x"))
 		locked := owner.Start("creat", m.At(top+"/b/c/devserver"), "wronly,creat,excl")
 		if a, b := made(), locked(); a != "ok" || b != "ok" {
@@ -38,7 +36,7 @@ func TestA12AttackMeanwhile(t *testing.T) {
 		if strings.HasPrefix(by, fmt.Sprint(child.Pid, " ")) {
 			narrowed++
 		}
-		owner.must("unlink", m.At(top+"/b/c/devserver"))
+		last = []string{"all", "unlink", m.At(top + "/b/c/devserver"), ";"}
 	}
 	t.Logf("narrowed before in %d of %d rounds", narrowed, rounds)
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -279,6 +280,16 @@ func (h *hands) do(w []string) (out string, err error) {
 				return strconv.FormatInt(monotonic(), 10), err
 			}
 		}
+	case "all": // all COMMAND… ; COMMAND…: one after the other, while they succeed; prints what the last one does
+		for len(w) > 0 && err == nil {
+			n := slices.Index(w[1:], ";")
+			if n < 0 {
+				n = len(w) - 1
+			}
+			out, err = h.do(w[1 : 1+n : 1+n])
+			w = w[1+n:]
+		}
+		return out, err
 	case "crowd": // crowd PATH N: so many reads that wait; prints how the first ended
 		done := make(chan error, number(w[2], 0))
 		for range number(w[2], 0) {
