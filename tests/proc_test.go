@@ -61,10 +61,11 @@ func mustDo(t *testing.T, err error) {
 	}
 }
 
-// eventually polls until ok is true, and fails the test if it never is.
+// eventually polls until ok is true, and fails the test if it never is. It looks the
+// less often the longer that takes.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for began := time.Now(); time.Since(began) < patience; time.Sleep(min(max(time.Since(began)/8, 5*time.Millisecond), 25*time.Millisecond)) {
 		if ok() {
 			return
 		}
@@ -203,8 +204,11 @@ func running(pid int) bool {
 }
 
 // alive is running for a pidfd.
-func alive(fd int) bool {
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+func alive(fd int) bool { return aliveAfter(fd, 0) }
+
+// aliveAfter tells whether it still is after that time, or as soon as it is not.
+func aliveAfter(fd int, wait time.Duration) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(wait.Milliseconds()))
 	return n == 0 || err != nil
 }
 
@@ -222,7 +226,7 @@ func awaitEnd(t *testing.T, what string, pid int) {
 
 func awaitEndOf(t *testing.T, what string, pid, pidfd int) {
 	t.Helper()
-	for end := time.Now().Add(patience); alive(pidfd); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(patience); aliveAfter(pidfd, time.Second); {
 		if time.Now().After(end) {
 			t.Fatalf("never happened: %s, process %d:\n%s", what, pid, whereabouts(pid))
 		}
