@@ -108,7 +108,7 @@ func userOf(pid int) (uid int, known bool) {
 
 // A markLook is a look at what a process has open.
 type markLook struct {
-	refused bool    // by the kernel
+	refused bool    // by the kernel, or for want of descriptors or memory
 	fd      int     // that the mark is set by; -1: none
 	dir     *marked // nil: not to be told
 }
@@ -118,7 +118,7 @@ func lookForMark(pid int, m mark, file string) (l markLook) {
 	proc := fmt.Sprintf("/proc/%d", pid)
 	l.fd = -1
 	entries, err := os.ReadDir(proc + "/fdinfo")
-	if os.IsPermission(err) {
+	if os.IsPermission(err) || procid.IsShort(err) {
 		l.refused = true
 	}
 	for _, e := range entries {
@@ -127,7 +127,7 @@ func lookForMark(pid int, m mark, file string) (l markLook) {
 			continue
 		}
 		b, err := os.ReadFile(filepath.Join(proc, "fdinfo", e.Name()))
-		if os.IsPermission(err) {
+		if os.IsPermission(err) || procid.IsShort(err) {
 			l.refused = true
 			return l
 		}

@@ -161,7 +161,7 @@ func (s *Server) claim(root int, dir string) error {
 		s.warn("%s", why)
 	}
 	var overlap *OverlapError
-	if err != nil && !errors.As(err, &overlap) {
+	if err != nil && !errors.As(err, &overlap) && !procid.IsShort(err) {
 		s.warn("it cannot be told whether another daemon serves what is in here, or around it: %v", err)
 		return nil
 	}
@@ -301,6 +301,9 @@ func (s *Server) lookUnder(o *Options) error {
 		return nil
 	}
 	ways, err := waysUnder(o.Dir, s.dead)
+	if err != nil && o.Strict {
+		return fmt.Errorf("%s: cannot look for ways under the mount: %w", o.Dir, err)
+	}
 	if err != nil {
 		s.warn("cannot look for ways under the mount: %v", err)
 	}

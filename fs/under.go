@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // waysUnder returns what reaches the backing past the mount that is about to
@@ -113,11 +115,17 @@ func waysOf(pid int, path string, dead *deadMount) []string {
 	}
 	look("its working directory at", proc+"/cwd")
 	look("its root at", proc+"/root")
-	fds, _ := os.ReadDir(proc + "/fd")
+	fds, err := os.ReadDir(proc + "/fd")
+	if procid.IsShort(err) {
+		ways = append(ways, fmt.Sprintf("what pid %d (%s) has open can't be looked at: %v", pid, comm(pid), err))
+	}
 	for _, fd := range fds {
 		look("descriptor "+fd.Name()+" open on", filepath.Join(proc, "fd", fd.Name()))
 	}
 	maps, err := os.Open(proc + "/maps")
+	if procid.IsShort(err) {
+		ways = append(ways, fmt.Sprintf("what pid %d (%s) has mapped can't be looked at: %v", pid, comm(pid), err))
+	}
 	if err != nil {
 		return ways
 	}

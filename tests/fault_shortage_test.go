@@ -255,3 +255,43 @@ func TestFaultShortLost(t *testing.T) {
 		other.must("creat", m.At(dir, "devserver.lock"), "wronly,creat,excl")
 	}
 }
+
+// TestFaultShortStrict: with --strict no daemon starts that can't look for ways under the mount.
+func TestFaultShortStrict(t *testing.T) {
+	needInject(t)
+	other := agent(t)
+	for _, path := range []string{"/proc", "/proc/" + itoa(other.Pid) + "/fd", "/proc/" + itoa(other.Pid) + "/maps"} {
+		t.Run(path, func(t *testing.T) {
+			m := mountOver(t)
+			m.stop()
+			look := m.failingLook()
+			look.during(unix.EMFILE, 1000, func(p string) bool { return p == path }, func() {
+				m.start([]string{"--strict"})
+				eventually(t, "it ends, or serves", func() bool { return m.dead() || mountedAt(m.Path) })
+			})
+			if !m.dead() {
+				t.Errorf("it serves:\n%s", m.Log())
+			}
+		})
+	}
+}
+
+// TestFaultShortInside: nor does one in a directory that another daemon serves, if it can't look
+// who says so.
+func TestFaultShortInside(t *testing.T) {
+	needInject(t)
+	m := mount(t)
+	openDir(t, m.Back("in"))
+	inner := newMount(t, m.Back("in"), m.Dir+".in")
+	look := inner.failingLook()
+	for _, path := range []string{"/proc/" + itoa(m.cmd.Process.Pid) + "/fdinfo", "/proc/locks"} {
+		look.during(unix.EMFILE, 1000, func(p string) bool { return p == path }, func() {
+			inner.start(nil)
+			eventually(t, "it ends, or serves", func() bool { return inner.dead() || mountedAt(inner.Path) })
+		})
+		if !inner.dead() {
+			t.Errorf("it serves, though %s can't be read", path)
+		}
+		inner.stop()
+	}
+}
