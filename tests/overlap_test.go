@@ -24,13 +24,15 @@ func nested(t *testing.T) (dir, sub string) {
 	return dir, sub
 }
 
-// bindMount shows a directory at another place, until the test ends.
+// bindMount shows a directory at another place, until the test ends. What is mounted there
+// is not mounted on the directory itself, too, as it would be where systemd shares all.
 func bindMount(t *testing.T, dir string) (at string) {
 	t.Helper()
 	at = filepath.Join(tempDir(t), "bind")
 	mustDo(t, os.Mkdir(at, 0o755))
 	mustDo(t, unix.Mount(dir, at, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { unix.Unmount(at, unix.MNT_DETACH) })
+	mustDo(t, unix.Mount("", at, "", unix.MS_PRIVATE, ""))
 	return at
 }
 
