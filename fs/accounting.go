@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -16,6 +17,11 @@ func accounting(in *fuse.OpenIn) bool {
 	if in.Uid != 0 || in.Flags&(unix.O_ACCMODE|unix.O_APPEND|unix.O_TRUNC) != unix.O_WRONLY|unix.O_APPEND {
 		return false
 	}
-	call, err := os.ReadFile("/proc/" + strconv.FormatUint(uint64(in.Pid), 10) + "/syscall")
+	path := "/proc/" + strconv.FormatUint(uint64(in.Pid), 10) + "/syscall"
+	call, err := os.ReadFile(path)
+	// It is about to wait for the answer, and then the file says in which call.
+	for end := time.Now().Add(seeTime); err == nil && string(call) == "running\n" && time.Now().Before(end); call, err = os.ReadFile(path) {
+		time.Sleep(50 * time.Microsecond)
+	}
 	return err == nil && bytes.HasPrefix(call, []byte(strconv.Itoa(unix.SYS_ACCT)+" "))
 }
