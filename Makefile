@@ -23,7 +23,7 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 # What the tests use as clients and tools, as Debian packages. gcc is for the
 # race detector.
 PACKAGES := acl attr bindfs bsdutils btrfs-progs e2fsprogs fuse3 gcc git libc6-dev libfile-nfslock-perl liblockfile-bin \
-	lockfile-progs make ninja-build openjdk-17-jdk-headless procmail procps python3 python3-fasteners python3-filelock \
+	lockfile-progs make ninja-build openjdk-17-jdk-headless perl procmail procps python3 python3-fasteners python3-filelock \
 	python3-flufl.lock python3-lockfile \
 	python3-oslo.concurrency rsync strace stress-ng systemd unzip util-linux xfsprogs zip
 
