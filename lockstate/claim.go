@@ -207,6 +207,10 @@ func (q *Request) adoptLocked() {
 // (A13): a process that takes a lease, or a lock for its scope, gives up what
 // it had by itself; and what its scope got when it made the directory for r.
 func (r *row) replaces(old *row) bool {
-	return old.key() == r.key() || old.key() == ownerKey{process: r.owner.ID()} ||
-		r.isNew && old.kind == Implicit && old.owner.ID() == r.owner.ID()
+	return r.isOf(old, r.owner.ID()) || r.isNew && old.kind == Implicit && old.owner.ID() == r.owner.ID()
+}
+
+// isOf reports whether old is of r's owner, or of the process alone that has r.
+func (r *row) isOf(old *row, by procid.ID) bool {
+	return old.key() == r.key() || old.key() == ownerKey{process: by}
 }

@@ -226,7 +226,7 @@ func (g *Grant) Commit() (Lock, bool) {
 // or their lock files. It reports whether there are any.
 func (t *Table) replaceOthersLocked(r *row) (some bool) {
 	if r.kind == Shared {
-		some = t.unopenLocked(r, r.file)
+		some = t.unopenLocked(r, r.owner.ID(), r.file)
 	}
 	for _, old := range slices.Clone(r.dir.rows) {
 		// An explicit lock replaces the owner's implicit one (A13), and the

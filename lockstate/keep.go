@@ -2,6 +2,8 @@ package lockstate
 
 import (
 	"slices"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // keepLocked notes one more reason for which r is kept.
@@ -30,7 +32,7 @@ func (t *Table) keepLocked(r *row, q *Request) {
 				r.opened = append(slices.Clip(r.opened), id)
 			}
 		}
-		if t.unopenLocked(r, q.File) && r.protocol == byOpen {
+		if t.unopenLocked(r, q.Process.ID(), q.File) && r.protocol == byOpen {
 			r.protocol = q.Protocol
 		}
 	case q.File != "" && r.fileAt(q.File) < 0:
@@ -38,13 +40,13 @@ func (t *Table) keepLocked(r *row, q *Request) {
 	}
 }
 
-// unopenLocked has a lock file keep no lock any more that the owner of r made by opening
-// it: that only waited for the lock on the descriptor, which keeps r (A6). It reports
-// whether there is such a file.
-func (t *Table) unopenLocked(r *row, file string) (some bool) {
+// unopenLocked has a lock file keep no lock any more that r's owner, or the process by which
+// it is kept by now, made by opening it: that only waited for the lock on the descriptor,
+// which keeps r (A6). It reports whether there is such a file.
+func (t *Table) unopenLocked(r *row, by procid.ID, file string) (some bool) {
 	for _, old := range slices.Clone(r.dir.rows) {
 		i := old.fileAt(file)
-		if i < 0 || !old.files[i].opened || old != r && (r.kind != Shared || !r.replaces(old)) {
+		if i < 0 || !old.files[i].opened || old != r && (r.kind != Shared || !r.isOf(old, by)) {
 			continue
 		}
 		some = true

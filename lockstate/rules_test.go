@@ -482,6 +482,41 @@ func TestOpenedLockFiles(t *testing.T) {
 	f.governs("d", 0)
 }
 
+// A6: so does a scope's, for who made it; for whoever else of the scope locks a descriptor
+// of that file it is none that waits.
+func TestOpenedLockFileOfAnother(t *testing.T) {
+	scope := lockstate.Scope{Kind: lockstate.GroupScope, ID: "7"}
+	f := newFixture(t, lockstate.Options{Claims: func(_ *procid.Process, c lockstate.Claim) (bool, error) { return c.Scope == scope, nil }})
+	d := f.dir("d")
+	take := func(p *procid.Process, q lockstate.Request) lockstate.Lock {
+		t.Helper()
+		q.Process, q.Dir = p, d
+		g, err := f.Acquire(nil, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, _ := g.Commit()
+		return l
+	}
+	own := take(f.parent, lockstate.Request{Kind: explicit, Protocol: "open", File: "a"})
+	shared := take(f.parent, lockstate.Request{Kind: lockstate.Shared, Protocol: "flock", File: "b", Key: 1, Scope: scope})
+	take(f.parent, lockstate.Request{Kind: explicit, Protocol: "command", Command: true, Scope: scope})
+	locks := func(p *procid.Process, key int) {
+		t.Helper()
+		if l := take(p, lockstate.Request{Kind: lockstate.Shared, Protocol: "flock", File: "a", Key: key, Scope: scope}); l.Token != shared.Token {
+			t.Fatalf("token %d, want the scope's %d", l.Token, shared.Token)
+		}
+	}
+	locks(f.stranger, 2)
+	if l, ok := f.Lock(own.Token); !ok || !slices.Equal(l.Files, []string{"a"}) {
+		t.Errorf("another one's lock: %+v, %v", l, ok)
+	}
+	locks(f.parent, 3)
+	if l, ok := f.Lock(own.Token); ok {
+		t.Errorf("its own: %+v, want none", l)
+	}
+}
+
 // R1: the lock may end between the grant and the commit of a second file.
 func TestSecondLockFileComesTooLate(t *testing.T) {
 	f := newFixture(t, lockstate.Options{})
