@@ -1,6 +1,9 @@
 package fs
 
 import (
+	"cmp"
+	"fmt"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
@@ -14,31 +17,36 @@ import (
 // until nobody has them open (W3, R8).
 
 // adopt takes over what an earlier daemon left open in some places. The mount
-// does not answer yet.
-func (fs *FS) adopt(places []hotPlace) {
+// does not answer yet. The error is why it can't look, for want of descriptors or memory:
+// another daemon may.
+func (fs *FS) adopt(places []hotPlace) error {
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
 	for _, p := range places {
 		for dirs := []string{string(p.Dir)}; len(dirs) > 0; {
 			dir := dirs[len(dirs)-1]
-			below := fs.adoptDir(dir)
+			below, err := fs.adoptDir(dir)
+			if procid.IsShort(err) {
+				return fmt.Errorf("%s: %s: %w", dir, cannotLook, err)
+			}
+			if err != nil && !isGone(err) {
+				fs.log.Warn(cannotLook, "dir", dir, "err", err)
+			}
 			if dirs = dirs[:len(dirs)-1]; p.Deep {
 				dirs = append(dirs, below...)
 			}
 		}
 	}
+	return nil
 }
 
 const cannotLook = "cannot look for files that are still open for writing"
 
 // adoptDir takes over what is open in one directory and returns those in it.
-func (fs *FS) adoptDir(dir string) (dirs []string) {
+func (fs *FS) adoptDir(dir string) (dirs []string, err error) {
 	fd, err := fs.openUnread(dir)
 	if err != nil {
-		if !isGone(err) {
-			fs.log.Warn(cannotLook, "dir", dir, "err", err)
-		}
-		return nil
+		return nil, err
 	}
 	var open []string
 	err = eachEntry(fd, func(e dirEntry) bool {
@@ -53,17 +61,15 @@ func (fs *FS) adoptDir(dir string) (dirs []string) {
 		return true
 	})
 	unix.Close(fd)
-	if err != nil {
-		fs.log.Warn(cannotLook, "dir", dir, "err", err)
-	}
 	for _, name := range open {
 		about := []any{"path", join(dir, name)}
-		if err := fs.adoptFile(join(dir, name)); err != nil {
-			about = append(about, "err", err)
+		if bad := fs.adoptFile(join(dir, name)); bad != nil {
+			about = append(about, "err", bad)
+			err = cmp.Or(ifShort(bad), err)
 		}
 		fs.log.Warn("a file is still open for writing by the mount of a daemon that died", about...)
 	}
-	return dirs
+	return dirs, err
 }
 
 // openForWriting reports whether anybody has a file below dir open for writing, or may

@@ -141,7 +141,9 @@ func Mount(o Options) (_ *Server, err error) {
 	for _, number := range over {
 		s.store.Delete(number)
 	}
-	s.takeOver(left)
+	if err := s.takeOver(left); err != nil {
+		return nil, err // and leaves a dead mount, at which nobody gets at anything
+	}
 	s.fs.nodes.locksThere()
 	if s.fs.privileged {
 		raisePriority()
@@ -203,7 +205,7 @@ func (s *Server) layOpen() error {
 
 // takeOver deals with what an earlier daemon has left, when the mount is there: what
 // it had open is in left.
-func (s *Server) takeOver(left []hotPlace) {
+func (s *Server) takeOver(left []hotPlace) error {
 	fs := s.fs
 	if fs.privileged {
 		raisePriority()
@@ -215,11 +217,14 @@ func (s *Server) takeOver(left []hotPlace) {
 	}
 	fs.linger.start(fs)
 	if fs.privileged {
-		fs.adopt(left)
+		if err := fs.adopt(left); err != nil {
+			return err
+		}
 	}
 	fs.hot.found()
 	fs.orphans.scan(fs, true)
 	fs.clearings.Go(fs.emptyTrash)
+	return nil
 }
 
 // becomeDaemon makes this process fit to serve others.

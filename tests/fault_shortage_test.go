@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -293,5 +294,48 @@ func TestFaultShortInside(t *testing.T) {
 			t.Errorf("it serves, though %s can't be read", path)
 		}
 		inner.stop()
+	}
+}
+
+// TestFaultShortAdopt: nor does one serve that can't look which files an earlier one has left
+// open for writing: another one finds them (W3).
+func TestFaultShortAdopt(t *testing.T) {
+	needInject(t)
+	for name, fails := range map[string]func(m *Mount) *fault{
+		"open": func(m *Mount) *fault {
+			return &fault{call: unix.SYS_OPENAT, errno: unix.EMFILE, times: 1, is: func(a asked) bool { return a.path(1) == "D" }}
+		},
+		"list": func(m *Mount) *fault {
+			return &fault{call: unix.SYS_GETDENTS64, errno: unix.ENOMEM, times: 1, is: func(a asked) bool {
+				at, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", a.pid, a.args[0]))
+				return strings.HasSuffix(at, "/D") // the rest is as in the daemon's own copy of the mount
+			}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mountOver(t)
+			needPassthrough(m)
+			a, b := agent(t), agent(t)
+			mustDo(t, os.Mkdir(m.At("keep"), 0o777)) // the test's own lock: D stays free
+			openDir(t, m.At("D"))
+			a.must("open", "h", m.At("D/file"), "rdwr,creat")
+			a.must("write", "h", "content")
+			a.must("mmap", "map", "h")
+			m.kill()
+			short := m.inject(fails(m))
+			m.start(nil)
+			eventually(t, "it ends, or serves", func() bool { _, err := m.version(); return m.dead() || err == nil })
+			if !m.dead() || short.did()[0] != 1 {
+				t.Errorf("%d calls failed; it serves: %v", short.did()[0], !m.dead())
+			} else {
+				m.start(nil)
+				m.awaitReady()
+			}
+			a.must("poke", "map", "CONTENT")
+			b.want("EEXIST", lockIt(m)...)
+			a.Try("close", "h")
+			a.must("munmap", "map")
+			b.must(lockIt(m)...)
+		})
 	}
 }
