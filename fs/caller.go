@@ -40,13 +40,10 @@ var errLate = fmt.Errorf("%w in time", lockstate.ErrNobody)
 // notYet returns why it is not known who sent a request, or nil if that is known, or never
 // will be.
 func notYet(err error) error {
-	switch {
-	case procid.IsShort(err):
-		return err
-	case errors.Is(err, procid.ErrBusy):
+	if errors.Is(err, procid.ErrBusy) {
 		return errLate
 	}
-	return nil
+	return ifShort(err)
 }
 
 // asCaller runs f with the file-system identity of the caller, so that what it

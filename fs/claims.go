@@ -48,18 +48,32 @@ func carriesFor(r *procid.Resolver, pid int, c lockstate.Claim) (bool, error) {
 	if is, err := hasUser(pid, c.UID); !is {
 		return false, ifShort(err)
 	}
+	carries, err := soon(r, pid, func() (bool, error) { return carriesClient(pid, c.Client) })
+	return carries, unsureBy(err)
+}
+
+// soon is [procid.Soon] for a look that may fail: ErrBusy where it takes too long.
+func soon[T any](r *procid.Resolver, pid int, look func() (T, error)) (T, error) {
 	type answer struct {
-		carries bool
-		err     error
+		v   T
+		err error
 	}
 	a, known := procid.Soon(r, pid, func() (a answer) {
-		a.carries, a.err = carriesClient(pid, c.Client)
+		a.v, a.err = look()
 		return a
 	}, nil)
 	if !known {
-		return false, procid.ErrBusy
+		a.err = procid.ErrBusy
 	}
-	return a.carries, ifShort(a.err)
+	return a.v, a.err
+}
+
+// unsureBy returns why what soon has looked at can't be told now, if that is why it failed.
+func unsureBy(err error) error {
+	if errors.Is(err, procid.ErrBusy) {
+		return err
+	}
+	return ifShort(err)
 }
 
 // ifShort returns an error that says more of this daemon than of what it has looked at, or
@@ -118,18 +132,8 @@ func startOf(r *procid.Resolver, pid int) (start uint64, unsure error, ok bool) 
 	if p := r.Known(uint32(pid)); p != nil && p.ID().Pid == pid {
 		return p.ID().Start, nil, true
 	}
-	type answer struct {
-		start uint64
-		err   error
-	}
-	a, known := procid.Soon(r, pid, func() (a answer) {
-		a.start, a.err = procid.StartOf(pid)
-		return a
-	}, nil)
-	if !known {
-		return 0, procid.ErrBusy, false
-	}
-	return a.start, ifShort(a.err), a.err == nil
+	start, err := soon(r, pid, func() (uint64, error) { return procid.StartOf(pid) })
+	return start, unsureBy(err), err == nil
 }
 
 // scopeNamed returns the kind of scope with a name.

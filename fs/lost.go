@@ -74,21 +74,14 @@ func (fs *FS) stillOpen(l lockstate.Lock) bool {
 	if k.seen == nil {
 		k.seen = make(map[uint64]openFile)
 	}
-	type answer struct {
-		openFile
-		unsure error
-	}
 	open := func(pid int, look func() (openFile, error)) bool {
 		// What one has open that is in execve(2) is not known, nor that of one who may not
 		// be looked at.
-		at, known := procid.Soon(fs.procs, pid, func() (a answer) {
-			a.openFile, a.unsure = look()
-			return a
-		}, nil)
-		if known && at.fd != "" {
-			k.seen[l.Token] = at.openFile
+		at, unsure := soon(fs.procs, pid, look)
+		if at.fd != "" {
+			k.seen[l.Token] = at
 		}
-		return !known || at.unsure != nil || at.fd != ""
+		return unsure != nil || at.fd != ""
 	}
 	if at, ok := k.seen[l.Token]; ok && fs.procs.Alive(at.proc) && open(at.proc.Pid, func() (openFile, error) {
 		shows, err := fs.shows(at, files)

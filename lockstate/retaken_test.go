@@ -65,15 +65,21 @@ func TestA7Remains(t *testing.T) {
 	}
 }
 
-// TestR1Remains: of a lock that was to end, and did not, the lock files that were removed
-// before that failed keep nothing: it ends with the last one (R1).
-func TestR1Remains(t *testing.T) {
+// doomedByTwo is a lock on D that two lock files keep, and that is about to end.
+func doomedByTwo(t *testing.T) (*fixture, lockstate.Lock) {
 	f := newFixture(t, lockstate.Options{})
 	q := f.request(f.parent, "D", lockstate.Explicit)
 	f.commit(q)
 	q.File = "devserver.lock"
 	l := f.commit(q)
 	f.Doom(l.Token)
+	return f, l
+}
+
+// TestR1Remains: of a lock that was to end, and did not, the lock files that were removed
+// before that failed keep nothing: it ends with the last one (R1).
+func TestR1Remains(t *testing.T) {
+	f, l := doomedByTwo(t)
 	f.Remains(l.Token, "devserver")
 	if now, ok := f.Lock(l.Token); !ok || len(now.Files) != 1 || now.Files[0] != "devserver.lock" {
 		t.Errorf("after Remains: %+v, %t, want it kept by devserver.lock", now, ok)
@@ -85,12 +91,7 @@ func TestR1Remains(t *testing.T) {
 
 // TestR1RemainsNothing: so it does where its owner removes the last one before that is known.
 func TestR1RemainsNothing(t *testing.T) {
-	f := newFixture(t, lockstate.Options{})
-	q := f.request(f.parent, "D", lockstate.Explicit)
-	f.commit(q)
-	q.File = "devserver.lock"
-	l := f.commit(q)
-	f.Doom(l.Token)
+	f, l := doomedByTwo(t)
 	f.ReleaseFile(f.dir("D"), "devserver.lock")
 	f.Remains(l.Token, "devserver")
 	if now, ok := f.Lock(l.Token); ok {

@@ -13,14 +13,7 @@ func TestW3SignalEarly(t *testing.T) {
 	byTransport(t, func(t *testing.T, opts ...string) {
 		m, goOn := stuck(t, opts)
 		defer goOn() // before anything is waited for that is stuck
-		first, second := locker(t), locker(t)
-		first.Start("mkdir", m.At("D/devserver"))
-		awaitCalled(t, first)
-		second.Start("mkdir", m.At("D/devserver.lock"))
-		awaitCalled(t, second)
-		mustDo(t, syscall.Kill(second.Pid, syscall.SIGKILL))
-		first.Kill()
-		second.awaitEnd("it is gone")
+		killWaiting(t, m.At("D/devserver"), m.At("D/devserver.lock"))
 		m.wantFree("D")
 	})
 }
@@ -37,13 +30,20 @@ func TestC5FaultFrozenEarly(t *testing.T) {
 		thaw := disk.freeze()
 		defer thaw() // before anything is waited for that is stuck
 		owner.Kill()
-		first, second := locker(t), locker(t)
-		first.Start("mkdir", m.At("D/devserver.lock"))
-		awaitCalled(t, first)
-		second.Start("mkdir", m.At("D/x"))
-		awaitCalled(t, second)
-		mustDo(t, syscall.Kill(second.Pid, syscall.SIGKILL))
-		first.Kill()
-		second.awaitEnd("it is gone")
+		killWaiting(t, m.At("D/devserver.lock"), m.At("D/x"))
 	})
+}
+
+// killWaiting kills who makes the second of two directories and waits for who makes the
+// first one, which is stuck; and then that one.
+func killWaiting(t *testing.T, one, other string) {
+	t.Helper()
+	first, second := locker(t), locker(t)
+	first.Start("mkdir", one)
+	awaitCalled(t, first)
+	second.Start("mkdir", other)
+	awaitCalled(t, second)
+	mustDo(t, syscall.Kill(second.Pid, syscall.SIGKILL))
+	first.Kill()
+	second.awaitEnd("it is gone")
 }
