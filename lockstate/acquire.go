@@ -61,8 +61,7 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 	var heirs []procid.Ancestor
 	var unknown error
 	if q.Client == "" && q.Scope.Kind == ProcessScope {
-		unknown = q.Process.KnowLineage()
-		heirs = q.Process.Lineage()
+		heirs, unknown = q.Process.LineageNow()
 	}
 	q.asked = new(asking)
 	for {

@@ -41,11 +41,8 @@ func (p *Process) InnerPid() int {
 		return int(n - 1)
 	}
 	st, err := readStatus(p.id.Pid)
-	switch {
-	case IsShort(err): // the next look may find it
+	if IsShort(err) { // the next look may find it
 		return 0
-	case err != nil:
-		st.nsPid = 0
 	}
 	pid := max(st.nsPid, 0)
 	p.inner.Store(int64(pid) + 1)
@@ -71,18 +68,13 @@ func (p *Process) Ancestors() []ID { return p.chain }
 // which should come while p lives.
 // The caller must not change the slice.
 func (p *Process) Lineage() []Ancestor {
-	all, _ := p.lineageNow()
+	all, _ := p.LineageNow()
 	return all
 }
 
-// KnowLineage returns why it can't be said now which ancestors are reapers, if that is so:
-// in Lineage those pass for some then who can't be looked at.
-func (p *Process) KnowLineage() error {
-	_, err := p.lineageNow()
-	return err
-}
-
-func (p *Process) lineageNow() (all []Ancestor, err error) {
+// LineageNow is Lineage, with why it can't be said now which ancestors are reapers, if that
+// is so: those pass for some then who can't be looked at.
+func (p *Process) LineageNow() (all []Ancestor, err error) {
 	p.lineageMu.Lock()
 	defer p.lineageMu.Unlock()
 	if p.lineage != nil {
@@ -97,7 +89,7 @@ func (p *Process) lineageNow() (all []Ancestor, err error) {
 		// Most tools have a parent that has had other children: what is above
 		// it need not be read again.
 		var above []Ancestor
-		above, err = parent.lineageNow()
+		above, err = parent.LineageNow()
 		copy(all[1:], above)
 		unmarked = all[:1]
 	}
