@@ -138,10 +138,10 @@ func TestFaultDescriptorsClaims(t *testing.T) {
 	for _, dir := range []string{"lease", "session"} {
 		openDir(t, m.Back(dir))
 	}
-	member, rival := agent(t), stranger(t)
-	leader := scoped(t, &syscall.SysProcAttr{Setsid: true})
+	leader, member := scoped(t, &syscall.SysProcAttr{Setsid: true}), scoped(t, &syscall.SysProcAttr{Setsid: true})
+	rival := stranger(t)
 	leader.mustCommand(m, "acquire lease client=x ttl=1m")
-	agent(t).mustCommand(m, "acquire session owner=session")
+	member.Child().mustCommand(m, "acquire session owner=session")
 	t.Setenv("STAGEFS_CLIENT", "x")
 	client := scoped(t, &syscall.SysProcAttr{Setsid: true})
 	for _, a := range []*Agent{client, member, leader, rival} {
