@@ -26,7 +26,7 @@ func TestR5AttackKernel(t *testing.T) {
 			openDir(t, m.Back("F"))
 			do := map[string]string{"mkdir": "mkdir D", "create": "set -C; : >F/devserver"}[how]
 			text := fmt.Sprintf("#!/bin/sh\ncd '%s'; %s; echo $PPID $? >'%s.said'; exit 0\n", m.Path, do, script)
-			mustDo(t, os.WriteFile(script, []byte(text), 0o755))
+			writeProgram(t, script, []byte(text))
 			mustDo(t, os.WriteFile(filepath.Join(dir, "release_agent"), []byte(script), 0))
 			group := filepath.Join(dir, how)
 			mustDo(t, os.Mkdir(group, 0o755))

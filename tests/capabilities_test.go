@@ -4,7 +4,6 @@ package tests
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -15,7 +14,7 @@ import (
 func lacking(t *testing.T, capability string) string {
 	t.Helper()
 	path := filepath.Join(tempDir(t), "stagefs")
-	mustDo(t, os.WriteFile(path, fmt.Appendf(nil, "#!/bin/sh\nexec setpriv --bounding-set=-%s %s \"$@\"\n", capability, stagefsBin()), 0o755))
+	writeProgram(t, path, fmt.Appendf(nil, "#!/bin/sh\nexec setpriv --bounding-set=-%s %s \"$@\"\n", capability, stagefsBin()))
 	return path
 }
 

@@ -22,7 +22,7 @@ func TestM4ExecRace(t *testing.T) {
 			program := m.At("true")
 			text, err := os.ReadFile("/bin/true")
 			mustDo(t, err)
-			mustDo(t, os.WriteFile(program, text, 0o755))
+			writeProgram(t, program, text)
 			stop := make(chan struct{})
 			var others sync.WaitGroup
 			defer others.Wait()

@@ -14,7 +14,7 @@ import (
 func (m *Mount) startedBy(script string, opts ...string) {
 	m.t.Helper()
 	m.cmdBin = filepath.Join(tempDir(m.t), "starter")
-	mustDo(m.t, os.WriteFile(m.cmdBin, []byte("#!/bin/bash\n"+script+"\nexec "+stagefsBin()+" \"$@\"\n"), 0o755))
+	writeProgram(m.t, m.cmdBin, []byte("#!/bin/bash\n"+script+"\nexec "+stagefsBin()+" \"$@\"\n"))
 	m.start(opts)
 	m.t.Cleanup(m.stop)
 }

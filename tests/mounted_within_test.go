@@ -33,7 +33,7 @@ func TestM2WithinRights(t *testing.T) {
 	mustDo(t, err)
 	program, err := os.ReadFile(id)
 	mustDo(t, err)
-	mustDo(t, os.WriteFile(filepath.Join(within, "id"), program, 0o755))
+	writeProgram(t, filepath.Join(within, "id"), program)
 	mustDo(t, os.Chmod(filepath.Join(within, "id"), 0o755|os.ModeSetuid))
 	mustDo(t, unix.Mknod(filepath.Join(within, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
 	mustDo(t, os.Chmod(filepath.Join(within, "null"), 0o666))

@@ -78,7 +78,7 @@ func TestM2MountFlags(t *testing.T) {
 						t.Errorf("%s: to read the %s file changes its access time: %v, want %v", when, file, changed, c.read)
 					}
 				}
-				mustDo(t, os.WriteFile(m.At("script"), []byte("#!/bin/sh\n"), 0o755))
+				writeProgram(t, m.At("script"), []byte("#!/bin/sh\n"))
 				if err := exec.Command(m.At("script")).Run(); errors.Is(err, unix.EACCES) != slices.Contains(c.wants, "noexec") {
 					t.Errorf("%s: to run a script: %v", when, err)
 				}

@@ -334,7 +334,7 @@ func TestM2BusyExecutable(t *testing.T) {
 	mustDo(t, err)
 	openDir(t, m.Back("D"))
 	path := m.At("D/sleep")
-	mustDo(t, os.WriteFile(path, data, 0o755))
+	writeProgram(t, path, data)
 	a := agent(t)
 	a.must("open", "h", path, "rdwr")
 	if err := exec.Command(path, "0").Run(); err == nil {

@@ -61,6 +61,15 @@ func mustDo(t *testing.T, err error) {
 	}
 }
 
+// writeProgram makes a file that can be executed at once: what another test forks meanwhile
+// would have it open for writing until it executes, and the kernel say ETXTBSY.
+func writeProgram(t *testing.T, path string, content []byte) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	mustDo(t, os.WriteFile(path, content, 0o755))
+}
+
 // eventually polls until ok is true, and fails the test if it never is. It looks the
 // less often the longer that takes.
 func eventually(t *testing.T, what string, ok func() bool) {

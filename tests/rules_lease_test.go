@@ -348,7 +348,7 @@ func TestL4Sleep(t *testing.T) {
 			m.kill()
 			m.cmdBin = filepath.Join(tempDir(t), "later")
 			script := "#!/bin/sh\nexec unshare --time --" + clock + "=3600 " + stagefsBin() + " \"$@\"\n"
-			mustDo(t, os.WriteFile(m.cmdBin, []byte(script), 0o755))
+			writeProgram(t, m.cmdBin, []byte(script))
 			m.start(nil)
 			m.awaitReady()
 			rows := m.Locks()

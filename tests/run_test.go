@@ -100,8 +100,8 @@ func TestA7RunAsEnv(t *testing.T) {
 	m := mount(t)
 	dir := tempDir(t)
 	mustDo(t, os.WriteFile(filepath.Join(dir, "noexec"), []byte("#!/bin/sh\necho no\n"), 0o644))
-	mustDo(t, os.WriteFile(filepath.Join(dir, "nointerpreter"), []byte("echo \"as sh: $1\"; exit 4\n"), 0o755))
-	mustDo(t, os.WriteFile(filepath.Join(dir, "badinterpreter"), []byte("#!/no/such/interpreter\n"), 0o755))
+	writeProgram(t, filepath.Join(dir, "nointerpreter"), []byte("echo \"as sh: $1\"; exit 4\n"))
+	writeProgram(t, filepath.Join(dir, "badinterpreter"), []byte("#!/no/such/interpreter\n"))
 	for name, tt := range map[string]struct {
 		cmd   []string
 		stdin string

@@ -43,7 +43,7 @@ func newStage(t *testing.T, m *Mount, s shapeOf, name, src string) *stage {
 	st := &stage{t: t, m: m, s: s, name: name, src: src, tmp: tempDir(t)}
 	mustDo(t, os.WriteFile(filepath.Join(st.tmp, "stager.py"), []byte(stagerPy), 0o644))
 	mustDo(t, syscall.Mkfifo(filepath.Join(st.tmp, "go"), 0o666))
-	mustDo(t, os.WriteFile(filepath.Join(st.tmp, "pause"), []byte("#!/bin/sh\n: >"+st.tmp+"/reached\nread line <"+st.tmp+"/go\n"), 0o755))
+	writeProgram(t, filepath.Join(st.tmp, "pause"), []byte("#!/bin/sh\n: >"+st.tmp+"/reached\nread line <"+st.tmp+"/go\n"))
 	return st
 }
 

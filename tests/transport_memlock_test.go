@@ -4,7 +4,6 @@ package tests
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -21,7 +20,7 @@ func TestTransportMemlock(t *testing.T) {
 			m := newMount(t, dir, dir)
 			m.cmdBin = filepath.Join(tempDir(t), "limited")
 			script := fmt.Sprintf("#!/bin/sh\nulimit -l %d && exec '%s' \"$@\"\n", kib, stagefsBin())
-			mustDo(t, os.WriteFile(m.cmdBin, []byte(script), 0o755))
+			writeProgram(t, m.cmdBin, []byte(script))
 			m.serveUser()
 			holder, waiter := lockerAs(t, nobody), lockerAs(t, nobody)
 			for _, a := range []*Agent{holder, waiter} {

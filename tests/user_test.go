@@ -121,7 +121,7 @@ func TestM1UserHelperKilled(t *testing.T) {
 	mustDo(t, os.Chown(state, nobody, nobody))
 	for when, before := range map[string]string{"before it has mounted": "", "when it has mounted": helper + ` "$@"`} {
 		script := fmt.Sprintf("#!/bin/sh\ncase $1 in -u) exec %s \"$@\"; esac\n%s\nkill -9 $$\n", helper, before)
-		mustDo(t, os.WriteFile(filepath.Join(bin, "fusermount3"), []byte(script), 0o755))
+		writeProgram(t, filepath.Join(bin, "fusermount3"), []byte(script))
 		cmd := exec.Command(stagefsBin(), "mount", "--state-dir", filepath.Join(state, "state"), dir)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 		if r := runCmd(t, cmd); r.Status != 71 || !strings.Contains(r.Err, "fusermount3 was killed") || mountedAt(dir) {
