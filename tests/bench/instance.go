@@ -175,6 +175,15 @@ func (in *instance) stop() error {
 	return errors.Join(err, os.RemoveAll(in.dir))
 }
 
+func (in *instance) ended() bool {
+	select {
+	case <-in.gone:
+		return true
+	default:
+		return false
+	}
+}
+
 // unmount also waits for the daemon.
 func (in *instance) unmount() error {
 	if in.gone == nil {
@@ -182,7 +191,8 @@ func (in *instance) unmount() error {
 	}
 	var err error
 	for range 1000 {
-		if err = unix.Unmount(in.mnt, 0); err != unix.EBUSY {
+		gone := in.ended()
+		if err = unix.Unmount(in.mnt, 0); err != unix.EBUSY && (err != unix.EINVAL || gone) { // EINVAL: not mounted, yet
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
