@@ -87,10 +87,8 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 
 	t.mu.Lock()
 	defer t.unlockFlush()
+	var passed []*row
 	for _, r := range slices.Clone(t.owners[id]) {
-		if t.tokens[r.token] != r || r.owner.ID() != id {
-			continue // it has ended with one before it
-		}
 		if r.inheritable(how) {
 			if p := parents[r.heirs[0].ID]; p != nil {
 				t.disownLocked(r)
@@ -100,15 +98,18 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 				t.noteLocked(r)
 				t.stats.HandedOver++
 				t.tellLocked(EventHandedOver, r, Ending{By: id.Pid})
-				t.replaceImplicitLocked(r)
 				if !slices.Contains(heirs, p.ID()) {
 					heirs = append(heirs, p.ID())
 				}
+				passed = append(passed, r)
 				continue
 			}
 		}
 		r.bereft = r.scope.Kind != ProcessScope
 		dead = append(dead, r.lock())
+	}
+	for _, r := range passed { // when all have been
+		t.replaceImplicitLocked(r)
 	}
 	if len(heirs) > 0 {
 		t.ringLocked() // their descendants may have waited for that
