@@ -34,11 +34,23 @@ type Agent struct {
 // agentAs starts an agent under a user id, as a child of the test process.
 func agentAs(t *testing.T, uid uint32) *Agent {
 	t.Helper()
+	if uid == 0 {
+		return agentBy(t, nil)
+	}
+	return agentBy(t, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}})
+}
+
+// agentOfSession starts one as root that leads a session.
+func agentOfSession(t *testing.T) *Agent {
+	t.Helper()
+	return agentBy(t, &syscall.SysProcAttr{Setsid: true})
+}
+
+func agentBy(t *testing.T, attr *syscall.SysProcAttr) *Agent {
+	t.Helper()
 	return awaitAgent(t, func(sock string) {
 		cmd := agentCmd(sock)
-		if uid != 0 {
-			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
-		}
+		cmd.SysProcAttr = attr
 		startCmd(t, cmd)
 	})
 }

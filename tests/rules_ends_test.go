@@ -18,10 +18,9 @@ import (
 
 // An endedWay is a way to lock a directory, as TestR6Ends uses it.
 type endedWay struct {
-	fresh   bool // the directory is made
-	lock    func(m *Mount, a *Agent, dir string)
-	session bool     // the owner has one of its own
-	files   []string // of what it makes, that which stays with what was staged
+	fresh bool // the directory is made
+	lock  func(m *Mount, a *Agent, dir string)
+	files []string // of what it makes, that which stays with what was staged
 }
 
 // endedWays are the protocols (A1 to A9).
@@ -67,7 +66,7 @@ var endedWays = map[string]endedWay{
 		a.must("open", "l", m.At(dir, "devserver"), "rdwr")
 		a.must("flock", "l")
 	}},
-	"session": {session: true, lock: func(m *Mount, a *Agent, dir string) { a.mustCommand(m, "acquire %s owner=session", dir) }},
+	"session": {lock: func(m *Mount, a *Agent, dir string) { a.mustCommand(m, "acquire %s owner=session", dir) }},
 }
 
 // TestR6Ends: every lock ends in every way, with the reason of that way and what is
@@ -117,16 +116,17 @@ func TestR6Ends(t *testing.T) {
 				delete(ends, "exit 1") // which is no other one than to be killed
 			}
 			owners, next := make(map[string]*Agent), agent(t)
+			alive := agentOfSession(t) // of all locks that it outlives
 			for way, w := range endedWays {
-				for end := range ends {
+				for end, e := range ends {
 					dir := dirOf(way, end)
 					if !w.fresh {
 						openDir(t, m.Back(dir))
 						openFile(t, m.Back(dir, "was"), "")
 					}
-					a := agent(t)
-					if w.session || c.scope == "session" {
-						a = a.Child("setsid")
+					a := alive
+					if e.reason == "exited" {
+						a = agentOfSession(t)
 					}
 					w.lock(m, a, dir)
 					a.must("put", m.At(dir, "f"), "1", "wronly,creat")
