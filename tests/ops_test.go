@@ -103,7 +103,7 @@ func (w *walk) setUp(ops []op) {
 	}
 	for _, o := range ops {
 		openDir(w.t, w.m.Back(w.base(o)))
-		neighbour(w.t, w.m.Back(w.base(o), "F"), w.subject)
+		o.neighbour(w.t, w.m.Back(w.base(o), "F"), w.subject)
 	}
 	if w.caller == "orphan" {
 		w.agent = w.bereave(ops)
@@ -115,7 +115,7 @@ func (w *walk) setUp(ops []op) {
 	for _, o := range ops {
 		w.lock(owner, o)
 		openDir(w.t, w.m.Back(w.base(o), w.subject))
-		fixtures(w.t, w.m.Back(w.base(o), w.subject))
+		o.fixtures(w.t, w.m.Back(w.base(o), w.subject))
 	}
 }
 
@@ -129,15 +129,21 @@ func (w *walk) bereave(ops []op) *Agent {
 	child.must("creat", w.m.At(w.base(ops[0]), "D", "as-holder"), "wronly,creat")
 	child.must("unlink", w.m.At(w.base(ops[0]), "D", "as-holder"))
 	parent.Kill()
-	eventually(w.t, "the dead owner's locks are gone", func() bool {
-		for _, row := range w.m.Listing().Locks {
-			if row.Pid == parent.Pid {
+	w.m.awaitNothingOf(parent)
+	return child
+}
+
+// awaitNothingOf waits until a dead process has no locks any more.
+func (m *Mount) awaitNothingOf(a *Agent) {
+	m.t.Helper()
+	eventually(m.t, "the dead owner's locks are gone", func() bool {
+		for _, row := range m.Listing().Locks {
+			if row.Pid == a.Pid {
 				return false
 			}
 		}
 		return true
 	})
-	return child
 }
 
 func (w *walk) lock(owner *Agent, o op) {
@@ -216,13 +222,13 @@ func (r *reference) measure(t *testing.T, o op, uid uint32, subject string, lock
 	}
 	cell := filepath.Join(r.dir, strings.ReplaceAll(key, "/", "_"))
 	openDir(t, cell)
-	neighbour(t, filepath.Join(cell, "F"), subject)
+	o.neighbour(t, filepath.Join(cell, "F"), subject)
 	openDir(t, filepath.Join(cell, "D"))
 	if lockFile {
 		r.root.must("creat", filepath.Join(cell, "D", "devserver"), "wronly,creat,excl")
 	}
 	openDir(t, filepath.Join(cell, subject))
-	fixtures(t, filepath.Join(cell, subject))
+	o.fixtures(t, filepath.Join(cell, subject))
 	a := r.root
 	if uid != 0 {
 		a = r.user

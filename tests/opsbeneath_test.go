@@ -15,19 +15,26 @@ func walkBeneath(t *testing.T, m *Mount, ref *reference, caller string) int {
 	top := "beneath-" + caller
 	acquire := op{name: "lock parent", steps: "creat {A}/mid/devserver wronly,creat,excl"}
 	groups := map[string][]op{"name": ancestorOps(), "free": beneathFree(), "lock": {acquire}}
-	cells := 0
+	owner := agent(t)
+	var dirs []string
+	for _, ops := range groups {
+		for _, o := range ops {
+			ancestors(t, m.Back(top, o.name))
+			dirs = append(dirs, m.At(top, o.name, "A/mid/D"))
+		}
+	}
+	who := beneathCaller(t, m, owner, caller, dirs)
+	for _, dir := range dirs {
+		owner.must("mkdir", dir)
+	}
 	for group, ops := range groups {
 		for _, o := range ops {
-			cells++
 			t.Run(o.name, func(t *testing.T) {
 				m := m.on(t)
 				cell := filepath.Join(top, o.name)
 				want := plainBeneath(t, ref, o, caller)
-				ancestors(t, m.Back(cell))
-				owner := agent(t)
-				who := beneathCaller(t, m, owner, caller, m.At(cell, "A/mid/D"))
-				owner.must("mkdir", m.At(cell, "A/mid/D"))
 				before := digest(t, m.Back(cell))
+				who.t = t
 				got := o.do(who, m.At(cell), "")
 				holds := caller == "holder" || caller == "descendant"
 				switch {
@@ -50,10 +57,10 @@ func walkBeneath(t *testing.T, m *Mount, ref *reference, caller string) int {
 			})
 		}
 	}
-	return cells
+	return len(dirs)
 }
 
-func beneathCaller(t *testing.T, m *Mount, owner *Agent, caller, dir string) *Agent {
+func beneathCaller(t *testing.T, m *Mount, owner *Agent, caller string, dirs []string) *Agent {
 	t.Helper()
 	switch caller {
 	case "holder":
@@ -65,11 +72,14 @@ func beneathCaller(t *testing.T, m *Mount, owner *Agent, caller, dir string) *Ag
 	case "orphan":
 		parent := agent(t)
 		child := parent.Child()
-		parent.must("mkdir", dir)
+		for _, dir := range dirs {
+			parent.must("mkdir", dir)
+		}
 		parent.Kill()
-		rel, _ := filepath.Rel(m.Path, dir)
-		m.awaitFree(rel)
-		owner.must("rmdir", dir)
+		m.awaitNothingOf(parent)
+		for _, dir := range dirs {
+			owner.must("rmdir", dir)
+		}
 		return child
 	}
 	return agent(t)

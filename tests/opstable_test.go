@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -172,30 +173,64 @@ func (o op) do(a *Agent, base string, dir string) string {
 // fixtures fills a directory with one of each.
 func fixtures(t *testing.T, dir string) {
 	t.Helper()
-	at := func(name string) string { return filepath.Join(dir, name) }
-	for _, name := range []string{"file", "file2", "acl"} {
-		mustDo(t, os.WriteFile(at(name), []byte("the old content of "+name), 0o666))
-		mustDo(t, os.Chmod(at(name), 0o666))
+	for _, name := range []string{"file", "file2", "acl", "dir", "full", "sym", "fifo"} {
+		fixture(t, dir, name)
 	}
-	mustDo(t, unix.Setxattr(at("file"), "user.old", []byte("value"), 0))
-	mustDo(t, unix.Setxattr(at("acl"), "system.posix_acl_access", accessACL(), 0))
-	for _, name := range []string{"dir", "full"} {
-		openDir(t, at(name))
-	}
-	mustDo(t, os.WriteFile(at("full/file"), []byte("deep"), 0o644))
-	mustDo(t, os.Symlink("file", at("sym")))
-	mustDo(t, unix.Mkfifo(at("fifo"), 0o666))
 }
 
-// neighbour fills the free directory.
-func neighbour(t *testing.T, dir, subject string) {
+// fixtures fills {D} with what the op works on, and a file.
+func (o op) fixtures(t *testing.T, dir string) {
+	t.Helper()
+	for _, name := range []string{"file", "file2", "acl", "dir", "full", "sym", "fifo"} {
+		if name == "file" || o.uses("{D}/"+name) {
+			fixture(t, dir, name)
+		}
+	}
+}
+
+// uses reports whether a step has that name.
+func (o op) uses(name string) bool {
+	return slices.Contains(strings.FieldsFunc(o.steps, func(r rune) bool { return r == ' ' || r == ';' }), name)
+}
+
+func fixture(t *testing.T, dir, name string) {
+	t.Helper()
+	at := filepath.Join(dir, name)
+	switch name {
+	case "dir":
+		openDir(t, at)
+	case "full":
+		openDir(t, at)
+		mustDo(t, os.WriteFile(filepath.Join(at, "file"), []byte("deep"), 0o644))
+	case "sym":
+		mustDo(t, os.Symlink("file", at))
+	case "fifo":
+		mustDo(t, unix.Mkfifo(at, 0o666))
+	default:
+		mustDo(t, os.WriteFile(at, []byte("the old content of "+name), 0o666))
+		mustDo(t, os.Chmod(at, 0o666))
+	}
+	switch name {
+	case "file":
+		mustDo(t, unix.Setxattr(at, "user.old", []byte("value"), 0))
+	case "acl":
+		mustDo(t, unix.Setxattr(at, "system.posix_acl_access", accessACL(), 0))
+	}
+}
+
+// neighbour fills {F}, the free directory, in the same way.
+func (o op) neighbour(t *testing.T, dir, subject string) {
 	t.Helper()
 	openDir(t, dir)
 	mine := filepath.Join(dir, "mine")
 	mustDo(t, os.WriteFile(mine, []byte("mine, and free"), 0o666))
 	mustDo(t, os.Chmod(mine, 0o666))
-	openDir(t, filepath.Join(dir, "dir"))
-	mustDo(t, os.Symlink(fmt.Sprintf("../%s/file", subject), filepath.Join(dir, "into")))
+	if o.uses("{F}/dir") {
+		openDir(t, filepath.Join(dir, "dir"))
+	}
+	if o.uses("{F}/into") {
+		mustDo(t, os.Symlink(fmt.Sprintf("../%s/file", subject), filepath.Join(dir, "into")))
+	}
 }
 
 // openDir makes a directory that everyone may write to.
