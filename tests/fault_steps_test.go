@@ -27,7 +27,8 @@ var stepCalls = []int{
 
 // A stepper stops the daemons of a mount before one of these calls.
 type stepper struct {
-	m *Mount
+	m              *Mount
+	stranger, next *Agent // of all rounds, once they are needed
 
 	mu      sync.Mutex
 	armed   bool
@@ -127,6 +128,22 @@ func (k *killRound) errorf(format string, args ...any) {
 	k.t.Errorf("%s: "+format, append([]any{k.steps.at}, args...)...)
 }
 
+// stranger is an ordinary user's, and gets nothing.
+func (k *killRound) stranger() *Agent {
+	if k.steps.stranger == nil {
+		k.steps.stranger = stranger(k.t)
+	}
+	return k.steps.stranger
+}
+
+// next takes what is free, and gives it back.
+func (k *killRound) next() *Agent {
+	if k.steps.next == nil {
+		k.steps.next = agent(k.t)
+	}
+	return k.steps.next
+}
+
 // free makes a directory that nobody holds.
 func (k *killRound) free(name string) { openDir(k.t, k.back(name)) }
 
@@ -184,7 +201,7 @@ func (k *killRound) wantHeld(name string, a *Agent, token uint64) {
 		k.errorf("%s: %+v, want a lock of pid %d, token %d", name, row, a.Pid, token)
 		return
 	}
-	if s := stranger(k.t).Try("put", k.at(name)+"/x", "x", "creat"); s != "EBUSY" {
+	if s := k.stranger().Try("put", k.at(name)+"/x", "x", "creat"); s != "EBUSY" {
 		k.errorf("a stranger in %s: %s", name, s)
 	}
 	if s := a.Try("put", k.at(name)+"/more", "more", "creat"); s != "ok" {
@@ -203,11 +220,11 @@ func (k *killRound) wantFree(name string) {
 	if exists(k.back(name) + "/devserver") {
 		k.errorf("a lock file is left in %s", name)
 	}
-	next := agent(k.t)
-	if s := next.Try("creat", k.at(name)+"/devserver", "creat,excl"); s != "ok" {
-		k.errorf("the next one takes %s: %s", name, s)
+	for _, call := range [][]string{{"creat", k.at(name) + "/devserver", "creat,excl"}, {"unlink", k.at(name) + "/devserver"}} {
+		if s := k.next().Try(call...); s != "ok" {
+			k.errorf("the next one in %s: %s: %s", name, call[0], s)
+		}
 	}
-	next.Kill()
 	k.m.awaitFree(k.path(name))
 }
 
@@ -562,7 +579,7 @@ var killedSteps = []struct {
 			k.errorf("an acknowledged release is undone: %+v", row)
 		}
 		if row.Token != 0 {
-			if s := stranger(k.t).Try("put", k.at("D")+"/x", "x", "creat"); s != "EBUSY" {
+			if s := k.stranger().Try("put", k.at("D")+"/x", "x", "creat"); s != "EBUSY" {
 				k.errorf("a stranger: %s", s)
 			}
 			a.mustCommand(k.m, "renew %s client=x", d)
