@@ -30,7 +30,7 @@ PACKAGES := acl attr bindfs bsdutils btrfs-progs e2fsprogs fuse3 gcc git libc6-d
 # What the benchmark compares with, and needs to do so.
 BENCH_PACKAGES := bindfs e2fsprogs gcc git grep libc6-dev libfuse3-dev mergerfs pkg-config tar
 
-.PHONY: build run setup test unit unit-lockstate unit-others blackbox blackbox-first blackbox-second blackbox-bench compat-first compat-second soak bench install clean
+.PHONY: build run setup test unit unit-lockstate unit-others blackbox built blackbox-built blackbox-first blackbox-second blackbox-bench compat-first compat-second soak bench install clean
 
 build:
 	go build $(FLAGS) -buildvcs=$(VCS) -o $(BIN) ./cmd/stagefs
@@ -63,7 +63,10 @@ setup:
 		echo "setup: not root, so not installed, and tests that need it are skipped:$$missing"; \
 	fi
 
-test: setup unit blackbox
+# While units wait, as they do half of the time, the binaries of what comes next are built.
+test: setup
+	@$(MAKE) --no-print-directory -j3 unit-lockstate unit-others built
+	@$(MAKE) --no-print-directory blackbox-built
 
 unit:
 	@$(MAKE) --no-print-directory -j2 unit-lockstate unit-others
@@ -77,8 +80,11 @@ unit-others:
 
 # The real binary on real mounts; as an ordinary user, most of it is skipped. Half of the
 # time the tests wait for something: so two halves of them run at once.
-blackbox: build
-	go test -c -vet=off $(FLAGS) -o bin/tests.test ./tests
+blackbox: built
+	@$(MAKE) --no-print-directory blackbox-built
+built: build
+	go test -c -vet=off $(FLAGS) -ldflags=-w -o bin/tests.test ./tests
+blackbox-built:
 	@$(MAKE) --no-print-directory -j3 blackbox-first blackbox-second blackbox-bench
 	cd tests && $(TESTS) -test.timeout 10m -test.run '$(ALONE)'
 	@echo "again, as on Linux 5.10, what depends on knowing processes:"
