@@ -236,7 +236,7 @@ func (k *kernel) call(p *proc, c command) reply {
 
 func (k *kernel) await(p *proc, id int) reply {
 	k.t.Helper()
-	timeout := time.After(5 * time.Second)
+	timeout := time.After(time.Minute)
 	for {
 		if r, ok := p.early[id]; ok {
 			delete(p.early, id)
@@ -283,7 +283,7 @@ func (k *kernel) settled(calls map[int]*proc) map[int]reply {
 	k.t.Helper()
 	got := make(map[int]reply)
 	var before map[int]string
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		for id, p := range calls {
 			p.drain()
