@@ -25,7 +25,8 @@ func (fs *FS) cleanUp(l lockstate.Lock, briefly bool) (gone []string, first erro
 			continue
 		}
 		fs.orphans.add(orphanAt{l.Path, name})
-		if !errors.Is(err, errNotLockDir) && !errors.Is(err, errLockDirUsed) {
+		// Once the lock has ended, nobody can tell what its owner's children have staged.
+		if !errors.Is(err, errNotLockDir) && !errors.Is(err, errLockDirUsed) && !fs.stagersLive(l.Token) {
 			fs.leftovers.add(fs, l.Path, name, x.id)
 		}
 		if first == nil {

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -17,7 +18,7 @@ var errLockDirUsed = fmt.Errorf("a lock directory is left alone: somebody works 
 // lock, and not removed it. dir is its parent's path, open as fd. The caller holds
 // FS.ns alone.
 func (fs *FS) lockDirUsed(fd int, dir, name string, token uint64) error {
-	stagers := fs.table.Stagers(token)
+	used := fs.stagersLive(token)
 	if d, ok := fs.table.Find(split(join(dir, name))...); ok {
 		locks, open := fs.table.Below(d)
 		fs.table.Forget(d)
@@ -30,15 +31,19 @@ func (fs *FS) lockDirUsed(fd int, dir, name string, token uint64) error {
 			if h.Owner == (procid.ID{}) {
 				return errLockDirUsed // by whom is not known
 			}
-			stagers = append(stagers, h.Owner)
+			used = used || fs.procs.Alive(h.Owner)
 		}
 	}
-	for _, id := range stagers {
-		if fs.procs.Alive(id) && !emptyDir(fd, name) {
-			return errLockDirUsed
-		}
+	if used && !emptyDir(fd, name) {
+		return errLockDirUsed
 	}
 	return nil
+}
+
+// stagersLive reports whether somebody lives who has staged something in a lock directory
+// of a lock.
+func (fs *FS) stagersLive(token uint64) bool {
+	return slices.ContainsFunc(fs.table.Stagers(token), fs.procs.Alive)
 }
 
 // noteContent tells the table of locks whose owner has exited with more in a lock directory

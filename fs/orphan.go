@@ -136,11 +136,12 @@ func (o *orphanList) current(fs *FS) []orphanAt {
 	return all
 }
 
+// exists reports whether there is something, or whether that can't be said now.
 func (fs *FS) exists(at orphanAt) bool {
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
 	var st unix.Statx_t
-	return fs.statIn(at.dir, at.name, &st) == nil
+	return !isGone(fs.statIn(at.dir, at.name, &st))
 }
 
 // isLockedBy reports whether a lock is by a descriptor of the lock file with that

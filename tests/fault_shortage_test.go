@@ -217,6 +217,33 @@ func TestFaultShortLockDir(t *testing.T) {
 	}
 }
 
+// TestFaultShortLockDirUsed: so is what a child who lives has staged in such a directory: it
+// stays, also when the directory can be looked into again.
+func TestFaultShortLockDirUsed(t *testing.T) {
+	m := mount(t)
+	for n := range 2 { // with more it is seen that it is used
+		used, unused := "U"+itoa(n), "V"+itoa(n)
+		owners := map[string]*Agent{}
+		for _, dir := range []string{used, unused} {
+			openDir(t, m.Back(dir))
+			owners[dir] = agent(t)
+			owners[dir].must("mkdir", m.At(dir, "devserver"))
+		}
+		child := owners[used].Child("setsid")
+		child.must("put", m.At(used, "devserver/artifact"), "precious", "creat")
+		m.withSpare(n, func() {
+			owners[used].Kill()
+			m.awaitFree(used)
+			owners[unused].Kill()
+			m.awaitFree(unused)
+		})
+		// What could not be removed is tried again in that order.
+		eventually(t, "the lock directory that nobody uses is removed", func() bool { return !exists(m.Back(unused, "devserver")) })
+		wantContent(t, m.Back(used, "devserver/artifact"), "precious")
+		m.wantOrphan(used+"/devserver", true)
+	}
+}
+
 // TestFaultShortLost: a lock by a descriptor of a daemon that died lasts while that is open,
 // also where this one is too short of descriptors to look, or may not look at all.
 func TestFaultShortLost(t *testing.T) {
