@@ -193,6 +193,34 @@ func TestA7RunHolds(t *testing.T) {
 	}
 }
 
+// TestA7RunWaiting: a command that may wait for ever says for whom, once: that may be the
+// script that runs it.
+func TestA7RunWaiting(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D/sub"))
+	script := agent(t)
+	script.must("creat", m.At("D/sub/devserver"), "wronly,creat,excl")
+	said := t.TempDir()
+	commands := []string{"run D true", "run -s D true", "acquire D && $0 release D", "run -w 1m D true"}
+	var ends []func() string
+	for i, command := range commands {
+		line := strings.ReplaceAll("cd "+m.Path+" && exec 2>"+said+"/"+itoa(i)+"; $0 "+command, "$0", stagefsBin())
+		ends = append(ends, script.Child().StartGet("sh", line))
+	}
+	want := fmt.Sprintf("stagefs: waiting: %q is held by process %d (", m.At("D"), script.Pid)
+	text := func(i int) string { b, _ := os.ReadFile(said + "/" + itoa(i)); return string(b) }
+	for i, command := range commands[:3] {
+		eventually(t, command+" says for whom it waits", func() bool { return strings.HasPrefix(text(i), want) })
+	}
+	script.must("unlink", m.At("D/sub/devserver"))
+	for i, end := range ends {
+		out := end()
+		if lines, limited := strings.Count(text(i), "\n"), i == 3; !strings.HasPrefix(out, "0 ") || lines != 1 && !limited || lines != 0 && limited {
+			t.Errorf("%s: %s, and says %q", commands[i], out, text(i))
+		}
+	}
+}
+
 // TestA7RunConflict: -n, -w and -E, as for flock(1).
 func TestA7RunConflict(t *testing.T) {
 	m := mount(t)

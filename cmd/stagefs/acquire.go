@@ -107,7 +107,9 @@ func (c *command) acquireAs(ctx *cli.Context, id string) error {
 		had = s.Token
 	}
 	signal.Ignore(syscall.SIGPIPE) // of whoever was to read the token
+	stop := c.sayWait(until, dir, opts)
 	status, err := d.Acquire(until, opts)
+	stop()
 	if errors.Is(err, client.ErrNoLock) {
 		err = unix.ENOENT // the directory
 	}

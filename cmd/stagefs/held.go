@@ -99,6 +99,24 @@ func takeOptions(ctx *cli.Context, id string) (client.Options, context.Context, 
 	return o, until, cancel, nil
 }
 
+// waitTime is how long a command waits without a word.
+const waitTime = time.Second
+
+// sayWait says whom a command waits for that may wait for ever: it could be one that waits
+// for this command. stop is to be called when the wait is over.
+func (c *command) sayWait(ctx context.Context, dir string, o client.Options) (stop func()) {
+	if _, ends := ctx.Deadline(); ends || !o.Wait {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	t := time.AfterFunc(waitTime, func() {
+		if held := heldNow(ctx, dir); held != nil && ctx.Err() == nil {
+			c.say("waiting: %s (see: stagefs why %s)", oneLine(held), shellWord(dir))
+		}
+	})
+	return func() { t.Stop(); cancel() }
+}
+
 func oneOf(s string, known ...string) bool { return slices.Contains(known, s) }
 
 // durationOf reads a flag that is a time: its default, or 0, if it is not set.

@@ -115,7 +115,9 @@ func (c *command) acquireToRun(until context.Context, dir string, opts client.Op
 		// As it is: who took it renews it in time for that TTL, and has made things under it.
 		opts.TTL, opts.OnCrash, opts.Why = 0, "", ""
 	}
+	stop := c.sayWait(until, dir, opts)
 	lock, err = client.Acquire(until, dir, opts)
+	stop()
 	return lock, within && err == nil && lock.Token() == had.Token, err
 }
 

@@ -71,19 +71,24 @@ func inTheWay(ctx context.Context, dir string) (all []lockstate.Blocker) {
 	if st, err := os.Stat(dir); err != nil || !st.IsDir() {
 		return nil
 	}
+	if held := heldNow(ctx, dir); held != nil {
+		for _, b := range held.Blockers {
+			all = append(all, lockstate.Blocker{Pid: b.Pid, Cmd: b.Cmd, Path: b.Path, PathBytes: b.PathBytes})
+		}
+	}
+	return all
+}
+
+// heldNow returns what keeps this process from acquiring a directory, or nil.
+func heldNow(ctx context.Context, dir string) (held *client.HeldError) {
 	d, err := client.Find(dir)
 	if err != nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, 0) // it waits for nothing
 	defer cancel()
-	var held *client.HeldError
-	if errors.As(d.Wait(ctx), &held) {
-		for _, b := range held.Blockers {
-			all = append(all, lockstate.Blocker{Pid: b.Pid, Cmd: b.Cmd, Path: b.Path, PathBytes: b.PathBytes})
-		}
-	}
-	return all
+	errors.As(d.Wait(ctx), &held)
+	return held
 }
 
 // locksOf are the locks that govern a path, the one in force last. The daemon's
