@@ -100,65 +100,67 @@ func checkWay(dir string) (bad []finding) {
 	}
 	fs.LeadsThrough(dir, func(mount *fs.MountEntry, _ bool) bool {
 		if state, fix := mountState(mount); state != "" {
-			bad = []finding{{"directory", statusWarn, quote(dir) + " is in the mount at " + quote(mount.Path) + ", which " + state, fix}}
+			bad = []finding{{ofDirectory, statusWarn, quote(dir) + " is in the mount at " + quote(mount.Path) + ", which " + state, fix}}
 		}
 		return bad == nil
 	})
 	return bad
 }
 
+// ofDirectory names the findings about a static directory itself.
+const ofDirectory = "directory"
+
 // checkDirectory looks at a static directory that is to be served, or is: then served is
 // the mount.
 func checkDirectory(dir string) (all []finding, served *fs.MountEntry) {
-	const name = "directory"
 	mounts, err := fs.ReadMounts()
 	if err != nil {
-		return []finding{{name, statusWarn, err.Error(), ""}}, nil
+		return []finding{{ofDirectory, statusWarn, err.Error(), ""}}, nil
 	}
 	real, err := fs.AbsoluteOf(dir)
 	if err != nil {
-		return []finding{{name, statusFail, err.Error(), ""}}, nil
+		return []finding{{ofDirectory, statusFail, err.Error(), ""}}, nil
 	}
 	if on := fs.MountOf(mounts, real); on.IsStagefs() {
-		return []finding{checkServed(name, dir, &on)}, &on
+		return []finding{checkServed(dir, &on)}, &on
 	}
-	return checkToServe(name, dir, mounts), nil
+	return checkToServe(dir, mounts), nil
 }
 
 // checkToServe looks at a static directory that is in no mount.
-func checkToServe(name, dir string, mounts []fs.MountEntry) []finding {
+func checkToServe(dir string, mounts []fs.MountEntry) []finding {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return []finding{{name, statusFail, quote(dir) + " is missing", "mkdir -p " + shellWord(dir)}}
+		return []finding{{ofDirectory, statusFail, quote(dir) + " is missing", "mkdir -p " + shellWord(dir)}}
 	case err != nil:
-		return []finding{{name, statusFail, err.Error(), ""}}
+		return []finding{{ofDirectory, statusFail, err.Error(), ""}}
 	case !info.IsDir():
-		return []finding{{name, statusFail, quote(dir) + " is no directory", "name the directory itself"}}
+		return []finding{{ofDirectory, statusFail, quote(dir) + " is no directory", "name the directory itself"}}
 	}
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
-		return []finding{{name, statusFail, err.Error(), ""}}
+		return []finding{{ofDirectory, statusFail, err.Error(), ""}}
 	}
 	fstype := cmp.Or(fs.MountOf(mounts, real).FSType, "an unknown file system")
 	var st unix.Statfs_t
 	if err := unix.Statfs(real, &st); err != nil {
-		return []finding{{name, statusFail, err.Error(), ""}}
+		return []finding{{ofDirectory, statusFail, err.Error(), ""}}
 	}
-	first := finding{name, statusOK, quote(dir) + " is on " + fstype, ""}
+	first := finding{ofDirectory, statusOK, quote(dir) + " is on " + fstype, ""}
 	switch {
 	case fs.IsKernelType(fstype):
-		first = finding{name, statusFail, first.Detail + ", a file system of the kernel's own", "serve a directory of files"}
+		first = finding{ofDirectory, statusFail, first.Detail + ", a file system of the kernel's own", "serve a directory of files"}
 	case st.Type == unix.FUSE_SUPER_MAGIC:
-		first = finding{name, statusFail, first.Detail + ", on FUSE", "serve a directory on a local file system"}
+		first = finding{ofDirectory, statusFail, first.Detail + ", on FUSE", "serve a directory on a local file system"}
 	default:
 		if pid := fs.DaemonOf(real); pid != 0 {
-			if first = servedAlready(name, dir, real, pid, mounts); first.Status == statusOK {
+			if first = servedAlready(dir, real, pid, mounts); first.Status == statusOK {
 				return []finding{first}
 			}
 		} else if overlap := fs.Overlapping(real); overlap != nil {
 			text, fix := explainOverlap(overlap)
-			first = finding{name, statusFail, text, fix}
+			first = finding{ofDirectory, statusFail, text, fix}
 		}
 	}
 	all := []finding{first}
@@ -177,12 +179,12 @@ func checkToServe(name, dir string, mounts []fs.MountEntry) []finding {
 }
 
 // servedAlready is about a directory that process pid has to itself.
-func servedAlready(name, dir, real string, pid int, mounts []fs.MountEntry) finding {
+func servedAlready(dir, real string, pid int, mounts []fs.MountEntry) finding {
 	by, has := nameOf(pid), func(m fs.MountEntry) bool { return m.IsStagefs() && m.Source == real }
 	if i := slices.IndexFunc(mounts, has); i >= 0 {
-		return finding{name, statusOK, quote(dir) + " is served by " + by + ", at " + quote(mounts[i].Path), ""}
+		return finding{ofDirectory, statusOK, quote(dir) + " is served by " + by + ", at " + quote(mounts[i].Path), ""}
 	}
-	f := finding{name, statusFail, quote(dir) + " is served, or locked by flock(2), by " + by + ", and not mounted here", "end that process"}
+	f := finding{ofDirectory, statusFail, quote(dir) + " is served, or locked by flock(2), by " + by + ", and not mounted here", "end that process"}
 	if other := elsewhere(has); other != 0 {
 		f.Detail += ": it is in the mount namespace of " + nameOf(other)
 		f.Fix = "unmount it there, too: " + umountIn(other, real)
@@ -230,14 +232,14 @@ func unknownByUUID(why string) finding {
 }
 
 // checkServed looks at a directory that is in a stagefs mount, which answers.
-func checkServed(name, dir string, mount *fs.MountEntry) finding {
+func checkServed(dir string, mount *fs.MountEntry) finding {
 	by := ""
 	d, _ := daemonSays(mount.Path)
 	if d.pid != 0 {
 		by = " by process " + strconv.Itoa(d.pid)
 	}
 	if d.unwritable != "" {
-		return finding{name, statusWarn, quote(dir) + " is served" + by + d.transport + ", which cannot write its state: " + d.unwritable, "make room for it, or make it writable"}
+		return finding{ofDirectory, statusWarn, quote(dir) + " is served" + by + d.transport + ", which cannot write its state: " + d.unwritable, "make room for it, or make it writable"}
 	}
-	return finding{name, statusOK, quote(dir) + " is served" + by + d.transport, ""}
+	return finding{ofDirectory, statusOK, quote(dir) + " is served" + by + d.transport, ""}
 }
