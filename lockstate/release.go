@@ -27,14 +27,7 @@ func (t *Table) ReleaseFile(d *Dir, name string) (Lock, bool) {
 }
 
 // HasKey reports whether a descriptor lock keeps a lock.
-func (t *Table) HasKey(key any) bool {
-	if t.rows.Load() == 0 {
-		return false
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.keys[key] != nil
-}
+func (t *Table) HasKey(key any) bool { return t.KeptBy(key) != nil }
 
 // KeptBy returns the directory that a descriptor lock keeps locked, or nil.
 func (t *Table) KeptBy(key any) *Dir {
