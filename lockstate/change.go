@@ -159,13 +159,11 @@ func (t *Table) touchLocked(c *Change) {
 
 // touchAboveLocked marks those of the locks that cover d that only tells.
 func (t *Table) touchAboveLocked(d *Dir, only func(*row) bool) {
-	for ; d != nil; d = d.parent {
-		for _, r := range d.rows {
-			if !r.changed && only(r) {
-				r.touch()
-				t.noteLocked(r)
-				t.staged.Add(1) // before it is changed: the next daemon must not hand it over (R5)
-			}
+	for r := range d.above() {
+		if !r.changed && only(r) {
+			r.touch()
+			t.noteLocked(r)
+			t.staged.Add(1) // before it is changed: the next daemon must not hand it over (R5)
 		}
 	}
 }
@@ -174,13 +172,11 @@ func (t *Table) touchAboveLocked(d *Dir, only func(*row) bool) {
 // hold them: what is there is not all their owners' (R7).
 func (t *Table) strangeLocked(c *Change) {
 	for _, d := range c.Dirs {
-		for ; d != nil; d = d.parent {
-			for _, r := range d.rows {
-				if !r.content.unknown {
-					r.mixLocked()
-					t.noteLocked(r)
-					t.staged.Add(1)
-				}
+		for r := range d.above() {
+			if !r.content.unknown {
+				r.mixLocked()
+				t.noteLocked(r)
+				t.staged.Add(1)
 			}
 		}
 	}

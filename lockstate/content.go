@@ -69,11 +69,9 @@ func (t *Table) Made(d *Dir, id FileID) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for ; d != nil; d = d.parent {
-		for _, r := range d.rows {
-			if t.tracksLocked(r) && !r.content.fresh {
-				r.content.note(id)
-			}
+	for r := range d.above() {
+		if t.tracksLocked(r) && !r.content.fresh {
+			r.content.note(id)
 		}
 	}
 }
@@ -90,19 +88,17 @@ func (t *Table) Entered(d *Dir, id FileID, from *Dir, above []FileID, quiet bool
 	}
 	t.mu.Lock()
 	defer t.unlockFlush()
-	for ; d != nil; d = d.parent {
-		for _, r := range d.rows {
-			tracks := t.tracksLocked(r)
-			switch {
-			case !r.content.fresh || r.sealed || !tracks && !quiet:
-			case from != nil && from.within(d) && !r.content.knowsAny(above):
-			case tracks:
-				r.content.note(id)
-				t.noteLocked(r)
-			default:
-				r.mixLocked()
-				t.noteLocked(r)
-			}
+	for r := range d.above() {
+		tracks := t.tracksLocked(r)
+		switch {
+		case !r.content.fresh || r.sealed || !tracks && !quiet:
+		case from != nil && from.within(r.dir) && !r.content.knowsAny(above):
+		case tracks:
+			r.content.note(id)
+			t.noteLocked(r)
+		default:
+			r.mixLocked()
+			t.noteLocked(r)
 		}
 	}
 }
@@ -112,11 +108,9 @@ func (t *Table) Entered(d *Dir, id FileID, from *Dir, above []FileID, quiet bool
 func (t *Table) Gone(d *Dir, id FileID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for ; d != nil; d = d.parent {
-		for _, r := range d.rows {
-			if t.tracksLocked(r) { // what is sealed reads it
-				delete(r.content.known, id)
-			}
+	for r := range d.above() {
+		if t.tracksLocked(r) { // what is sealed reads it
+			delete(r.content.known, id)
 		}
 	}
 }
@@ -135,10 +129,8 @@ func (t *Table) Mixed(d *Dir) {
 		return true
 	}
 	d.walkRows(mix)
-	for d = d.parent; d != nil; d = d.parent {
-		for _, r := range d.rows {
-			mix(r)
-		}
+	for r := range d.parent.above() {
+		mix(r)
 	}
 }
 
@@ -248,8 +240,8 @@ func (t *Table) Seal(token uint64) (s Spoils, ok bool) {
 func (t *Table) Sealed(d *Dir) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for ; d != nil; d = d.parent {
-		if slices.ContainsFunc(d.rows, func(r *row) bool { return r.sealed }) {
+	for r := range d.above() {
+		if r.sealed {
 			return true
 		}
 	}

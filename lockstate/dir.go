@@ -91,6 +91,19 @@ func (d *Dir) granted() *row {
 	return nil
 }
 
+// above yields the rows on d and on all directories above it.
+func (d *Dir) above() iter.Seq[*row] {
+	return func(yield func(*row) bool) {
+		for e := d; e != nil; e = e.parent {
+			for _, r := range e.rows {
+				if !yield(r) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // inForce yields what is to be held to change something in d: the governing row and, as
 // long as that is pending, the one behind it. Each may come to nothing, and those behind it
 // then be in force.
@@ -220,14 +233,20 @@ func (t *Table) dirLocked(parent *Dir, name string) *Dir {
 	}
 	d := parent.children[name]
 	if d == nil {
-		d = &Dir{parent: parent, name: name}
-		if parent.children == nil {
-			parent.children = make(map[string]*Dir)
-		}
-		parent.children[name] = d
+		d = new(Dir)
+		d.placeLocked(parent, name)
 	}
 	d.refs++
 	return d
+}
+
+// placeLocked makes d the child called name of parent, which has none.
+func (d *Dir) placeLocked(parent *Dir, name string) {
+	d.parent, d.name = parent, name
+	if parent.children == nil {
+		parent.children = make(map[string]*Dir)
+	}
+	parent.children[name] = d
 }
 
 // Find returns the directory at the given names below the root, if the table
@@ -357,11 +376,7 @@ func (t *Table) attachLocked(d, parent *Dir, name string) {
 	if old := parent.children[name]; old != nil {
 		t.removeLocked(old)
 	}
-	d.parent, d.name = parent, name
-	if parent.children == nil {
-		parent.children = make(map[string]*Dir)
-	}
-	parent.children[name] = d
+	d.placeLocked(parent, name)
 	d.markBusy()
 	parent.count(d.rowsBelow, d.handlesBelow)
 }
