@@ -57,14 +57,14 @@ func (fs *FS) asCaller(h *fuse.InHeader, f func() error) error {
 
 // asUser runs f with a user's fsuid and fsgid, and all that the daemon may do.
 func (fs *FS) asUser(uid, gid uint32, f func() error) error {
-	if !fs.privileged || uid == 0 && gid == 0 {
+	if !fs.privileged || uid == 0 && gid == fs.gid {
 		return f()
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if gid != 0 {
+	if gid != fs.gid { // root's daemon may have another group, as by sg(1)
 		setFSID(unix.SYS_SETFSGID, gid)
-		defer setFSID(unix.SYS_SETFSGID, 0)
+		defer setFSID(unix.SYS_SETFSGID, fs.gid)
 	}
 	setFSID(unix.SYS_SETFSUID, uid)
 	defer setFSID(unix.SYS_SETFSUID, 0)

@@ -153,7 +153,7 @@ func (d *controlDir) lookup(h *fuse.InHeader, parent *node, name string) (c *con
 
 func (c *control) fillAttr(a *fuse.Attr) {
 	a.Ino, a.Mode, a.Nlink = controlIno(c.id), c.mode, 1
-	a.Uid, a.Gid, a.Blksize = c.dir.fs.uid, uint32(unix.Getegid()), 4096
+	a.Uid, a.Gid, a.Blksize = c.dir.fs.uid, c.dir.fs.gid, 4096
 	now := time.Now()
 	a.SetTimes(&now, &now, &c.dir.since)
 }

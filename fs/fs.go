@@ -26,7 +26,7 @@ type FS struct {
 	lostKeys   lostKeys
 	openers    openers
 	privileged bool // root: other users' files and processes are served too
-	uid        uint32
+	uid, gid   uint32
 	caps       capabilities
 	started    time.Time
 
@@ -107,7 +107,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	fs := &FS{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		opts:          o, log: o.Log, table: table, procs: procs,
-		privileged: unix.Geteuid() == 0, uid: uint32(unix.Geteuid()),
+		privileged: unix.Geteuid() == 0, uid: uint32(unix.Geteuid()), gid: uint32(unix.Getegid()),
 	}
 	fs.setNames(o.LockNames, o.SharedNames, o.Candidates)
 	var err error

@@ -5,6 +5,7 @@ package tests
 import (
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -13,9 +14,39 @@ import (
 // lacking returns a program that is stagefs without a capability.
 func lacking(t *testing.T, capability string) string {
 	t.Helper()
+	return bySetpriv(t, "--bounding-set=-"+capability)
+}
+
+// bySetpriv returns a program that is stagefs with what setpriv(1) makes of its privileges.
+func bySetpriv(t *testing.T, options string) string {
+	t.Helper()
 	path := filepath.Join(tempDir(t), "stagefs")
-	writeProgram(t, path, fmt.Appendf(nil, "#!/bin/sh\nexec setpriv --bounding-set=-%s %s \"$@\"\n", capability, stagefsBin()))
+	writeProgram(t, path, fmt.Appendf(nil, "#!/bin/sh\nexec setpriv %s %s \"$@\"\n", options, stagefsBin()))
 	return path
+}
+
+// TestM2DaemonGroup: what is made belongs to the caller's group, root's too, where the
+// daemon is root's with another group, as one that sg(1) starts or a unit with Group=.
+func TestM2DaemonGroup(t *testing.T) {
+	need(t, "root", "fuse", "setpriv")
+	dir := staticDir(t)
+	m := newMount(t, dir, dir+".mnt")
+	m.cmdBin = bySetpriv(t, "--regid=1234 --clear-groups")
+	m.serve()
+	a, b := agent(t), stranger(t)
+	for i := range 3 {
+		for who, gid := range map[*Agent]uint32{a: 0, b: nobody} {
+			for _, command := range []string{"creat %s wronly,creat,excl", "mkdir %s", "symlink x %s", "mknod %s fifo"} {
+				name := fmt.Sprintf("%s-%d-%d", strings.Fields(command)[0], gid, i)
+				who.must(strings.Fields(fmt.Sprintf(command, m.At(name)))...)
+				var st unix.Stat_t
+				mustDo(t, unix.Lstat(m.Back(name), &st))
+				if st.Gid != gid {
+					t.Errorf("%s has group %d, want %d", name, st.Gid, gid)
+				}
+			}
+		}
+	}
 }
 
 // TestW3Capabilities: a daemon that lacks a capability, as in most containers, knows of
