@@ -43,6 +43,7 @@ func (ch *child) run(lost <-chan struct{}, ends func() bool) (syscall.WaitStatus
 	// The signal on a parent's death is sent when the *thread* that made
 	// the child ends, prctl(2). This one is never given back.
 	runtime.LockOSThread()
+	keepThreads() // the lock would end with this process
 	if err := ch.start(); err != nil {
 		return 0, err
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -145,8 +144,7 @@ func (c *command) supervise(o fs.Options, starter *os.File) error {
 	signals := make(chan os.Signal, 4)
 	notifyUnignored(signals, stopSignals()...) // to the end, as in serve
 	keepServing()
-	runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), 2)) // it has next to nothing to do, and needs fewer threads so
-	spareThreads(8)
+	keepThreads()
 	if err := c.leaveStart(); err != nil {
 		return err
 	}

@@ -7,9 +7,16 @@ import (
 	"sync"
 )
 
-// spareThreads sees to it that this process has n threads that it does not need now. The
-// runtime keeps them for when it needs one, and ends the process if it gets none then:
-// as where a build has made all the processes that a container, or a unit, may have.
+// keepThreads has this process, which has next to nothing to do, get by with few threads,
+// and makes them now. The runtime ends the process if it gets none when it needs one: as
+// where a build has made all the processes that a container, or a unit, may have.
+func keepThreads() {
+	runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), 2))
+	spareThreads(8)
+}
+
+// spareThreads sees to it that this process has n threads that it does not need now, which
+// the runtime keeps.
 func spareThreads(n int) {
 	var made, over sync.WaitGroup
 	release := make(chan struct{})

@@ -287,9 +287,12 @@ func (f *ctlFile) interruptible(ctx context.Context, call func() error, after fu
 	ended := make(chan error)
 	given := make(chan struct{}) // up
 	go func() {
-		// Never unlocked: this thread ends with the goroutine.
+		// The thread is kept, for the next call: there may be none to be had then, which
+		// ends the program.
 		runtime.LockOSThread()
-		blockSignals(unix.SIGURG)
+		defer runtime.UnlockOSThread()
+		before := blockSignals(unix.SIGURG)
+		defer unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil)
 		tid <- unix.Gettid()
 		err := call()
 		for err == unix.EINTR && ctx.Err() == nil {
