@@ -93,6 +93,26 @@ func TestH3Unseen(t *testing.T) {
 	}
 }
 
+// TestA7AcquireInit: to a script that is the first process of a PID namespace, and so inherits
+// no lock, `stagefs acquire` says so; what needs no heir is taken.
+func TestA7AcquireInit(t *testing.T) {
+	need(t, "root", "fuse")
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	cmd := exec.Command("/bin/sh", "-c", `
+		mount -t proc proc /proc
+		say() { "$0" "$@" >/dev/null; echo $?; }
+		say acquire "$1"; say check "$1"
+		say acquire --client x "$1"; say release --client x "$1"
+		(sh -c '"$0" acquire "$1"; "$0" check "$1"' "$0" "$1" >/dev/null; echo $?)
+		exec 9>"$1/devserver"; flock 9; say acquire "$1"; say check "$1"`, stagefsBin(), m.At("D"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS, Unshareflags: syscall.CLONE_NEWNS}
+	r := startCmd(t, cmd).Wait()
+	if r.Out != "71\n1\n0\n0\n0\n0\n0\n" || !strings.Contains(r.Err, "stagefs run") {
+		t.Errorf("acquire by a child of process 1: %v, want 71, and a word of stagefs run", r)
+	}
+}
+
 // TestA7RunInit: as the first process of a PID namespace, `stagefs run` reaps the orphans
 // there, as an init does, and ends with the status of its command, which is the last.
 func TestA7RunInit(t *testing.T) {
