@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"cmp"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
@@ -110,12 +112,13 @@ func (fs *FS) findInode(dir string, ino uint64, right func(identity) bool) (path
 		dir = dirs[len(dirs)-1]
 		dirs = dirs[:len(dirs)-1]
 		fd, err := fs.openUnread(dir)
-		if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
+		if isGone(err) {
 			continue
 		}
 		if err != nil {
 			return "", err
 		}
+		var bad error
 		err = eachEntry(fd, func(e dirEntry) bool {
 			if dir == "." && e.name == ControlDir {
 				return true // what no client can reach
@@ -123,13 +126,20 @@ func (fs *FS) findInode(dir string, ino uint64, right func(identity) bool) (path
 			if e.typ == unix.DT_DIR || e.typ == unix.DT_UNKNOWN {
 				dirs = append(dirs, join(dir, e.name))
 			}
+			if e.ino != ino {
+				return true
+			}
 			var st unix.Statx_t
-			if e.ino == ino && statAt(fd, e.name, &st) == nil && right(fs.identityOf(&st)) {
+			switch bad = statAt(fd, e.name, &st); {
+			case isGone(bad):
+				bad = nil
+			case bad == nil && right(fs.identityOf(&st)):
 				path = join(dir, e.name)
 			}
-			return path == ""
+			return path == "" && bad == nil
 		})
 		unix.Close(fd)
+		err = cmp.Or(err, bad)
 		if path != "" || err != nil && err != unix.ENOENT { // ENOENT: it is removed by now
 			return path, err
 		}

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate/filestore"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // While a dead mount is there, the static directory may have become another one: its
@@ -45,10 +46,13 @@ func (d *deadMount) confirmSame(o *Options, root int) error {
 	if err != nil {
 		return err
 	}
-	last := filestore.LastOpened(stateDir, func(place string) bool {
+	last, err := filestore.LastOpened(stateDir, func(place string) bool {
 		p, ok := parsePlace(place)
 		return ok && p.boot == here.boot && p.path == here.path
 	})
+	if procid.IsShort(err) {
+		return err
+	}
 	if last == "" || slices.Contains(keys, last) || bornAs(root, keys, last) {
 		return nil
 	}

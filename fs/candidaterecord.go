@@ -144,7 +144,10 @@ func (fs *FS) restoreCandidates(store lockstate.Store, world string) error {
 		if err := json.Unmarshal(data, &rec); err != nil {
 			return fmt.Errorf("%w: a candidate: %w", ErrNewerState, err)
 		}
-		if err := fs.restoreCandidate(rec); err != nil && !isGone(err) {
+		switch err := fs.restoreCandidate(rec); {
+		case procid.IsShort(err):
+			return fmt.Errorf("a candidate in %s: %w", plain(string(rec.Dir)), err)
+		case err != nil && !isGone(err):
 			// The next daemon may know.
 			fs.log.Warn("cannot look after a candidate", "dir", string(rec.Dir), "file", string(rec.Name), "err", err)
 			continue

@@ -81,18 +81,42 @@ func (s *Server) connect(o *Options, opts *fuse.MountOptions, want string) (note
 		return "", err
 	}
 	o.Mounted(true)
-	s.fs.mountID, s.fs.mountDev = mountAt(s.mountpoint)
 	to := s.transportOptions(opts)
 	to.Want = want
-	s.transport, note, err = transport.Start(fd, to)
+	if s.fs.mountID, s.fs.mountDev, err = mountAt(s.mountpoint); err == nil {
+		s.transport, note, err = transport.Start(fd, to)
+	}
 	if err != nil {
-		if !errors.Is(err, transport.ErrGone) {
-			o.Mounted(false)
-		}
 		unix.Close(fd)
-		_ = s.unmount(true) // not what else is there, if somebody has done it
+		s.abandon(o, errors.Is(err, transport.ErrGone))
 	}
 	return note, err
+}
+
+// abandon gives up a mount that can't be served; gone: somebody has unmounted it. Threads that
+// were to serve it may still keep its connection, by which nobody is answered: that is ended.
+// Where it has taken a dead mount's place it stays as another one, or the backing would lie
+// open, behind locks that are restored already.
+func (s *Server) abandon(o *Options, gone bool) {
+	d := s.deadThere()
+	taken := d != nil && d.taken
+	if !gone && !taken {
+		o.Mounted(false)
+	}
+	ended := false
+	if mounts, err := ReadMounts(); err == nil && unix.Geteuid() == 0 {
+		m := mountByID(mounts, s.fs.mountID)
+		ended = m != nil && Abort(m.Connection()) == nil
+	}
+	switch {
+	case !taken:
+		_ = s.unmount(true) // not what else is there, if somebody has done it
+	case ended:
+		if again, err := findDead(s.mountpoint); err == nil && again != nil {
+			again.tucks = d.tucks
+			*d = *again
+		}
+	}
 }
 
 // deadThere returns the dead mount that this daemon has found at the mountpoint.

@@ -96,7 +96,11 @@ func (s *Server) takeUp(c *carried) error {
 	defer fs.reapMu.Unlock()
 	fs.ns.Lock()
 	defer fs.ns.Unlock()
-	fs.started, fs.mountID, fs.mountDev = c.Started, c.MountID, devOf(c.MountID)
+	fs.started, fs.mountID = c.Started, c.MountID
+	var err error
+	if fs.mountDev, err = devOf(c.MountID); err != nil {
+		return err
+	}
 	fs.pass.on.Store(c.Passing)
 	fs.pass.dev = c.PassDev
 	fs.linger.start(fs)
@@ -125,7 +129,6 @@ func (s *Server) takeUp(c *carried) error {
 			fs.log.Warn("the end of a process may be noticed late", "pid", id.Pid, "err", err)
 		}
 	}
-	var err error
 	if s.transport, err = transport.Continue(&c.Transport, s.transportOptions(fs.mountOptions())); err != nil {
 		return err
 	}

@@ -93,10 +93,15 @@ func checkMountpoint(o *Options, root int) (at string, dead *deadMount, err erro
 	case dead == nil:
 	case dir == dead.path:
 		return dir, nil, nil // its place is taken when all else is ready
-	case len(dead.below) > dead.husks || unix.Geteuid() != 0 || dead.takeWay(o) != nil:
-		if err := dead.clear(); err != nil {
-			return "", nil, err
+	case len(dead.below) > dead.husks || unix.Geteuid() != 0:
+		err = dead.clear()
+	default:
+		if err = dead.takeWay(o); noWay(err) {
+			err = dead.clear()
 		}
+	}
+	if err != nil {
+		return "", nil, err
 	}
 	if dead == nil || dead.cleared {
 		at, err = freeMountpoint(at, dir)

@@ -173,24 +173,21 @@ func unescape(s string) string {
 
 // mountAt returns what the kernel calls the mount at a path, and its device; 0
 // if there is none.
-func mountAt(path string) (id int, dev uint64) {
+func mountAt(path string) (id int, dev uint64, err error) {
 	mounts, err := ReadMounts()
-	if err != nil {
-		return 0, 0
-	}
 	if m := TopMount(mounts, path); m != nil {
-		return m.ID, m.device()
+		return m.ID, m.device(), nil
 	}
-	return 0, 0
+	return 0, 0, err
 }
 
-// devOf returns the device of a mount.
-func devOf(id int) uint64 {
-	mounts, _ := ReadMounts()
+// devOf returns the device of a mount, 0 if it is gone.
+func devOf(id int) (uint64, error) {
+	mounts, err := ReadMounts()
 	if m := mountByID(mounts, id); m != nil {
-		return m.device()
+		return m.device(), nil
 	}
-	return 0
+	return 0, err
 }
 
 // device is the number of the mount's device as in an identity.

@@ -30,6 +30,7 @@ type deadMount struct {
 	tucks bool         // a mount comes beneath it by way of a peer, see tuck
 
 	cleared bool  // it is not there any more
+	taken   bool  // another mount has its place
 	why     error // it had to be cleared before there was another mount; nil: it had not
 	gone    bool  // nor was it when it was to be cleared: somebody has unmounted it
 }
@@ -199,6 +200,12 @@ func (d *deadMount) clear() error {
 	}
 }
 
+// noWay reports whether an error says that no mount can be made beneath a dead one: not
+// only now, for want of descriptors or memory.
+func noWay(err error) bool {
+	return (errors.Is(err, errCovered) || errors.Is(err, errNotBeneath)) && !procid.IsShort(err)
+}
+
 // openStatic opens the static directory, past a dead mount over it if there is
 // one that is stagefs's own, or after that has been cleared.
 func openStatic(o *Options) (root int, dead *deadMount, err error) {
@@ -215,7 +222,7 @@ func openStatic(o *Options) (root int, dead *deadMount, err error) {
 	} else if err = dead.takeWay(o); err == nil {
 		root, err = dead.openBelow(o)
 	}
-	if errors.Is(err, errCovered) || errors.Is(err, errNotBeneath) {
+	if noWay(err) {
 		// Until the new mount is there the backing lies open, as before the first.
 		dead.why = err
 		o.Mounted(false)
@@ -285,7 +292,7 @@ func (d *deadMount) mountBeneath(o *Options, fuse, root int) error {
 		return err
 	}
 	o.Mounted(true)
-	d.cleared = true
+	d.cleared, d.taken = true, true
 	if err = detachOpen(lowest); err == nil && d.tucks {
 		d.settle(id)
 	}

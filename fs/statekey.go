@@ -185,18 +185,22 @@ func (p statePlace) same(q statePlace) bool {
 // a file system is mounted that might be the one there.
 func (p statePlace) confirm(uuid, last string) error {
 	q, ok := parsePlace(last)
-	if !ok || p.same(q) || !twinMounted(uuid, p, q) {
+	if !ok || p.same(q) {
 		return nil
 	}
-	return &CopyError{Dir: p.path, Other: q.path}
+	twin, err := twinMounted(uuid, p, q)
+	if err == nil && twin {
+		err = &CopyError{Dir: p.path, Other: q.path}
+	}
+	return err
 }
 
 // twinMounted reports whether another file system with the same UUID is mounted,
 // which was perhaps served at q.
-func twinMounted(uuid string, p, q statePlace) bool {
+func twinMounted(uuid string, p, q statePlace) (bool, error) {
 	mounts, err := ReadMounts()
 	if uuid == "" || err != nil {
-		return false
+		return false, err
 	}
 	fstype := ""
 	for _, m := range mounts {
@@ -205,7 +209,7 @@ func twinMounted(uuid string, p, q statePlace) bool {
 		}
 	}
 	if fstype == "btrfs" {
-		return false // its subvolumes look like that, and have keys of their own
+		return false, nil // its subvolumes look like that, and have keys of their own
 	}
 	for i, m := range mounts {
 		if m.FSType != fstype || m.Dev == p.dev {
@@ -219,29 +223,38 @@ func twinMounted(uuid string, p, q statePlace) bool {
 		}
 		switch {
 		case covered && (m.Dev != q.dev || p.boot != q.boot):
-		case covered, uuidAt(m) == uuid:
-			return true
+		case covered:
+			return true, nil
+		default:
+			at, err := uuidAt(m)
+			if err != nil || at == uuid {
+				return err == nil, err
+			}
 		}
 	}
-	return false
+	return false, nil
 }
 
-// uuidAt returns the UUID of a mounted file system, or "" if it cannot be
-// reached.
-func uuidAt(m MountEntry) string {
-	uuid, _ := procid.Within(time.Second, func() string {
+// uuidAt returns the UUID of a mounted file system, or "" if it cannot be reached. The
+// error is for want of descriptors or memory.
+func uuidAt(m MountEntry) (string, error) {
+	type answer struct {
+		uuid string
+		err  error
+	}
+	a, _ := procid.Within(time.Second, func() (a answer) {
 		fd, err := unix.Open(m.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
-			return ""
+			return answer{err: ifShort(err)}
 		}
 		defer unix.Close(fd)
 		var st unix.Statx_t
-		if statAt(fd, "", &st) != nil || devName(&st) != m.Dev {
-			return ""
+		if err := statAt(fd, "", &st); err != nil || devName(&st) != m.Dev {
+			return answer{err: ifShort(err)}
 		}
-		return fsUUID(fd)
+		return answer{uuid: fsUUID(fd)}
 	})
-	return uuid
+	return a.uuid, a.err
 }
 
 // openState opens the state of a backing in a state directory. served: there was a

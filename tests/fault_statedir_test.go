@@ -241,6 +241,27 @@ func TestFaultStateMissing(t *testing.T) {
 			}
 		})
 	}
+	t.Run("after an unmount", func(t *testing.T) {
+		m := mountOver(t)
+		a := agent(t)
+		a.must("mkdir", m.At("D"))
+		last := m.Locks()["D"].Token
+		a.must("rmdir", m.At("D"))
+		m.stop()
+		for _, pattern := range []string{"*.lock", "*.tokens*"} {
+			names, _ := filepath.Glob(filepath.Join(m.State, pattern))
+			for _, name := range names {
+				mustDo(t, os.Remove(name))
+			}
+		}
+		m.start(nil)
+		m.awaitReady()
+		m.wantLog(".tokens is missing; tokens go on above")
+		a.must("mkdir", m.At("D"))
+		if token := m.Locks()["D"].Token; token <= last {
+			t.Errorf("token %d after %d", token, last)
+		}
+	})
 }
 
 // TestFaultStateTokens: where no more tokens can be reserved, nobody gets a lock, and the

@@ -2,7 +2,6 @@ package filestore
 
 import (
 	"fmt"
-	"io/fs"
 	"strings"
 	"time"
 )
@@ -10,12 +9,12 @@ import (
 // setAsideOdd moves away what is no file but has the name of one of ours: to open
 // a FIFO could take for ever. It tells whether there was any.
 func (s *Store) setAsideOdd() (odd bool, err error) {
-	entries, err := fs.ReadDir(s.dir.FS(), ".")
+	entries, err := s.files()
 	if err != nil {
-		return false, fmt.Errorf("reading the state: %w", err)
+		return false, err
 	}
 	for _, e := range entries {
-		if name := e.Name(); strings.HasPrefix(name, s.key+".") && !strings.Contains(name, damagedMark) && !e.Type().IsRegular() {
+		if name := e.Name(); !strings.Contains(name, damagedMark) && !e.Type().IsRegular() {
 			aside := asideName(name)
 			if err := s.dir.Rename(name, aside); err != nil {
 				return odd, fmt.Errorf("setting aside what is no file: %w", err)

@@ -52,7 +52,8 @@ func Continue(c Carried) (*Store, error) {
 		guard.Close()
 		return nil, err
 	}
-	s.guard, s.mark, s.placed = guard, c.Mark, s.place()
+	s.guard, s.mark = guard, c.Mark
+	s.placed, _ = s.place() // only to make it anew
 	at, _ := os.Readlink(s.dir.Name())
 	s.path = filepath.Join(at, c.Key)
 	if info, err := self.Stat(); err != nil {

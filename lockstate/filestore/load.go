@@ -123,7 +123,7 @@ func (s *Store) readJournal(fresh bool) (whole bool, err error) {
 	}
 	snapshots, journals, err := s.generations()
 	if err != nil {
-		return false, fmt.Errorf("reading the state: %w", err)
+		return false, err
 	}
 	var from uint64
 	if len(snapshots) > 0 {
@@ -204,9 +204,18 @@ func (s *Store) warn(format string, args ...any) {
 	s.warnings = append(s.warnings, fmt.Sprintf(format, args...))
 }
 
+// files returns what is there under the store's key.
+func (s *Store) files() ([]fs.DirEntry, error) {
+	entries, err := fs.ReadDir(s.dir.FS(), ".")
+	if err != nil {
+		return nil, fmt.Errorf("reading the state: %w", err)
+	}
+	return slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return !strings.HasPrefix(e.Name(), s.key+".") }), nil
+}
+
 // generations returns the numbers of the snapshots and journals, ascending.
 func (s *Store) generations() (snapshots, journals []uint64, err error) {
-	entries, err := fs.ReadDir(s.dir.FS(), ".")
+	entries, err := s.files()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -259,7 +268,7 @@ const keepDamaged = 8
 // tidy removes what a daemon has left that died while it wrote a snapshot, and
 // all but the newest of what was set aside.
 func (s *Store) tidy() {
-	entries, err := fs.ReadDir(s.dir.FS(), ".")
+	entries, err := s.files()
 	if err != nil {
 		return // the next daemon does so
 	}
@@ -267,11 +276,10 @@ func (s *Store) tidy() {
 	when := func(name string) string { _, t, _ := strings.Cut(name, damagedMark); return t }
 	for _, e := range entries {
 		name := e.Name()
-		own := strings.HasPrefix(name, s.key+".")
 		switch {
-		case own && when(name) != "":
+		case when(name) != "":
 			aside = append(aside, name)
-		case own && strings.HasPrefix(name, s.key+".locks.") && strings.HasSuffix(name, ".tmp"):
+		case strings.HasPrefix(name, s.key+".locks.") && strings.HasSuffix(name, ".tmp"):
 			s.dir.Remove(name)
 		}
 	}

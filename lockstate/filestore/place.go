@@ -2,6 +2,7 @@ package filestore
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -65,48 +66,57 @@ func (s *Store) rename(key string) error {
 }
 
 // place returns what was last set with setPlace, or "".
-func (s *Store) place() string {
-	text, _ := readSmall(s.dir.Open(s.key + ".place"))
+func (s *Store) place() (string, error) { return readPlace(s.dir.Open(s.key + ".place")) }
+
+// readPlace is place of a file that is to be opened.
+func readPlace(f *os.File, err error) (string, error) {
+	text, err := readSmall(f, err)
 	line, _, whole := strings.Cut(string(text), "\n")
-	if !whole {
-		return ""
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("reading where the backing was: %w", err)
+	case !whole:
+		return "", nil
 	}
-	return line
+	return line, nil
 }
 
 // LastOpened returns the key of a state below stateDir whose place is such a one: of
 // those that were not closed, the one that was opened last. It is "" if there is none.
-func LastOpened(stateDir string, is func(place string) bool) (key string) {
+// With an error some could not be looked at.
+func LastOpened(stateDir string, is func(place string) bool) (key string, err error) {
 	entries, err := os.ReadDir(stateDir)
-	if err != nil {
-		return ""
-	}
 	var last time.Time
 	for _, e := range entries {
 		of, ok := strings.CutSuffix(e.Name(), ".place")
 		if !ok || !e.Type().IsRegular() {
 			continue
 		}
-		text, _ := readSmall(os.Open(filepath.Join(stateDir, e.Name())))
-		line, _, whole := strings.Cut(string(text), "\n")
-		if !whole || !is(line) {
+		line, bad := readPlace(os.Open(filepath.Join(stateDir, e.Name())))
+		err = cmp.Or(err, bad)
+		if line == "" || !is(line) {
 			continue
 		}
 		guard := filepath.Join(stateDir, of+".lock")
-		info, err := os.Lstat(guard)
-		if err != nil || !info.Mode().IsRegular() || !info.ModTime().After(last) {
+		info, bad := os.Lstat(guard)
+		err = cmp.Or(err, bad)
+		if bad != nil || !info.Mode().IsRegular() || !info.ModTime().After(last) {
 			continue
 		}
-		if pid, _ := readSmall(os.Open(guard)); len(bytes.TrimSpace(pid)) > 0 {
+		pid, bad := readSmall(os.Open(guard))
+		err = cmp.Or(err, bad)
+		if len(bytes.TrimSpace(pid)) > 0 {
 			key, last = of, info.ModTime()
 		}
 	}
-	return key
+	return key, err
 }
 
 // setPlace keeps a line of text beside the state.
 func (s *Store) setPlace(line string) error {
-	if line == "" || line == s.place() {
+	if last, err := s.place(); line == "" || err == nil && line == last {
 		return nil
 	}
 	if strings.Contains(line, "\n") {

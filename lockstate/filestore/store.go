@@ -159,14 +159,17 @@ func (s *Store) open(o Options) error {
 		return err
 	}
 	name := s.key + ".lock"
-	_, err = s.dir.Lstat(name)
-	fresh := errors.Is(err, os.ErrNotExist) && !odd
-	if fresh {
+	fresh := false
+	if s.missing(name) && !odd {
 		found, err := s.takeOver(o.Older)
 		if err != nil {
 			return err
 		}
-		fresh = !found
+		files, err := s.files()
+		if err != nil {
+			return err
+		}
+		fresh = !found && len(files) == 0
 	}
 	if fresh && o.Served && s.missing(s.key+".tokens") {
 		if o.Required {
@@ -178,7 +181,8 @@ func (s *Store) open(o Options) error {
 
 	s.guarded, err = s.lock(name, os.O_RDWR|os.O_CREATE)
 	if errors.Is(err, errLocked) {
-		return &HeldError{Pid: s.holder(), Place: s.place()}
+		last, _ := s.place()
+		return &HeldError{Pid: s.holder(), Place: last}
 	}
 	if err == nil {
 		s.guard, err = descriptor(s.guarded)
@@ -186,10 +190,12 @@ func (s *Store) open(o Options) error {
 	if err != nil {
 		return err
 	}
-	if last := s.place(); last != "" && o.Confirm != nil {
-		if err := o.Confirm(last); err != nil {
-			return err
-		}
+	last, err := s.place()
+	if err == nil && last != "" && o.Confirm != nil {
+		err = o.Confirm(last)
+	}
+	if err != nil {
+		return err
 	}
 	s.placed = o.Place
 	if err := s.setPlace(o.Place); err != nil {
@@ -202,8 +208,11 @@ func (s *Store) open(o Options) error {
 	}
 	nothing := fresh || s.incomplete // more is missing than need be told
 	if err := s.loadMark(fresh); err != nil {
-		if fresh {
-			_ = s.dir.Remove(name) // or the next one would miss the mark
+		if fresh { // or the next one would miss the mark
+			files, _ := s.files()
+			for _, e := range files {
+				_ = s.dir.Remove(e.Name())
+			}
 		}
 		return fmt.Errorf("%w: %w", ErrDir, err)
 	}

@@ -188,11 +188,15 @@ func (r *Resolver) openBirthsLocked() {
 	b := &r.births
 	b.epoch++
 	b.latest = make(map[int]*birth)
-	if b.rings != nil {
+	had := b.rings != nil
+	if had {
 		b.rings.close()
+	}
+	b.rings, b.failed = openRings(r.epfd)
+	if had || IsShort(b.failed) {
 		b.again = time.Now().Add(lateTime)
 	}
-	if b.rings, b.failed = openRings(r.epfd); b.failed != nil {
+	if b.failed != nil {
 		return
 	}
 	r.mu.RLock()
