@@ -85,6 +85,12 @@ func mayKeepPrivileges(h *fuse.InHeader, st *unix.Statx_t) bool {
 	return hasCapability(h, unix.CAP_FSETID) && hasID(h, "uid_map", st.Uid) && hasID(h, "gid_map", st.Gid)
 }
 
+// ownerOrCapable reports whether the caller may change the mode of a file with these
+// attributes, as inode_owner_or_capable does in the kernel.
+func ownerOrCapable(h *fuse.InHeader, st *unix.Statx_t) bool {
+	return h.Uid == st.Uid || hasCapability(h, unix.CAP_FOWNER) && hasID(h, "uid_map", st.Uid)
+}
+
 // asKeeper runs a change of the file that fd is open on, and by which the backing may
 // take its suid and sgid bits away, as XFS does with FS_IOC_FSSETXATTR: if the caller
 // has no CAP_FSETID, the daemon makes it without, too.
@@ -167,6 +173,9 @@ func (fs *FS) setAttrKills(n *node, in *fuse.SetAttrIn) error {
 	}
 	if st.Mode&(unix.S_ISUID|unix.S_ISGID) == 0 || !flagged && mayKeepPrivileges(&in.InHeader, &st) {
 		return nil
+	}
+	if nothing && len(n.writers()) == 0 && fs.withoutPrivileges(&in.InHeader, &st) != uint32(st.Mode) && !ownerOrCapable(&in.InHeader, &st) {
+		return unix.EPERM // no write takes them away, but chown(2) to nobody new: the kernel lets all do that
 	}
 	return fs.killPrivileges(n, &in.InHeader, &st)
 }

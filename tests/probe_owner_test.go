@@ -141,6 +141,13 @@ func probeChangeOwner(p *probe) {
 			p.try("chown by another", unix.Chown(p.at(file), 7, 7))
 			p.try("chown to neither by another", unix.Chown(p.at(file), -1, -1))
 		})
+		for _, privileges := range []uint32{0o4755, 0o2755, 0o2644, 0o6777} {
+			p.must(unix.Chmod(p.at(file), privileges))
+			p.as(7, 7, nil, func() {
+				p.try(fmt.Sprintf("chown of %o to neither by another", privileges), unix.Chown(p.at(file), -1, -1))
+			})
+			p.stat(file)
+		}
 		for _, ids := range [][2]int{{-1, -1}, {0, -1}, {-1, 0}, {1, 1}, {nobody, nobody}} {
 			p.must(unix.Chmod(p.at(file), mode))
 			p.try(fmt.Sprint("chown by root ", ids), unix.Chown(p.at(file), ids[0], ids[1]))
