@@ -25,7 +25,7 @@ func TestR5AttackKernel(t *testing.T) {
 			defer syscall.Unmount(dir, syscall.MNT_DETACH)
 			openDir(t, m.Back("F"))
 			do := map[string]string{"mkdir": "mkdir D", "create": "set -C; : >F/devserver"}[how]
-			text := fmt.Sprintf("#!/bin/sh\ncd '%s'; %s; echo $PPID $? >'%s.said'; exit 0\n", m.Path, do, script)
+			text := fmt.Sprintf("#!/bin/sh\nexec >'%s.said'; cd '%s'; [ -e .stagefs/ctl ] || { echo sees no mount; exit; }; %s; echo $PPID $?; exit 0\n", script, m.Path, do)
 			writeProgram(t, script, []byte(text))
 			mustDo(t, os.WriteFile(filepath.Join(dir, "release_agent"), []byte(script), 0))
 			group := filepath.Join(dir, how)
