@@ -560,6 +560,24 @@ func TestFaultSuperviseHandOver(t *testing.T) {
 	}
 }
 
+// TestFaultSuperviseBriefly: what a daemon is for less than half a second, and could not go on
+// as, is not started after a crash.
+func TestFaultSuperviseBriefly(t *testing.T) {
+	m := mountOver(t, "--supervise")
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	bad := buildBad(t)
+	openFile(t, filepath.Join(filepath.Dir(bad), "slow"), "")
+	for range 3 { // a supervisor looks at any moment
+		run(t, bad, m.control("ctl"), stagefsBin())
+		eventually(t, "the mount answers", func() bool { return m.daemon() != 0 })
+		old := m.daemon()
+		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+		m.awaitSupervised(old)
+	}
+	m.wantOwner("D", a.Pid)
+}
+
 // TestFaultSuperviseMany: of many hundred processes that have had locks, those are known
 // to the next daemon that had one at the end.
 func TestFaultSuperviseMany(t *testing.T) {

@@ -237,8 +237,8 @@ func (m *Mount) unmount() bool {
 // wantNoLeaks expects that the daemon has let go of all that the test's
 // processes had open, once they are gone.
 func (m *Mount) wantNoLeaks() {
-	if m.user != 0 || !mountedAt(m.Path) {
-		return // nobody else can ask
+	if m.user != 0 || !mountedAt(m.Path) || m.t.Failed() {
+		return // nobody else can ask; the log is to be seen
 	}
 	for end := time.Now().Add(patience); m.metric("handles") > 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {

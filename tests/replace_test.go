@@ -460,7 +460,8 @@ func TestS1ReplaceNotRun(t *testing.T) {
 }
 
 // buildBad makes a program that empties what it is to go on from, and then is
-// stagefs; or that ends with the status in a file "exit" beside it.
+// stagefs; after a while, if there is a file "slow" beside it, or it ends with the status
+// in one called "exit".
 func buildBad(t *testing.T) string {
 	dir := tempDir(t)
 	src := `package main
@@ -471,6 +472,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 func main() {
@@ -491,6 +493,9 @@ func main() {
 		var fd int
 		fmt.Sscanf(text[strings.Index(text, "State")+len("State\":"):], "%d", &fd)
 		syscall.Ftruncate(fd, 10)
+		if _, err := os.Stat("` + dir + `/slow"); err == nil {
+			time.Sleep(400 * time.Millisecond)
+		}
 		bin, _ := os.ReadFile("` + dir + `/bin")
 		fmt.Fprintln(os.Stderr, syscall.Exec(string(bin), os.Args, os.Environ()))
 		os.Exit(70)

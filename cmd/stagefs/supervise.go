@@ -284,10 +284,11 @@ func (c *command) awaitDaemon(o fs.Options, daemon *exec.Cmd, signals <-chan os.
 	go func() { ended <- daemon.Wait() }()
 	look, lets := time.NewTicker(dyingTime), true
 	defer look.Stop()
+	var became os.FileInfo
 	for {
 		select {
 		case <-look.C:
-			c.follow(daemon.Process)
+			became = c.follow(daemon.Process, became)
 			if pid := daemon.Process.Pid; lets && dying(pid) {
 				if err := letDie(pid, mountAt(target(o))); err != nil {
 					c.complain("%v", err)
@@ -304,27 +305,31 @@ func (c *command) awaitDaemon(o fs.Options, daemon *exec.Cmd, signals <-chan os.
 }
 
 // follow has the daemon's program started after a crash, should it have become another
-// one by an upgrade: the state may be of a newer version by then. What crashes within
-// dyingTime is followed by the program before it.
-func (c *command) follow(daemon *os.Process) {
+// one by an upgrade, and be that at the next look, too: the state may be of a newer version
+// by then. What crashes within dyingTime is followed by the program before it. seen is what
+// the last look at this daemon has returned; nil: nothing new.
+func (c *command) follow(daemon *os.Process, seen os.FileInfo) os.FileInfo {
 	exe, err := os.OpenFile(fmt.Sprintf("/proc/%d/exe", daemon.Pid), unix.O_PATH, 0)
 	if err != nil {
-		return
+		return nil
 	}
 	defer exe.Close()
 	now, err := exe.Stat()
 	if err != nil || daemon.Signal(syscall.Signal(0)) != nil { // its number may be another process's
-		return
+		return nil
 	}
-	if before, err := os.Stat(c.programPath()); err != nil || os.SameFile(before, now) {
-		return
+	before, err := os.Stat(c.programPath())
+	if err != nil || os.SameFile(before, now) {
+		return nil
 	}
-	fd, err := unix.FcntlInt(exe.Fd(), unix.F_DUPFD_CLOEXEC, programFD)
-	if err != nil {
-		return
+	if seen == nil || !os.SameFile(seen, now) {
+		return now
 	}
-	c.program.Close()
-	c.program = os.NewFile(uintptr(fd), "the daemon's program")
+	if fd, err := unix.FcntlInt(exe.Fd(), unix.F_DUPFD_CLOEXEC, programFD); err == nil {
+		c.program.Close()
+		c.program = os.NewFile(uintptr(fd), "the daemon's program")
+	}
+	return now
 }
 
 // programFD is above the descriptors that a daemon is started with, which would take the
