@@ -46,6 +46,8 @@ func agentOfSession(t *testing.T) *Agent {
 	return agentBy(t, &syscall.SysProcAttr{Setsid: true})
 }
 
+// agentBy starts one as a child that is made in a way of its own: with another user, say, or
+// in a process group.
 func agentBy(t *testing.T, attr *syscall.SysProcAttr) *Agent {
 	t.Helper()
 	return awaitAgent(t, func(sock string) {

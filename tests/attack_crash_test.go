@@ -598,7 +598,7 @@ func TestL1AttackRenamed(t *testing.T) {
 // whoever is in one of that name now.
 func TestH3AttackBoot(t *testing.T) {
 	m := mountOver(t)
-	a := scoped(t, &syscall.SysProcAttr{Setsid: true})
+	a := agentOfSession(t)
 	a.must("mkdir", m.At("D"))
 	a.mustCommand(m, "acquire D owner=session")
 	m.restart(m.reboot)

@@ -225,8 +225,8 @@ func TestS1Lease(t *testing.T) {
 		m.Ctl("release " + d)
 	}
 	a, holder := agent(t), carrier(t, 0, "x")
-	g := scoped(t, &syscall.SysProcAttr{Setpgid: true})
-	peer := scoped(t, &syscall.SysProcAttr{Setpgid: true, Pgid: g.Pid})
+	g := agentBy(t, &syscall.SysProcAttr{Setpgid: true})
+	peer := agentBy(t, &syscall.SysProcAttr{Setpgid: true, Pgid: g.Pid})
 	joiner := agent(t)
 	long := a.mustCommand(m, "acquire long client=x ttl=1h")
 	a.mustCommand(m, "acquire short client=x ttl=1h")

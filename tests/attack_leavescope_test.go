@@ -3,7 +3,6 @@
 package tests
 
 import (
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -16,7 +15,7 @@ func TestR2AttackTakenAgain(t *testing.T) {
 	e, m := newElsewhere(t), mount(t, "--owner=session", "--on-crash=quarantine")
 	openDir(t, m.Back("D"))
 	openFile(t, m.Back("D/devserver"), "")
-	leader, rival := scoped(t, &syscall.SysProcAttr{Setsid: true}), agent(t)
+	leader, rival := agentOfSession(t), agent(t)
 	owner, peer := leader.Child(), leader.Child()
 	for _, a := range []*Agent{owner, peer} {
 		a.must("open", "x", m.At("D/devserver"), "rdwr")

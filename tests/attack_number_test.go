@@ -49,7 +49,7 @@ func TestH3AttackNumber(t *testing.T) {
 	m := mountOver(t, "--owner=session")
 	mustDo(t, syscall.Mkdir(m.At("board"), 0o777))
 	m.Ctl("release board")
-	leader := scoped(t, &syscall.SysProcAttr{Setsid: true})
+	leader := agentOfSession(t)
 	taker := leader.Child()
 	leader.Kill()
 	taker.must("creat", m.At("board/devserver"), "wronly,creat,excl")

@@ -199,17 +199,24 @@ func TestFaultOlderState(t *testing.T) {
 	}
 }
 
+// newTwins returns an image with a static directory dir, and a copy of it; both are mounted.
+func newTwins(t *testing.T) (disk, twin *image, dir string) {
+	t.Helper()
+	disk = newImage(t, 8)
+	dir = disk.static()
+	disk.detach()
+	twin = disk.copy()
+	disk.attach()
+	twin.attach()
+	needUUID(t, dir)
+	return disk, twin, dir
+}
+
 // TestFaultCopy: of two copies of a file system that are mounted at a time, the
 // second is refused the state of the first, also while nobody serves that, and
 // says why.
 func TestFaultCopy(t *testing.T) {
-	disk := newImage(t, 8)
-	dir := disk.static()
-	disk.detach()
-	twin := disk.copy()
-	disk.attach()
-	twin.attach()
-	needUUID(t, dir)
+	_, twin, dir := newTwins(t)
 	m, _ := mountHeld(t, dir)
 	before := m.Locks()
 	copied := filepath.Join(twin.Dir, "static")

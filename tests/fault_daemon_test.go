@@ -138,12 +138,12 @@ func TestFaultDescriptorsClaims(t *testing.T) {
 	for _, dir := range []string{"lease", "session"} {
 		openDir(t, m.Back(dir))
 	}
-	leader, member := scoped(t, &syscall.SysProcAttr{Setsid: true}), scoped(t, &syscall.SysProcAttr{Setsid: true})
+	leader, member := agentOfSession(t), agentOfSession(t)
 	rival := stranger(t)
 	leader.mustCommand(m, "acquire lease client=x ttl=1m")
 	member.Child().mustCommand(m, "acquire session owner=session")
 	t.Setenv("STAGEFS_CLIENT", "x")
-	client := scoped(t, &syscall.SysProcAttr{Setsid: true})
+	client := agentOfSession(t)
 	for _, a := range []*Agent{client, member, leader, rival} {
 		a.must("put", m.At("seen"), "x", "creat")
 	}

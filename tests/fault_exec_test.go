@@ -313,7 +313,7 @@ func TestFaultExecMany(t *testing.T) {
 func TestFaultExecScope(t *testing.T) {
 	e, m := newElsewhere(t), mount(t)
 	openDir(t, m.Back("D"))
-	leader, other := scoped(t, &syscall.SysProcAttr{Setsid: true}), agent(t)
+	leader, other := agentOfSession(t), agent(t)
 	between := leader.Child()
 	member := between.Child()
 	between.Kill()
@@ -340,7 +340,7 @@ func TestFaultExecScope(t *testing.T) {
 // where the mount gives such as are the session's.
 func TestFaultExecScopeMkdir(t *testing.T) {
 	e, m := newElsewhere(t), mount(t, "--owner=session")
-	leader := scoped(t, &syscall.SysProcAttr{Setsid: true})
+	leader := agentOfSession(t)
 	between := leader.Child()
 	member := between.Child()
 	between.Kill()
@@ -361,9 +361,9 @@ func TestFaultExecScopeMkdir(t *testing.T) {
 func TestFaultExecScopeMember(t *testing.T) {
 	e, m := newElsewhere(t), mount(t)
 	openDir(t, m.Back("D"))
-	leader, other := scoped(t, &syscall.SysProcAttr{Setpgid: true}), agent(t)
+	leader, other := agentBy(t, &syscall.SysProcAttr{Setpgid: true}), agent(t)
 	in := &syscall.SysProcAttr{Setpgid: true, Pgid: leader.Pid}
-	first, member := scoped(t, in), scoped(t, in)
+	first, member := agentBy(t, in), agentBy(t, in)
 	first.mustCommand(m, "acquire D owner=group")
 	e.stick(leader)
 	began := time.Now()
@@ -384,7 +384,7 @@ func TestFaultExecOwner(t *testing.T) {
 	e, m := newElsewhere(t), mount(t)
 	openDir(t, m.Back("E"))
 	alone, stuck, other := agent(t), agent(t), agent(t)
-	empty := scoped(t, &syscall.SysProcAttr{Setpgid: true})
+	empty := agentBy(t, &syscall.SysProcAttr{Setpgid: true})
 	empty.mustCommand(m, "acquire E owner=group")
 	alone.must("mkdir", m.At("A"))
 	e.stick(stuck)
@@ -400,8 +400,8 @@ func TestFaultExecOwner(t *testing.T) {
 // stands for the group.
 func TestFaultExecMember(t *testing.T) {
 	e, m := newElsewhere(t), mount(t)
-	first, other, alone := scoped(t, &syscall.SysProcAttr{Setpgid: true}), agent(t), agent(t)
-	last := scoped(t, &syscall.SysProcAttr{Setpgid: true, Pgid: first.Pid})
+	first, other, alone := agentBy(t, &syscall.SysProcAttr{Setpgid: true}), agent(t), agent(t)
+	last := agentBy(t, &syscall.SysProcAttr{Setpgid: true, Pgid: first.Pid})
 	var dirs []string
 	for i := range 50 {
 		dirs = append(dirs, "D"+itoa(i))

@@ -108,7 +108,7 @@ func (k *startRound) start() {
 }
 
 // writtenDuring has this process, which holds nothing, try to write through the path all the
-// time meanwhile, and returns how often it could.
+// time meanwhile, and returns how often it could. Each try finds what is there then.
 func (m *Mount) writtenDuring(what func()) (wrote int) {
 	var over atomic.Bool
 	ended := make(chan struct{})

@@ -13,16 +13,6 @@ import (
 	"time"
 )
 
-// scoped starts an agent that leads a process group of its own, or a session.
-func scoped(t *testing.T, attr *syscall.SysProcAttr) *Agent {
-	t.Helper()
-	return awaitAgent(t, func(sock string) {
-		cmd := agentCmd(sock)
-		cmd.SysProcAttr = attr
-		startCmd(t, cmd)
-	})
-}
-
 // A scopeCase is one kind of scope, with ways to get processes into the same
 // one, and out of it.
 type scopeCase struct {
@@ -36,9 +26,9 @@ func scopeCases() []scopeCase {
 	return []scopeCase{
 		{
 			"group",
-			func(t *testing.T) *Agent { return scoped(t, &syscall.SysProcAttr{Setpgid: true}) },
+			func(t *testing.T) *Agent { return agentBy(t, &syscall.SysProcAttr{Setpgid: true}) },
 			func(t *testing.T, l *Agent) *Agent {
-				return scoped(t, &syscall.SysProcAttr{Setpgid: true, Pgid: l.Pid})
+				return agentBy(t, &syscall.SysProcAttr{Setpgid: true, Pgid: l.Pid})
 			},
 			func(t *testing.T, l *Agent) *Agent { return l.Child("setsid") },
 		},
@@ -46,7 +36,7 @@ func scopeCases() []scopeCase {
 			// Two children of one that led the session and is gone.
 			"session",
 			func(t *testing.T) *Agent {
-				first := scoped(t, &syscall.SysProcAttr{Setsid: true})
+				first := agentOfSession(t)
 				l := first.Child()
 				first.Kill()
 				return l
