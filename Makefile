@@ -97,18 +97,21 @@ COMPAT := STAGEFS_MOUNT_OPTS=--compat $(TESTS) -test.timeout 10m
 # Some have processes get the numbers of dead ones, which others may still have in mind,
 # or the kernel drop its caches.
 ALONE := ^Test(M2StressIO|M2HandleForgotten|AttackPidReuse|H2Numbers|H2Flood)$$
+# They do little but wait.
+WAITS := ^Test(M1Second|M1OverlapForgedBeside|M4Bound|FaultLogReader|FaultLineOfUser)$$
 # What mounts with --strict must not meet those whom TestFaultExec keeps in execve(2).
 FIRST := ^Test([B-GI-K]|A[^57]|M2[^P]|M5|MountH|S1Descriptors|S1Volume)
 blackbox-first:
-	cd tests && $(TESTS) -test.timeout 40m -test.run '$(FIRST)' -test.skip '$(ALONE)'
+	cd tests && $(TESTS) -test.timeout 40m -test.run '$(FIRST)' -test.skip '$(ALONE)|$(WAITS)'
 blackbox-second:
-	cd tests && $(TESTS) -test.timeout 40m -test.skip '$(FIRST)|$(ALONE)'
+	cd tests && $(TESTS) -test.timeout 40m -test.skip '$(FIRST)|$(ALONE)|$(WAITS)'
 compat-first:
 	cd tests && $(COMPAT) -test.run 'TestR4|TestR5|TestH4|TestA8Clients' -test.skip '$(ALONE)'
 compat-second:
 	cd tests && $(COMPAT) -test.run 'TestH1|TestH2' -test.skip '$(ALONE)'
 blackbox-bench:
 	STAGEFS_BIN=$(CURDIR)/$(BIN) go test -vet=off $(FLAGS) ./tests/bench/... ./tests/systems/...
+	cd tests && $(TESTS) -test.timeout 10m -test.run '$(WAITS)'
 
 # The stagers and rivals of the tests, for as long as one likes, and the soak under
 # faults beside them; RACE=1 has the race detector watch the daemon.
