@@ -58,8 +58,10 @@ func (s *Store) markOfJournal() (m journalMark) {
 	return m
 }
 
-// isCut reports whether a journal is shorter than it was.
-func (s *Store) isCut(gen uint64, m journalMark) bool {
-	info, err := s.dir.Stat(s.journalName(gen))
-	return err == nil && gen == m.gen && info.Size() < m.size
+// of returns how much of a journal was on the disk, in bytes; -1: that was not noted.
+func (m journalMark) of(gen uint64) int64 {
+	if gen != m.gen {
+		return -1
+	}
+	return m.size
 }

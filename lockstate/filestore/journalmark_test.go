@@ -54,3 +54,55 @@ func TestJournalCutOff(t *testing.T) {
 		}
 	}
 }
+
+// A power cut may leave a journal longer than what reached the disk of it: what was never
+// written is zeros. That is a line cut off behind what was on the disk, and damage within.
+func TestJournalBlankEnd(t *testing.T) {
+	o := filestore.Options{Key: "key", Place: "here"}
+	for _, row := range []struct {
+		name, end string // of the journal, from what was on the disk on
+		lost      int    // lines before it, which are zeros as well
+		said      string
+	}{
+		{"zeros alone", "\x00\x00\x00", 0, "ends in the middle of a line"},
+		{"a piece of a line", "3f2a91cc P 7 {\x00\x00", 0, "ends in the middle of a line"},
+		{"zeros within", "3f2a\x00\x00cc P 7 {\x00\x00", 0, "damaged in one place"},
+		{"what was on the disk", "\x00\x00\x00", 1, "damaged in one place"},
+	} {
+		dir := t.TempDir()
+		s, err := filestore.Open(dir, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for token := range uint64(3) {
+			s.Put(token+1, []byte(`{"a":"record"}`))
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		journals, err := filepath.Glob(filepath.Join(dir, "key.journal.*"))
+		if err != nil || len(journals) != 1 {
+			t.Fatalf("journals %q, %v", journals, err)
+		}
+		text, err := os.ReadFile(journals[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept := bytes.Join(bytes.SplitAfter(text, []byte("\n"))[:3-row.lost], nil)
+		text = append(append(kept, make([]byte, len(text)-len(kept))...), row.end...)
+		if err := os.WriteFile(journals[0], text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if s, err = filestore.Open(dir, o); err != nil {
+			t.Fatal(err)
+		}
+		said := strings.Join(s.Warnings(), "; ")
+		damaged := strings.Contains(row.said, "damaged")
+		if len(s.Load()) != 3-row.lost || s.Complete() == damaged || !strings.Contains(said, row.said) {
+			t.Errorf("%s: %d records, Complete() = %v, Warnings() = %q", row.name, len(s.Load()), s.Complete(), said)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -21,8 +21,9 @@ const (
 // A parsedLine is a line of a file, or why there are no more.
 type parsedLine struct {
 	line
-	is  int
-	err error
+	is    int
+	blank int64 // bytes at the end of one that is cut off that have no text, as after a power cut
+	err   error
 }
 
 // parsed returns the lines of a file, which it reads on another processor if there
@@ -86,9 +87,10 @@ func (p *lineParser) next(b *parsedLines) (more bool) {
 	l := parsedLine{}
 	ok := false
 	l.line, ok = parseLine(text)
+	written := bytes.TrimRight(text, "\x00")
 	switch {
-	case !whole && bytes.IndexByte(text, 0) < 0:
-		l.is = lineCutOff
+	case !whole && bytes.IndexByte(written, 0) < 0:
+		l.is, l.blank = lineCutOff, int64(len(text)-len(written))
 	case whole && !ok && intact(text):
 		l.is = lineNewer
 	case !whole || !ok:

@@ -131,7 +131,7 @@ func (s *Store) readJournal(fresh bool) (whole bool, err error) {
 		// remove it.
 		from = snapshots[len(snapshots)-1]
 		s.expect([]string{s.snapshotName(from), s.journalName(from)})
-		if err := s.read(s.snapshotName(from), true, false, false); err != nil {
+		if err := s.read(s.snapshotName(from), true, -1, false); err != nil {
 			return false, err
 		}
 	}
@@ -147,7 +147,7 @@ func (s *Store) readJournal(fresh bool) (whole bool, err error) {
 	mark := s.markOfJournal()
 	for i, gen := range journals {
 		if gen >= from {
-			if err := s.read(s.journalName(gen), false, s.isCut(gen, mark), s.empty(journals[i+1:])); err != nil {
+			if err := s.read(s.journalName(gen), false, mark.of(gen), s.empty(journals[i+1:])); err != nil {
 				return false, err
 			}
 			whole = whole && gen <= j.gen+1
@@ -291,9 +291,9 @@ func (s *Store) tidy() {
 
 // read applies each line of a file that is whole (S2). A lock whose line is
 // damaged is lost; one whose end is damaged is still there: it ends with its
-// owner, and an admin can break it. cut says that lines are missing at the end, and last
-// that nothing was written later.
-func (s *Store) read(name string, snapshot, cut, last bool) error {
+// owner, and an admin can break it. synced is how much of it was on the disk, in bytes, -1
+// if that is not known, and last says that nothing was written later.
+func (s *Store) read(name string, snapshot bool, synced int64, last bool) error {
 	f, err := s.dir.Open(name)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -302,10 +302,12 @@ func (s *Store) read(name string, snapshot, cut, last bool) error {
 		return fmt.Errorf("reading the state: %w", err)
 	}
 	defer f.Close()
-	damaged, torn := 0, false
-	if cut {
-		damaged++
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("reading the state: %w", err)
 	}
+	size := info.Size()
+	damaged, torn := 0, false
 	records, ended := 0, !snapshot
 	var room recordRoom
 	for l := range parsed(f, snapshot) {
@@ -313,8 +315,9 @@ func (s *Store) read(name string, snapshot, cut, last bool) error {
 		switch {
 		case l.err != nil:
 			return fmt.Errorf("reading the state: %w", l.err)
-		case l.is == lineCutOff && last && !cut:
+		case l.is == lineCutOff && last && (l.blank == 0 || synced >= 0):
 			torn = true
+			size -= l.blank
 		case l.is == lineNewer:
 			return fmt.Errorf("%s: %w", name, ErrNewer)
 		case l.is != lineGood:
@@ -331,6 +334,9 @@ func (s *Store) read(name string, snapshot, cut, last bool) error {
 		}
 	}
 	if !ended {
+		damaged++
+	}
+	if size < synced {
 		damaged++
 	}
 	switch {
