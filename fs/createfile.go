@@ -59,7 +59,11 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 		return fs.createPrivateLockFile(r, in, out), false
 	}
 	if exists {
-		// It is in the backing and the kernel did not know: an open.
+		// It is in the backing and the kernel did not know: so it has not asked who may
+		// open it, and whether it is a file at all. It does so when it looks again.
+		if in.Pid == 0 || fs.stale.found(true, false, r.header, name, r.parent) {
+			return fuse.Status(unix.ESTALE), false
+		}
 		return fs.createExisting(r, in, out)
 	}
 	if status == fuse.OK {
@@ -132,6 +136,34 @@ func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
 	return err
 }
 
+// mayOpen returns an error if the caller could not open n, as far as the backing can say:
+// the kernel does not know that it is there.
+func (fs *FS) mayOpen(h *fuse.InHeader, n *node, flags uint32) error {
+	switch {
+	case n == nil || !n.isFile():
+		return unix.ESTALE
+	case n.candidate().private():
+		return nil
+	}
+	may := uint32(unix.R_OK)
+	switch flags & unix.O_ACCMODE {
+	case unix.O_WRONLY:
+		may = unix.W_OK
+	case unix.O_RDWR:
+		may |= unix.W_OK
+	}
+	if flags&unix.O_TRUNC != 0 {
+		may |= unix.W_OK
+	}
+	return fs.withRightsOf(h, func() error {
+		fs.ns.RLock()
+		defer fs.ns.RUnlock()
+		return fs.at(n, func(p place) error {
+			return unix.Faccessat2(p.fd, p.name, may, unix.AT_EACCESS|unix.AT_SYMLINK_NOFOLLOW|unix.AT_EMPTY_PATH)
+		})
+	})
+}
+
 // createExisting opens a file that Create met in the backing, unless it is gone.
 func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut) (status fuse.Status, gone bool) {
 	status = fs.Lookup(r.cancel, r.header, r.name, &out.EntryOut)
@@ -143,8 +175,11 @@ func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut)
 	}
 	open := &fuse.OpenIn{InHeader: *r.header, Flags: in.Flags}
 	open.NodeId = out.EntryOut.NodeId
-	status = fs.Open(r.cancel, open, &out.OpenOut)
 	n := fs.nodes.get(open.NodeId)
+	if status = statusOf(fs.mayOpen(r.header, n, in.Flags)); status == fuse.OK {
+		status = fs.Open(r.cancel, open, &out.OpenOut)
+		n = fs.nodes.get(open.NodeId)
+	}
 	if status != fuse.OK {
 		gone = status == fuse.ENOENT || status == fuse.Status(unix.ESTALE) && (n == nil || n.vanished() || n.isUnlinked())
 		fs.nodes.forget(open.NodeId, 1)
