@@ -182,7 +182,9 @@ func (fs *FS) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	}))
 }
 
-// Lseek is lseek(2) with SEEK_DATA or SEEK_HOLE.
+// Lseek is lseek(2) with SEEK_DATA or SEEK_HOLE. Where a mapping may have changed pages of the
+// kernel's, of which the backing knows nothing yet, they are written first: what cp(1) takes
+// for a hole it does not read.
 func (fs *FS) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
 	h := fs.handles.get(in.Fh, in.NodeId)
 	if h != nil && h.cand != nil {
@@ -194,10 +196,34 @@ func (fs *FS) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut
 	if h == nil {
 		return fuse.EBADF
 	}
+	f := h.node.lockFile()
+	paged := f.paging > 0
+	h.node.unlockFile(f)
+	if paged && !fs.kernel.FlushPages(h.node.id) {
+		return fs.seekInData(h, in, out)
+	}
 	return statusOf(fs.withFD(h, func(fd int) error {
 		off, err := unix.Seek(fd, int64(in.Offset), int(in.Whence))
 		out.Offset = uint64(off)
 		return err
+	}))
+}
+
+// seekInData is Lseek for a file of which it is not known where it has holes.
+func (fs *FS) seekInData(h *handle, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
+	return statusOf(fs.withFD(h, func(fd int) error {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return err
+		}
+		if in.Offset >= uint64(st.Size) {
+			return unix.ENXIO
+		}
+		out.Offset = in.Offset
+		if in.Whence == unix.SEEK_HOLE {
+			out.Offset = uint64(st.Size)
+		}
+		return nil
 	}))
 }
 

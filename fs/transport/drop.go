@@ -74,6 +74,16 @@ func (c *conn) DropPages(node uint64, off, length int64) {
 	}
 }
 
+// FlushPages implements [Kernel].
+func (c *conn) FlushPages(node uint64) bool {
+	if !c.drops.begin(node) {
+		return false
+	}
+	defer c.drops.end()
+	c.InodeNotify(node, 0, 0)
+	return true
+}
+
 // dropAll has the kernel drop what was kept back.
 func (c *conn) dropAll(later []uint64) {
 	for _, node := range later {

@@ -34,6 +34,10 @@ type Kernel interface {
 	// all that follow. It waits for reads of them that are under way, and so for the
 	// daemon.
 	DropPages(node uint64, off, length int64)
+	// FlushPages makes the kernel write what mappings have changed, and forget all pages of
+	// a file, before it returns. The caller's request is none that has pages locked. It
+	// reports false where that has to wait, as the transport stops.
+	FlushPages(node uint64) bool
 	// ForgetNames makes the kernel ask again for each name that it knows, or
 	// knows not to be there. Unlike news of a single name it waits for no
 	// lock; but what is mounted on a directory is gone with its name, whatever the
@@ -124,6 +128,11 @@ type goFuse struct {
 func (goFuse) Name() string { return Fuse }
 
 func (g goFuse) DropPages(node uint64, off, length int64) { go g.InodeNotify(node, off, length) }
+
+func (g goFuse) FlushPages(node uint64) bool {
+	g.InodeNotify(node, 0, 0)
+	return true
+}
 
 func (goFuse) Stop(uint64, func()) (*State, error) {
 	return nil, fmt.Errorf("transport %s cannot be handed over; unmount, and mount with another --transport: %w", Fuse, syscall.EOPNOTSUPP)
