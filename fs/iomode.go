@@ -132,7 +132,7 @@ func (fs *FS) beginData(n *node, h *handle, fd int, st *unix.Statx_t, out *fuse.
 	mode, err := f.choose(fs, h, st)
 	if err == nil && mode.passes() && h.lock != nil && fd < 0 { // or it was made just now
 		// The kernel calls whatever its own open of the backing says EIO.
-		err = fs.back.writable()
+		err = fs.writableLocked(n, f, &fd)
 	}
 	if err == nil && mode.passes() {
 		if err = fs.passLocked(n, f, &fd, h.spender(st)); err != nil && f.passing+len(f.lingering) == 0 {
@@ -208,6 +208,22 @@ func (fs *FS) pagesAreGoodLocked(n *node, f *file, h *handle, st *unix.Statx_t) 
 	}
 	n.plain.setPassed(false)
 	return true
+}
+
+// writableLocked returns EROFS if the file is on a mount that is read-only, which may be one
+// within the backing. *fd is a descriptor of it, or -1.
+func (fs *FS) writableLocked(n *node, f *file, fd *int) (err error) {
+	use := f.fd
+	if use < 0 {
+		if *fd, err = fs.openNode(n, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
+			return nil // there may be another way
+		}
+		use = *fd
+	}
+	if err = unix.Faccessat2(use, "", unix.W_OK, unix.AT_EACCESS|unix.AT_EMPTY_PATH); err == unix.EROFS {
+		return err
+	}
+	return nil
 }
 
 // passLocked registers the file with the kernel, in the name of a user. *fd is a

@@ -120,3 +120,26 @@ func TestM2WithinRoom(t *testing.T) {
 		}
 	}
 }
+
+// TestM2WithinReadOnly: where another directory of the same file system is bound into this
+// one, read-only, nobody opens a file for writing, and hears why.
+func TestM2WithinReadOnly(t *testing.T) {
+	need(t, "root", "fuse")
+	dir, other := staticDir(t), staticDir(t)
+	within := filepath.Join(dir, "within")
+	openDir(t, within)
+	openFile(t, filepath.Join(other, "file"), "x")
+	mustDo(t, unix.Mount(other, within, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { unix.Unmount(within, unix.MNT_DETACH) })
+	mustDo(t, unix.Mount("", within, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	m := mountDir(t, dir, dir)
+	a := stranger(t)
+	for _, reader := range []string{"nobody", "somebody"} {
+		for _, flags := range []string{"wronly", "rdwr", "wronly,append", "rdwr,trunc", "wronly,creat"} {
+			if got := a.Try("open", "h", m.At("within/file"), flags); got != "EROFS" {
+				t.Errorf("while %s reads it, open with %s: %s, want EROFS", reader, flags, got)
+			}
+		}
+		a.must("open", "reads", m.At("within/file"), "rdonly")
+	}
+}
