@@ -145,11 +145,12 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 			return err
 		}
 		defer p.done()
-		if p.name == "" {
-			err = unix.Linkat(fs.back.proc, procName(p.fd), dir, name, unix.AT_SYMLINK_FOLLOW)
-		} else {
-			err = unix.Linkat(p.fd, p.name, dir, name, 0)
-		}
+		err = fs.spending(in.Uid, entrySize, func() error {
+			if p.name == "" {
+				return unix.Linkat(fs.back.proc, procName(p.fd), dir, name, unix.AT_SYMLINK_FOLLOW)
+			}
+			return unix.Linkat(p.fd, p.name, dir, name, 0)
+		})
 		fs.nodes.linked()
 		return err
 	}

@@ -10,7 +10,15 @@ import "golang.org/x/sys/unix"
 
 // asOpener runs a change through h that may take so many bytes.
 func (fs *FS) asOpener(h *handle, size uint64, change func() error) error {
-	if h.uid == 0 || !fs.privileged {
+	return fs.spending(h.uid, size, change)
+}
+
+// entrySize is more than an entry in a directory takes, in bytes, or an extended attribute.
+const entrySize = 1 << 20
+
+// spending runs a change in the name of a user that may take so many bytes.
+func (fs *FS) spending(uid uint32, size uint64, change func() error) error {
+	if uid == 0 || !fs.privileged {
 		return change()
 	}
 	// Changing the fsuid takes longer than asking whether it matters.
@@ -18,7 +26,7 @@ func (fs *FS) asOpener(h *handle, size uint64, change func() error) error {
 	if unix.Fstatfs(fs.back.root, &st) == nil && (st.Bfree == st.Bavail || st.Bavail > shortRoom(&st)+size/uint64(st.Bsize)) {
 		return change()
 	}
-	return fs.asUser(h.uid, 0, change)
+	return fs.asUser(uid, 0, change)
 }
 
 // spender is in whose name a file is registered that h is the first to pass: who

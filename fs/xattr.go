@@ -138,7 +138,8 @@ func shownXattrs(h *fuse.InHeader, list []byte) []byte {
 // SetXAttr is setxattr(2), and how an ACL is set.
 func (fs *FS) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
 	return fs.changeXAttr(cancel, &in.InHeader, "setxattr", attr, func(p place) error {
-		if err := fs.back.setxattr(p, attr, data, int(in.Flags)); err != nil || attr != "system.posix_acl_access" {
+		err := fs.spending(in.Uid, entrySize, func() error { return fs.back.setxattr(p, attr, data, int(in.Flags)) })
+		if err != nil || attr != "system.posix_acl_access" {
 			return err
 		}
 		return fs.dropSetgid(&in.InHeader, p)

@@ -40,15 +40,37 @@ func spendReserve(t *testing.T, dir string, replace func()) string {
 	}
 	a.must("open", "copy", at("copy"), "rdwr,creat")
 	a.must("open", "file", at("file"), "rdwr,creat")
-	end := itoa(fill(a, "file") + block)
+	for _, name := range []string{"files", "names", "moved"} {
+		a.must("mkdir", at(name))
+	}
+	for i := range 400 {
+		a.must("creat", at("files/"+itoa(i)), "wronly,creat")
+	}
+	last := itoa(fill(a, "file") + block)
 	fmt.Fprintln(&log, "fallocate:", a.Try("fallocate", "copy", "0", "0", itoa(block)))
 	fmt.Fprintln(&log, "copy_file_range:", a.Try("copyrange", at("file"), "copy"))
 	replace()
-	fmt.Fprintln(&log, "later:", a.Try("pwrite", "file", "x", itoa(block), end))
+	fmt.Fprintln(&log, "later:", a.Try("pwrite", "file", "x", itoa(block), last))
+	// What holds names and attributes takes room as well.
+	end := func(what string, call func(i int) []string) {
+		for i := range 400 {
+			if got := a.Try(call(i)...); got != "ok" {
+				fmt.Fprintf(&log, "%s: %s\n", what, got)
+				return
+			}
+		}
+		fmt.Fprintf(&log, "%s: without end\n", what)
+	}
+	long := func(dir string, i int) string { return at(filepath.Join(dir, fmt.Sprintf("%0250d", i))) }
+	end("setxattr", func(i int) []string {
+		return []string{"setxattr", at("files/" + itoa(i)), "user.x", strings.Repeat("x", 700)}
+	})
+	end("link", func(i int) []string { return []string{"link", at("copy"), long("names", i)} })
+	end("rename", func(i int) []string { return []string{"rename", at("files/" + itoa(i)), long("moved", i)} })
 	a.must("close", "file")
 	root.must("open", "reading", at("file"), "rdonly")
 	a.must("open", "file", at("file"), "wronly")
-	fmt.Fprintln(&log, "while root reads it:", a.Try("pwrite", "file", "x", itoa(block), end))
+	fmt.Fprintln(&log, "while root reads it:", a.Try("pwrite", "file", "x", itoa(block), last))
 	root.must("open", "root", at("root"), "rdwr,creat")
 	if fill(root, "root") == 0 {
 		t.Error("root has no reserve")
