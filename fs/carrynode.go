@@ -193,7 +193,7 @@ func (fs *FS) readNode(b []byte) (x takenNode, rest []byte, err error) {
 	n.plain.setPaged(true) // for all that is known
 	for range get() {
 		parent, size := get(), get()
-		if err != nil || size > uint64(len(b)) || size > 255 {
+		if err != nil || size > uint64(len(b)) || size > maxName {
 			return x, nil, errNodes
 		}
 		// A copy: b is large and goes.

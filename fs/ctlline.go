@@ -167,7 +167,7 @@ func cutDir(s string) (dir, rest string, err error) {
 		return "", "", errBadPath
 	}
 	for _, name := range strings.Split(dir, "/") {
-		if name == "" || name == ".." || name == "." && dir != "." || len(name) > 255 {
+		if name == "" || name == ".." || name == "." && dir != "." || len(name) > maxName {
 			return "", "", errBadPath
 		}
 	}

@@ -118,7 +118,7 @@ func TestCutDir(t *testing.T) {
 	}
 	for _, in := range []string{
 		"", " ", "/", "/etc", "..", "../x", "a/../b", "a//b", "./a", "a/./b", "a\tb", "a\x00b", "a\x1b[31m",
-		`"unfinished`, `""`, `"a\x00b"`, `"../x"`, strings.Repeat("a", 256), "a\x7f", "dir why\r",
+		`"unfinished`, `""`, `"a\x00b"`, `"../x"`, strings.Repeat("a", 4096), "a\x7f", "dir why\r",
 	} {
 		if dir, rest, err := cutDir(in); err == nil {
 			t.Errorf("cutDir(%q) = %q, %q, want an error", in, dir, rest)

@@ -22,7 +22,7 @@ type node struct {
 
 	// Protected by tab.mu.
 	parent *node // of the first name that is known; nil: none is
-	first  *byte // that name
+	first  *byte // that name, see setFirstLocked
 
 	more atomic.Pointer[nodeMore] // a directory's is never nil; set with tab.mu held
 
@@ -31,7 +31,7 @@ type node struct {
 	dev      uint32 // as ino
 	nlink    uint16 // how many names the backing had at last, or 65535 for more
 	kind     uint8  // S_IFMT bits, shifted
-	firstLen uint8  // bytes in first
+	firstLen uint8  // bytes in first, less than longName; or that
 }
 
 // nodeMore is what only directories need, and files that are open for writing,

@@ -1,7 +1,10 @@
 package fs
 
 import (
+	"encoding/binary"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
 )
@@ -24,13 +27,31 @@ func (n *node) namesLocked() []link {
 	return all
 }
 
+const (
+	// maxName is how many bytes the kernel lets a name have. File systems that count
+	// characters, such as vfat, have names of more than 255.
+	maxName = unix.PathMax - 1
+	// longName says that a name is so long, or longer: then its length stands before it.
+	longName = 255
+)
+
 // firstLocked returns n's first name.
 func (n *node) firstLocked() link {
+	if n.firstLen == longName {
+		size := binary.NativeEndian.Uint16(unsafe.Slice(n.first, 2))
+		return link{n.parent, unsafe.String((*byte)(unsafe.Add(unsafe.Pointer(n.first), 2)), size)}
+	}
 	return link{n.parent, unsafe.String(n.first, n.firstLen)}
 }
 
 func (n *node) setFirstLocked(l link) {
-	n.parent, n.first, n.firstLen = l.parent, unsafe.StringData(l.name), uint8(len(l.name))
+	n.parent = l.parent
+	if len(l.name) < longName {
+		n.first, n.firstLen = unsafe.StringData(l.name), uint8(len(l.name))
+		return
+	}
+	long := binary.NativeEndian.AppendUint16(make([]byte, 0, 2+len(l.name)), uint16(len(l.name)))
+	n.first, n.firstLen = unsafe.SliceData(append(long, l.name...)), longName
 }
 
 // hasUnknownNames reports whether the backing has names of n that the kernel
