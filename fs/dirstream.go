@@ -33,8 +33,9 @@ func (s *dirStream) setNoatime(flags uint32) {
 // read calls f with the entries from the position on until it returns false,
 // with buf to read into, and reports whether it met the end. Nothing that was
 // read is kept for later: it would be stale when the directory has changed.
+// Who has got entries hears of an error the next time, as of getdents(2).
 func (s *dirStream) read(buf []byte, f func(dirEntry) bool) (end bool, err error) {
-	for {
+	for some := false; ; some = true {
 		if s.moved {
 			if _, err := unix.Seek(s.fd, int64(s.pos), unix.SEEK_SET); err != nil {
 				return false, err
@@ -42,6 +43,10 @@ func (s *dirStream) read(buf []byte, f func(dirEntry) bool) (end bool, err error
 			s.moved = false
 		}
 		n, err := getdents(s.fd, buf)
+		if err != nil && some {
+			s.moved = true
+			return false, nil
+		}
 		if err != nil || n == 0 {
 			return true, err
 		}

@@ -111,3 +111,18 @@ func TestM2LongNames(t *testing.T) {
 	m.replace()
 	check("after an upgrade")
 }
+
+// TestM2ListingFails: who lists a directory that can be read in part gets that part, and
+// then the error.
+func TestM2ListingFails(t *testing.T) {
+	d := newOddDir("a", "b", "c", "d", "e")
+	d.fails = unix.EIO
+	m := d.serve(t)
+	a := agent(t)
+	for _, dir := range []string{m.Back("odd"), m.At("odd")} {
+		answer, names := a.call([]string{"readdir", dir})
+		if answer != "EIO" || names != "a b c d e" {
+			t.Errorf("readdir of %s: %s, %q", dir, answer, names)
+		}
+	}
+}
