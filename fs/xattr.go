@@ -44,8 +44,10 @@ func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, de
 		if tellsPlain(attr) && !fs.hasXattrs(n, p) {
 			return unix.ENODATA
 		}
-		size, err = fs.back.getxattr(p, attr, dest)
-		return err
+		return fs.withAttr(h, attr, func() (err error) {
+			size, err = fs.back.getxattr(p, attr, dest)
+			return err
+		})
 	})
 	switch err {
 	case nil:
@@ -64,6 +66,16 @@ func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, de
 		return uint32(size), fuse.ERANGE
 	}
 	return uint32(max(size, 0)), statusOf(err)
+}
+
+// withAttr calls f, which reads or changes an extended attribute, with the caller's rights where
+// the kernel has asked for none: what there is in "system" beside ACLs of POSIX, such as those
+// of NFS and NTFS, is the file system's own business.
+func (fs *FS) withAttr(h *fuse.InHeader, attr string, f func() error) error {
+	if !strings.HasPrefix(attr, "system.") || strings.HasPrefix(attr, "system.posix_acl_") {
+		return f()
+	}
+	return fs.withRightsOf(h, f)
 }
 
 // lockAttr tells one thing of the lock that governs n.
@@ -138,7 +150,9 @@ func shownXattrs(h *fuse.InHeader, list []byte) []byte {
 // SetXAttr is setxattr(2), and how an ACL is set.
 func (fs *FS) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
 	return fs.changeXAttr(cancel, &in.InHeader, "setxattr", attr, func(p place) error {
-		err := fs.spending(in.Uid, entrySize, func() error { return fs.back.setxattr(p, attr, data, int(in.Flags)) })
+		err := fs.spending(in.Uid, entrySize, func() error {
+			return fs.withAttr(&in.InHeader, attr, func() error { return fs.back.setxattr(p, attr, data, int(in.Flags)) })
+		})
 		if err != nil || attr != "system.posix_acl_access" {
 			return err
 		}
@@ -160,7 +174,7 @@ func (fs *FS) dropSetgid(h *fuse.InHeader, p place) error {
 // RemoveXAttr is removexattr(2).
 func (fs *FS) RemoveXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string) fuse.Status {
 	status := fs.changeXAttr(cancel, h, "removexattr", attr, func(p place) error {
-		return fs.back.removexattr(p, attr)
+		return fs.withAttr(h, attr, func() error { return fs.back.removexattr(p, attr) })
 	})
 	if status == fuse.OK && attr == "security.capability" {
 		if n := fs.nodes.get(h.NodeId); n != nil {

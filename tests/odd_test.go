@@ -126,3 +126,40 @@ func TestM2ListingFails(t *testing.T) {
 		}
 	}
 }
+
+// Setxattr and Getxattr are about one attribute of the owner's own.
+func (f *oddFile) Setxattr(ctx context.Context, attr string, data []byte, flags uint32) syscall.Errno {
+	return f.mayBy(ctx)
+}
+
+func (f *oddFile) Getxattr(ctx context.Context, attr string, dest []byte) (uint32, syscall.Errno) {
+	if attr != ownersAttr {
+		return 0, unix.ENODATA
+	}
+	return uint32(copy(dest, "x")), f.mayBy(ctx)
+}
+
+func (f *oddFile) Removexattr(ctx context.Context, attr string) syscall.Errno { return f.mayBy(ctx) }
+
+func (f *oddFile) mayBy(ctx context.Context) syscall.Errno {
+	if by, ok := fuse.FromContext(ctx); !ok || by.Uid != f.Attr.Uid {
+		return unix.EPERM
+	}
+	return 0
+}
+
+const ownersAttr = "system.odd_acl"
+
+// TestM2OwnersAttribute: what only the file system knows who may do is not done with the
+// daemon's rights: attributes in "system", of which the kernel asks for none.
+func TestM2OwnersAttribute(t *testing.T) {
+	m := newOddDir("f").serve(t)
+	for _, a := range []*Agent{agent(t), stranger(t)} {
+		for _, call := range []string{"setxattr", "getxattr", "removexattr"} {
+			want := a.Try(call, m.Back("odd/f"), ownersAttr, "x")
+			if got := a.Try(call, m.At("odd/f"), ownersAttr, "x"); got != want {
+				t.Errorf("%s: %s, want %s", call, got, want)
+			}
+		}
+	}
+}
