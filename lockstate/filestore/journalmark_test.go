@@ -11,10 +11,18 @@ import (
 )
 
 // A journal that was cut off at the end of a line has none that is torn (S2): what it was
-// once tells, and is no shorter in a journal that is whole.
+// once tells, and is no shorter in a journal that is whole. So it does after a reboot,
+// which makes the place another one.
 func TestJournalCutOff(t *testing.T) {
+	for _, then := range []string{"here", "there, after a reboot"} {
+		t.Run(then, func(t *testing.T) { wantCutOff(t, then) })
+	}
+}
+
+func wantCutOff(t *testing.T, then string) {
 	o := filestore.Options{Key: "key", Place: "here"}
 	for _, left := range []int{0, 1, 2, 3} {
+		o.Place = "here"
 		dir := t.TempDir()
 		s, err := filestore.Open(dir, o)
 		if err != nil {
@@ -38,6 +46,7 @@ func TestJournalCutOff(t *testing.T) {
 		if err := os.WriteFile(journals[0], bytes.Join(lines[:left], nil), 0o600); err != nil {
 			t.Fatal(err)
 		}
+		o.Place = then
 		for again := range 2 {
 			s, err = filestore.Open(dir, o)
 			if err != nil {

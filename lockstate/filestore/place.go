@@ -114,7 +114,8 @@ func LastOpened(stateDir string, is func(place string) bool) (key string, err er
 	return key, err
 }
 
-// setPlace keeps a line of text beside the state.
+// setPlace keeps a line of text beside the state, in front of the mark of the journal,
+// which is still to be read.
 func (s *Store) setPlace(line string) error {
 	if last, err := s.place(); line == "" || err == nil && line == last {
 		return nil
@@ -122,7 +123,9 @@ func (s *Store) setPlace(line string) error {
 	if strings.Contains(line, "\n") {
 		line = "" // no place is better than a wrong one
 	}
-	if err := s.overwriteSynced(s.key+".place", []byte(line+"\n")); err != nil {
+	text, _ := readSmall(s.dir.Open(s.key + ".place"))
+	_, mark, _ := bytes.Cut(text, []byte("\n"))
+	if err := s.overwriteSynced(s.key+".place", append([]byte(line+"\n"), mark...)); err != nil {
 		return fmt.Errorf("writing where the backing is: %w", err)
 	}
 	return nil
