@@ -55,6 +55,7 @@ type Store struct {
 	warnings []string
 	crashed  bool
 
+	touched    time.Time // when the last of the files was, before Open changed any
 	incomplete bool
 	damaged    map[string]string                // files to be set aside, and under which name
 	steps      func(op, name string, done bool) // see step; nil: no test
@@ -179,6 +180,7 @@ func (s *Store) open(o Options) error {
 		fresh, s.incomplete = false, true
 	}
 
+	s.touched = s.lastTouched()
 	s.guarded, err = s.lock(name, os.O_RDWR|os.O_CREATE)
 	if errors.Is(err, errLocked) {
 		last, _ := s.place()

@@ -96,12 +96,21 @@ func (s *Store) loadMark(fresh bool) error {
 // clockMark is a mark above all that the clock and the files' times allow for.
 func (s *Store) clockMark() uint64 {
 	latest := time.Now()
-	for _, name := range []string{s.key + ".tokens", s.key + ".tokens.tmp", s.key + ".lock"} {
-		if info, err := s.dir.Stat(name); err == nil && info.ModTime().After(latest) && info.ModTime().Unix() < endOfMarks/1_000_000 {
+	if s.touched.After(latest) {
+		latest = s.touched
+	}
+	return uint64(max(latest.UnixMicro(), 0)) + clockSlack
+}
+
+// lastTouched returns when the last of the files was changed, as far as that can be.
+func (s *Store) lastTouched() (latest time.Time) {
+	files, _ := s.files()
+	for _, e := range files {
+		if info, err := e.Info(); err == nil && info.ModTime().After(latest) && info.ModTime().Unix() < endOfMarks/1_000_000 {
 			latest = info.ModTime()
 		}
 	}
-	return uint64(max(latest.UnixMicro(), 0)) + clockSlack
+	return latest
 }
 
 // haveRoomForMark sees to it that both files of the mark are there before the first

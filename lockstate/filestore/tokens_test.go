@@ -156,6 +156,26 @@ func TestDamageWithClockSetBack(t *testing.T) {
 	}
 }
 
+// So does that of the lock file, where nothing else is left, and that of a journal.
+func TestMissingWithClockSetBack(t *testing.T) {
+	for _, left := range []string{"key.lock", "key.journal.1"} {
+		dir := t.TempDir()
+		reserve(t, dir, 77)
+		for _, name := range []string{"key.tokens", "key.tokens.tmp"} {
+			if err := os.Remove(filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		future := time.Now().Add(1000 * time.Hour)
+		if err := os.Chtimes(filepath.Join(dir, left), future, future); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := open(t, dir).Tokens(), uint64(future.UnixMicro()); got <= want {
+			t.Errorf("%s: Tokens() = %d, want more than %d", left, got, want)
+		}
+	}
+}
+
 // A write that was cut off before its rename left a mark that is proven.
 func TestTemporaryFileCounts(t *testing.T) {
 	const high = 1 << 58
