@@ -174,6 +174,32 @@ func TestFaultStateRemoved(t *testing.T) {
 			t.Errorf("token %d after %d", token, last)
 		}
 	})
+	for how, clear := range map[string]bool{"an older state over it": false, "an older state in its place": true} {
+		t.Run(how, func(t *testing.T) {
+			m := mountOver(t)
+			backup := filepath.Join(t.TempDir(), "backup")
+			mustDo(t, exec.Command("cp", "-a", m.State, backup).Run())
+			a := agent(t)
+			a.must("mkdir", m.At("D"))
+			a.must("mkdir", m.At("E"))
+			before := m.Locks()
+			a.must("rmdir", m.At("E"))
+			if clear {
+				mustDo(t, os.RemoveAll(m.State))
+			}
+			mustDo(t, exec.Command("cp", "-aT", "--remove-destination", backup, m.State).Run())
+			time.Sleep(2 * time.Second)
+			m.restart(nil)
+			a.must("mkdir", m.At("E"))
+			got := m.Locks()
+			if got["D"].Token != before["D"].Token {
+				t.Errorf("locks after a restart %v, want D as in %v", got, before)
+			}
+			if token, last := got["E"].Token, before["E"].Token; token <= last {
+				t.Errorf("token %d after %d", token, last)
+			}
+		})
+	}
 	t.Run("another in its place", func(t *testing.T) {
 		m := mountOver(t)
 		a := agent(t)

@@ -45,10 +45,10 @@ func (s *Store) lookForFilesLocked() {
 		}
 	}
 	s.journal.found()
-	if s.missing(s.key + ".lock") {
+	if !s.guards(s.key + ".lock") {
 		s.guardAgain()
 	}
-	if s.missing(s.key + ".tokens") {
+	if !s.marked(s.key + ".tokens") {
 		_ = s.writeMarkLocked(s.mark) // or the next time
 	}
 	if s.missing(s.key + ".place") {
@@ -138,6 +138,29 @@ func (s *Store) guardAgain() {
 	_ = s.unguard()
 	s.guarded, s.guard = guarded, guard
 	_ = s.writeGuard(strconv.Itoa(os.Getpid()) + "\n")
+}
+
+// guards reports whether the lock file is the one that is flocked. What is no file is left
+// to the next daemon, as with the mark.
+func (s *Store) guards(name string) bool {
+	named, err := s.dir.Lstat(name)
+	if err != nil {
+		return !errors.Is(err, os.ErrNotExist)
+	}
+	own, err := s.guard.Stat()
+	return err != nil || !named.Mode().IsRegular() || os.SameFile(own, named)
+}
+
+// marked reports whether the mark of the tokens is as it was written: an older one, from a
+// backup perhaps, would have the next daemon give out tokens again. The caller holds mu.
+func (s *Store) marked(name string) bool {
+	named, err := s.dir.Lstat(name)
+	if err != nil || !named.Mode().IsRegular() {
+		return !errors.Is(err, os.ErrNotExist)
+	}
+	text, err := readSmall(s.dir.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0))
+	mark, whole := decodeMark(text)
+	return err != nil || whole && mark >= s.mark
 }
 
 // lacksFiles reports whether a file that a restart would need is gone, or is not as

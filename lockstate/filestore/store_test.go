@@ -184,3 +184,32 @@ func TestDefaultDir(t *testing.T) {
 		t.Errorf("DefaultDir() = %q, want /h/.local/state/stagefs", got)
 	}
 }
+
+// A lock file that another one has taken the place of, from a backup perhaps, is locked
+// within two seconds: whoever opens the store then is refused.
+func TestLockFileExchanged(t *testing.T) {
+	dir := t.TempDir()
+	open(t, dir)
+	name := filepath.Join(dir, "key.lock")
+	if err := os.WriteFile(name+".copy", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(name+".copy", name); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if text, _ := os.ReadFile(name); len(text) > 0 {
+			break // it has the pid
+		}
+		if time.Now().After(end) {
+			t.Fatal("nobody has locked the new file")
+		}
+	}
+	var held *filestore.HeldError
+	if s, err := filestore.Open(dir, filestore.Options{Key: "key"}); !errors.As(err, &held) {
+		if err == nil {
+			s.Close()
+		}
+		t.Errorf("another Open = %v, want a HeldError", err)
+	}
+}
