@@ -46,6 +46,7 @@ func (c *command) acquire() fuse.Status {
 	if c.client != "" {
 		c.fs.expiry.set()
 	}
+	c.answer.Heirless = r.lock.Heirless
 	return c.tell(*r.lock)
 }
 

@@ -95,6 +95,9 @@ type Answer struct {
 	TTL      float64   `json:"ttl,omitempty"`         // seconds
 	Deadline float64   `json:"deadline_in,omitempty"` // seconds from now
 
+	// Of an acquisition: the lock ends with who took it, whose parent inherits none (R5).
+	Heirless bool `json:"heirless,omitempty"`
+
 	// Of a lock that was watched.
 	Ended Reason `json:"reason,omitempty"` // how it ended
 	By    int    `json:"by,omitempty"`     // the process that ended it

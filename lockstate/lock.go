@@ -60,6 +60,7 @@ type Lock struct {
 	OnCrash  string   // what becomes of the content if the owner crashes (R7); "": the mount's default
 	Changed  bool     // something beneath was changed since the owner has it (R5)
 	Scope    Scope    // who owns it together with Owner (H3)
+	Heirless bool     // it ends with its owner: no scope has it, and the parent inherits none (R5)
 	Sealed   bool     // its owner is no more, and what he left is being cleared away (R7)
 	Crashed  bool     // its owner did so already when the last daemon died
 
@@ -214,6 +215,7 @@ func (r *row) lock() Lock {
 		Files: r.fileNames(), Keys: slices.Collect(maps.Keys(r.keys)),
 		LostKey: r.lostKey, Opened: slices.Clone(r.seen()), Command: r.command, Why: r.why, OnCrash: r.onCrash, Changed: r.changed,
 		Scope: r.scope, Sealed: r.sealed, Crashed: r.crashed, Pending: r.pending,
+		Heirless: r.lease == nil && r.scope.Kind == ProcessScope && (len(r.heirs) == 0 || r.heirs[0].Reaper),
 	}
 	if r.lease != nil {
 		l.UID = r.lease.uid

@@ -93,8 +93,8 @@ func TestH3Unseen(t *testing.T) {
 	}
 }
 
-// TestA7AcquireInit: to a script that is the first process of a PID namespace, and so inherits
-// no lock, `stagefs acquire` says so; what needs no heir is taken.
+// TestA7AcquireInit: to a script that is the first process of a PID namespace, or a service
+// manager, and so inherits no lock, `stagefs acquire` says so; what needs no heir is taken.
 func TestA7AcquireInit(t *testing.T) {
 	need(t, "root", "fuse")
 	m := mount(t)
@@ -110,6 +110,17 @@ func TestA7AcquireInit(t *testing.T) {
 	r := startCmd(t, cmd).Wait()
 	if r.Out != "71\n1\n0\n0\n0\n0\n0\n" || !strings.Contains(r.Err, "stagefs run") {
 		t.Errorf("acquire by a child of process 1: %v, want 71, and a word of stagefs run", r)
+	}
+
+	// Nor does one of a name that is known to adopt or supervise others.
+	tini := filepath.Join(t.TempDir(), "tini")
+	sh(t, "/", `cp "$(readlink -f /bin/sh)" "$1"`, tini)
+	r = startCmd(t, exec.Command(tini, "-c", `
+		say() { "$0" "$@" >/dev/null; echo $?; }
+		say acquire "$1"; say check "$1"
+		say acquire --client x "$1"; say release --client x "$1"`, stagefsBin(), m.At("D"))).Wait()
+	if r.Out != "71\n1\n0\n0\n" || !strings.Contains(r.Err, "stagefs run") {
+		t.Errorf("acquire by a child of tini: %v, want 71, and a word of stagefs run", r)
 	}
 }
 

@@ -9,14 +9,12 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"slices"
 	"syscall"
 	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
-	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/client"
 )
 
@@ -121,9 +119,9 @@ func (c *command) acquireAs(ctx *cli.Context, id string) error {
 	if status.Token == 0 {
 		c.say("%s: no lock was taken: locking is disabled there, or somebody else has it and that is only observed", quote(dir))
 	}
-	if os.Getppid() == 1 && had == 0 && c.ofProcess(d, status.Token) {
+	if status.Heirless && had == 0 {
 		_ = d.Release(context.Background(), client.Release{Token: status.Token}) // it ends in any case
-		return exitf(exitOS, "%s: the lock would end with this command, since what called it is the first process of a container, or a service manager, which inherits none; use stagefs run, or say --owner=session or --client",
+		return exitf(exitOS, "%s: the lock would end with this command, since what called it inherits none: it is the first process of a container, a service manager or the like, or not seen by the daemon; use stagefs run, or say --owner=session or --client",
 			quote(dir))
 	}
 	err = c.printStatus(ctx, d, status)
@@ -131,16 +129,6 @@ func (c *command) acquireAs(ctx *cli.Context, id string) error {
 		return unprinted(d, id, status.Token, err)
 	}
 	return err
-}
-
-// ofProcess reports whether a lock is that of one process, which passes to its parent (R5).
-func (c *command) ofProcess(d *client.Dir, token uint64) bool {
-	mount, _, err := c.find(d.Path())
-	if err != nil {
-		return false
-	}
-	list, _ := readListing(mount)
-	return slices.ContainsFunc(list.Locks, func(r lockstate.Row) bool { return r.Token == token && r.Scope == "process" })
 }
 
 // unprinted releases a lock whose token nobody was told: a lease, or a session's

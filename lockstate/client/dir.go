@@ -44,6 +44,7 @@ type Status struct {
 	TTL      time.Duration // of a lease
 	Deadline time.Duration // how long the lease lasts from now without renewal
 	Kind     string        // implicit, explicit, shared or lease
+	Heirless bool          // of Acquire: it ends with this process, whose parent inherits no lock (R5)
 }
 
 // Acquire takes the lock on a directory that exists, and leaves it to others to
@@ -153,5 +154,5 @@ func (d *Dir) send(ctx context.Context, verb, options string) (*reply, error) {
 }
 
 func (r *reply) status() Status {
-	return Status{Dir: bytesOf(r.Dir, r.DirBytes), Token: r.Token, Client: r.Client, TTL: time.Duration(r.TTL), Deadline: time.Duration(r.Deadline), Kind: r.Kind}
+	return Status{Dir: bytesOf(r.Dir, r.DirBytes), Token: r.Token, Client: r.Client, TTL: time.Duration(r.TTL), Deadline: time.Duration(r.Deadline), Kind: r.Kind, Heirless: r.Heirless}
 }

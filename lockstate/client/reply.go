@@ -22,6 +22,7 @@ type reply struct {
 	TTL      span   `json:"ttl"`
 	Deadline span   `json:"deadline_in"`
 	Kind     string `json:"kind"`
+	Heirless bool   `json:"heirless"`
 
 	// Of a refusal.
 	Message  string    `json:"message"`
