@@ -139,19 +139,16 @@ func parseCtl(line string) (c ctlLine, err error) {
 
 var (
 	errBadPath   = errors.New("not a path beneath the mount")
-	errBadString = errors.New("want a Go string, in double quotes")
+	errBadString = errors.New("want a Go string, in double quotes, with what is not UTF-8 escaped, as \\xff")
 	errUnquoted  = errors.New("it holds a control character: only a Go string, in double quotes, can")
 )
 
 // cutDir takes the directory off the front of s: a word, or a Go string.
 func cutDir(s string) (dir, rest string, err error) {
 	if strings.HasPrefix(s, `"`) {
-		q, err := strconv.QuotedPrefix(s)
-		if err != nil {
-			return "", "", errBadString
-		}
-		if dir, err = strconv.Unquote(q); err != nil {
-			return "", "", errBadString
+		q := ""
+		if q, dir, err = cutString(s); err != nil {
+			return "", "", err
 		}
 		rest = strings.TrimSpace(s[len(q):])
 	} else {
@@ -188,15 +185,27 @@ func cutOption(s string) (key, value string, valued bool, rest string, err error
 		value, rest, _ = strings.Cut(rest, " ")
 		return key, value, true, strings.TrimLeft(rest, " "), nil
 	}
-	q, err := strconv.QuotedPrefix(rest)
+	q, value, err := cutString(rest)
 	if err != nil {
-		return "", "", false, "", fmt.Errorf("%s: %w", key, errBadString)
+		return "", "", false, "", fmt.Errorf("%s: %w", key, err)
 	}
 	if rest = rest[len(q):]; rest != "" && rest[0] != ' ' {
 		return "", "", false, "", fmt.Errorf("%s: a blank is missing after the string", key)
 	}
-	value, err = strconv.Unquote(q)
-	return key, value, true, strings.TrimLeft(rest, " "), err
+	return key, value, true, strings.TrimLeft(rest, " "), nil
+}
+
+// cutString returns the Go string that s begins with, as it is there and as it is meant.
+// Such a string is UTF-8 (Go would put another name in place of one that is not), and
+// other bytes are escaped.
+func cutString(s string) (q, value string, err error) {
+	if q, err = strconv.QuotedPrefix(s); err == nil {
+		value, err = strconv.Unquote(q)
+	}
+	if err != nil || !utf8.ValidString(q) {
+		return "", "", errBadString
+	}
+	return q, value, nil
 }
 
 var (

@@ -64,6 +64,15 @@ func TestParseCtl(t *testing.T) {
 	}
 }
 
+// In a Go string, two IDs that are not UTF-8 would be one client's.
+func TestParseCtlUTF8(t *testing.T) {
+	for _, in := range []string{"acquire a client=\"x\xff\"", "acquire a client=\"\\x40\xfe\"", "acquire a why=\"\xff\""} {
+		if got, err := parseCtl(in); err == nil {
+			t.Errorf("parseCtl(%q) = %+v, want an error", in, got)
+		}
+	}
+}
+
 // Whatever is written, a line that is accepted says what it means within the
 // bounds, and nothing panics.
 func FuzzParseCtl(f *testing.F) {
@@ -119,6 +128,7 @@ func TestCutDir(t *testing.T) {
 	for _, in := range []string{
 		"", " ", "/", "/etc", "..", "../x", "a/../b", "a//b", "./a", "a/./b", "a\tb", "a\x00b", "a\x1b[31m",
 		`"unfinished`, `""`, `"a\x00b"`, `"../x"`, strings.Repeat("a", 4096), "a\x7f", "dir why\r",
+		"\"caf\xe9\"", "\"\\x40caf\xe9\" why", // not UTF-8: another directory's name would come of it
 	} {
 		if dir, rest, err := cutDir(in); err == nil {
 			t.Errorf("cutDir(%q) = %q, %q, want an error", in, dir, rest)
