@@ -157,7 +157,7 @@ func (s *system) lock(ctx context.Context, p place, c conn, opts Options, made b
 		}
 		return nil, err
 	}
-	l.start()
+	l.start(ctx)
 	return l, nil
 }
 

@@ -132,6 +132,41 @@ func TestL1Hangs(t *testing.T) {
 	})
 }
 
+// A daemon that is stopped when it has just granted a lock keeps nobody waiting for long
+// after his context is done, and hears that the lock is watched when it is back.
+func TestAcquireStopped(t *testing.T) {
+	for _, client := range []string{"", "c"} {
+		synctest.Test(t, func(t *testing.T) {
+			d, s := newFake()
+			back := make(chan struct{})
+			dials, dial := 0, s.dial
+			s.dial = func(root string) (conn, error) {
+				if dials++; dials > 1 {
+					<-back
+				}
+				return dial(root)
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+			defer cancel()
+			time.AfterFunc(10*time.Second, func() { close(back) })
+			start := time.Now()
+			l, err := s.acquire(ctx, "/mnt/D", Options{Client: client})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(start); took > 6*time.Second {
+				t.Errorf("%q: it took %v", client, took)
+			}
+			<-back
+			time.Sleep(2 * time.Second)
+			d.end("D", reply{Reason: "broken"})
+			synctest.Wait()
+			wantLost(t, l, "broken")
+			l.Release(false)
+		})
+	}
+}
+
 // L4: the time that the machine sleeps counts, though timers do not see it.
 func TestL4Sleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -67,15 +67,19 @@ func newLock(s *system, p place, c conn, opts Options, r *reply, sent time.Durat
 	return l
 }
 
-func (l *Lock) start() {
+// start has the lock watched and kept. A daemon that is stopped by now keeps it waiting no
+// longer than ctx lasts: it is told to watch when it is back.
+func (l *Lock) start(ctx context.Context) {
 	if l.token == 0 {
 		return // the mount takes no locks: there is nothing to keep or to lose
 	}
 	// The daemon watches from now on, on a line of its own: a command on it
 	// would end the watch.
-	c, err := l.sys.dial(l.root)
+	late, done := lenient(ctx)
+	defer done()
+	c, err := l.sys.open(late, l.root)
 	if err == nil {
-		if err = l.follow(context.Background(), c); err != nil {
+		if err = l.follow(late, c); err != nil {
 			c.close()
 		}
 	}
