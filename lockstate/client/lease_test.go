@@ -139,9 +139,10 @@ func TestAcquireStopped(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			d, s := newFake()
 			back := make(chan struct{})
-			dials, dial := 0, s.dial
+			var dials atomic.Int32
+			dial := s.dial
 			s.dial = func(root string) (conn, error) {
-				if dials++; dials > 1 {
+				if dials.Add(1) > 1 {
 					<-back
 				}
 				return dial(root)
