@@ -19,8 +19,8 @@ type journalMark struct {
 
 const opMark = 'M'
 
-// noteMark writes down how much of the journal is on the disk. It need not be synced:
-// whichever mark is there, the journal is no shorter.
+// noteMark writes down how much of the journal is on the disk, for a power cut as well:
+// whichever mark is there then, the journal is no shorter.
 func (j *journal) noteMark() {
 	j.writeMu.Lock()
 	m, noted := j.onDisk, j.noted
@@ -40,7 +40,11 @@ func (j *journal) noteMark() {
 		return
 	}
 	line := appendLine(nil, opMark, m.gen, strconv.AppendInt(nil, m.size, 10))
-	if _, err := f.WriteAt(line, int64(first+1)); err == nil {
+	_, err = f.WriteAt(line, int64(first+1))
+	if err == nil {
+		err = f.Sync()
+	}
+	if err == nil {
 		j.writeMu.Lock()
 		j.noted = m
 		j.writeMu.Unlock()
