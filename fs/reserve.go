@@ -8,11 +8,6 @@ import "golang.org/x/sys/unix"
 // kernel; so it does both in the name of who opened the file. The kernel
 // knows one registration of a file at a time: the first opener's counts for all.
 
-// asOpener runs a change through h that may take so many bytes.
-func (fs *FS) asOpener(h *handle, size uint64, change func() error) error {
-	return fs.spending(h.uid, size, change)
-}
-
 // entrySize is more than an entry in a directory takes, in bytes, or an extended attribute.
 const entrySize = 1 << 20
 

@@ -94,7 +94,7 @@ func (fs *FS) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n ui
 // changing makes one change through a handle, that may take so many bytes. That on a
 // lock file passes the gate first.
 func (fs *FS) changing(cancel <-chan struct{}, header *fuse.InHeader, h *handle, op string, size uint64, do func() error) fuse.Status {
-	change := func() error { return fs.asOpener(h, size, do) }
+	change := func() error { return fs.spending(h.uid, size, do) }
 	if h.opener == nil {
 		h.lock.Written()
 		err := change()

@@ -10,6 +10,30 @@ import (
 	"github.com/stagefs/stagefs/lockstate/filestore"
 )
 
+// journalOf returns the journal of a store that had three records, and what is in it.
+func journalOf(t *testing.T, dir string, o filestore.Options) (name string, text []byte) {
+	t.Helper()
+	s, err := filestore.Open(dir, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for token := range uint64(3) {
+		s.Put(token+1, []byte(`{"a":"record"}`))
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	journals, err := filepath.Glob(filepath.Join(dir, "key.journal.*"))
+	if err != nil || len(journals) != 1 {
+		t.Fatalf("journals %q, %v", journals, err)
+	}
+	text, err = os.ReadFile(journals[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return journals[0], text
+}
+
 // A journal that was cut off at the end of a line has none that is torn (S2): what it was
 // once tells, and is no shorter in a journal that is whole. So it does after a reboot,
 // which makes the place another one.
@@ -24,31 +48,14 @@ func wantCutOff(t *testing.T, then string) {
 	for _, left := range []int{0, 1, 2, 3} {
 		o.Place = "here"
 		dir := t.TempDir()
-		s, err := filestore.Open(dir, o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for token := range uint64(3) {
-			s.Put(token+1, []byte(`{"a":"record"}`))
-		}
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
-		journals, err := filepath.Glob(filepath.Join(dir, "key.journal.*"))
-		if err != nil || len(journals) != 1 {
-			t.Fatalf("journals %q, %v", journals, err)
-		}
-		text, err := os.ReadFile(journals[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		journal, text := journalOf(t, dir, o)
 		lines := bytes.SplitAfter(text, []byte("\n"))
-		if err := os.WriteFile(journals[0], bytes.Join(lines[:left], nil), 0o600); err != nil {
+		if err := os.WriteFile(journal, bytes.Join(lines[:left], nil), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		o.Place = then
 		for again := range 2 {
-			s, err = filestore.Open(dir, o)
+			s, err := filestore.Open(dir, o)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -79,30 +86,14 @@ func TestJournalBlankEnd(t *testing.T) {
 		{"what was on the disk", "\x00\x00\x00", 1, "damaged in one place"},
 	} {
 		dir := t.TempDir()
-		s, err := filestore.Open(dir, o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for token := range uint64(3) {
-			s.Put(token+1, []byte(`{"a":"record"}`))
-		}
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
-		journals, err := filepath.Glob(filepath.Join(dir, "key.journal.*"))
-		if err != nil || len(journals) != 1 {
-			t.Fatalf("journals %q, %v", journals, err)
-		}
-		text, err := os.ReadFile(journals[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		journal, text := journalOf(t, dir, o)
 		kept := bytes.Join(bytes.SplitAfter(text, []byte("\n"))[:3-row.lost], nil)
 		text = append(append(kept, make([]byte, len(text)-len(kept))...), row.end...)
-		if err := os.WriteFile(journals[0], text, 0o600); err != nil {
+		if err := os.WriteFile(journal, text, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if s, err = filestore.Open(dir, o); err != nil {
+		s, err := filestore.Open(dir, o)
+		if err != nil {
 			t.Fatal(err)
 		}
 		said := strings.Join(s.Warnings(), "; ")
