@@ -249,6 +249,32 @@ func TestFaultPowerCut(t *testing.T) {
 	}
 }
 
+// TestFaultPowerCutMark: how long the journal was is on the disk as well, so that after a
+// power cut what was never written is told from damage.
+func TestFaultPowerCutMark(t *testing.T) {
+	m, disk := onSmallState(t)
+	m.serve()
+	m.lease("L")
+	cut := filepath.Join(tempDir(t), "cut")
+	there := cut + ".fs"
+	mustDo(t, os.Mkdir(there, 0o755))
+	eventually(t, "the mark of the journal is on the disk", func() bool {
+		mustDo(t, copyFile(disk.file, cut, 0o600))
+		if r := run(t, "mount", "-o", "loop", cut, there); r.Status != 0 {
+			t.Fatal(r)
+		}
+		defer unix.Unmount(there, unix.MNT_DETACH)
+		files, err := filepath.Glob(filepath.Join(there, "state", "*.place"))
+		if err != nil || len(files) != 1 {
+			t.Fatalf("%q, %v", files, err)
+		}
+		b, err := os.ReadFile(files[0])
+		mustDo(t, err)
+		_, mark, _ := strings.Cut(string(b), "\n")
+		return strings.Contains(mark, " M 1 ")
+	})
+}
+
 // TestFaultTornState: what a kill or a power cut leaves of a line that nobody
 // had been answered for is reported, and costs neither a lock nor a search of
 // the whole backing; of such files, and of half snapshots, only a few are kept.
