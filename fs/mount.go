@@ -134,6 +134,7 @@ func Mount(o Options) (_ *Server, err error) {
 		return nil, err
 	}
 	undo = append(undo, s.fs.expiry.close)
+	s.expectMount()
 	if err := s.mount(&o); err != nil {
 		return nil, err
 	}
@@ -144,6 +145,7 @@ func Mount(o Options) (_ *Server, err error) {
 	if err := s.takeOver(left); err != nil {
 		return nil, err // and leaves a dead mount, at which nobody gets at anything
 	}
+	s.noteMount()
 	s.fs.nodes.locksThere()
 	if s.fs.privileged {
 		raisePriority()
@@ -179,7 +181,7 @@ func (s *Server) restore(open bool) (over []uint64, err error) {
 	}
 	s.fs.tidyQuarantine()
 	dead := s.deadThere()
-	covered := dead != nil && !dead.gone && dead.why == nil && s.store.Crashed() && !open
+	covered := dead != nil && !dead.gone && dead.why == nil && s.store.Crashed() && !open && !s.store.Another()
 	if over, err = s.fs.restore(s.store, s.world, covered); err == nil {
 		err = s.fs.restoreCandidates(s.store, s.world)
 	}
@@ -371,12 +373,16 @@ func (s *Server) openStore(o *Options, root int) error {
 	if err != nil {
 		return err
 	}
-	store, err := openState(dir, o.Dir, root, s.servedBefore(o.Dir), o.Successor)
+	store, err := openState(dir, o.Dir, root, s.deadThere(), s.servedBefore(o.Dir), o.Successor)
 	if err != nil {
 		return err
 	}
 	s.store = store
 	s.warnings = append(s.warnings, store.Warnings()...)
+	if store.Another() {
+		s.warn("%s was served since with another state than that in %s: the locks of then are not known here; name the same state directory each time",
+			plain(o.Dir), plain(dir))
+	}
 	return nil
 }
 

@@ -257,9 +257,10 @@ func uuidAt(m MountEntry) (string, error) {
 	return a.uuid, a.err
 }
 
-// openState opens the state of a backing in a state directory. served: there was a
-// daemon, whose mount is there still. required: its state must be, too.
-func openState(stateDir, dir string, root int, served, required bool) (*filestore.Store, error) {
+// openState opens the state of a backing in a state directory. dead: the dead mount that is
+// to be replaced. served: there was a daemon, whose mount is there still. required: its
+// state must be, too.
+func openState(stateDir, dir string, root int, dead *deadMount, served, required bool) (*filestore.Store, error) {
 	keys, err := stateKeys(root)
 	if err != nil {
 		return nil, err
@@ -272,7 +273,7 @@ func openState(stateDir, dir string, root int, served, required bool) (*filestor
 	o := filestore.Options{
 		Key: keys[0], Older: keys[1:], Place: here.String(),
 		Confirm: func(last string) error { return here.confirm(uuid, last) },
-		Served:  served, Required: required,
+		Served:  served, Required: required, Another: dead.another,
 	}
 	for end := time.Now().Add(endTime); ; time.Sleep(5 * time.Millisecond) {
 		store, err := filestore.Open(stateDir, o)

@@ -28,6 +28,7 @@ type Mount struct {
 	cmd    *exec.Cmd
 	log    string // file with all that the daemon prints
 	gone   chan struct{}
+	others bool // whether daemons with another state serve it, too
 }
 
 // mount serves a new static directory elsewhere, so that the test still sees
@@ -217,6 +218,9 @@ func (m *Mount) stop() {
 		if strings.Contains(log, bad) {
 			m.t.Errorf("the daemon's log has %q", strings.TrimSpace(bad))
 		}
+	}
+	if !m.others && strings.Contains(log, otherState) {
+		m.t.Errorf("the daemon's log says that the directory %s", otherState)
 	}
 	if m.t.Failed() {
 		m.t.Logf("log of the daemon of %s, whose end was %v:\n%s", m.Path, m.cmd.ProcessState, shorten(log))

@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -184,6 +185,62 @@ func TestR7NotEnforced(t *testing.T) {
 			m.awaitFree("D")
 			other.must("stat", m.At("D/mine"))
 			other.must("stat", m.At("D/precious"))
+		})
+	}
+}
+
+const otherState = "was served since with another state"
+
+// TestR7OtherState: nor is what others put there under daemons that had another state,
+// as by a forgotten --state-dir, even if each one started in a dead one's place. The next
+// one with the first state says so, and gives out no token again.
+func TestR7OtherState(t *testing.T) {
+	for _, between := range []int{1, 2} {
+		t.Run(fmt.Sprintf("%d between", between), func(t *testing.T) {
+			m := mountOver(t, "--on-crash", "destroy")
+			m.others = true
+			own := m.State
+			owner, locker, other := agent(t), agent(t), agent(t)
+			owner.must("mkdir", m.At("D"))
+			owner.must("put", m.At("D/mine"), "1", "creat")
+			openDir(t, m.At("E"))
+			m.Ctl("release E")
+			locker.must("creat", m.At("E/devserver"), "wronly,creat,excl")
+			m.awaitRecorded(`"inodes":`)
+			token := uint64(0)
+			takes := func(name string) {
+				t.Helper()
+				other.must("mkdir", m.At(name))
+				row := m.Locks()[name]
+				if row.Token <= token {
+					t.Errorf("%s: token %d, after %d under the daemon before", name, row.Token, token)
+				}
+				token = row.Token
+			}
+			for i := range between {
+				m.State = filepath.Join(tempDir(t), "other")
+				m.restart(nil, "--on-crash", "destroy")
+				takes(fmt.Sprintf("made%d", i))
+			}
+			other.must("put", m.At("D/precious"), "2", "creat")
+			other.must("unlink", m.At("E/devserver"))
+			other.must("creat", m.At("E/devserver"), "wronly,creat,excl")
+			m.State = own
+			m.restart(nil, "--on-crash", "destroy")
+			m.wantLog(otherState)
+			m.wantOwner("D", owner.Pid)
+			m.wantFree("E")
+			takes("after")
+			// What it has found out, it knows after its own death, too.
+			m.restart(nil, "--on-crash", "destroy")
+			if n := strings.Count(m.Log(), otherState); n != 1 {
+				t.Errorf("said %d times, want once", n)
+			}
+			owner.Kill()
+			locker.Kill()
+			m.awaitFree("D")
+			wantTree(t, m.At("D"), []string{"mine=1", "precious=2"})
+			other.must("stat", m.At("E/devserver"))
 		})
 	}
 }

@@ -54,6 +54,7 @@ func Continue(c Carried) (*Store, error) {
 	}
 	s.guard, s.mark = guard, c.Mark
 	s.placed, _ = s.place() // only to make it anew
+	s.shown = s.readMount()
 	at, _ := os.Readlink(s.dir.Name())
 	s.path = filepath.Join(at, c.Key)
 	if info, err := self.Stat(); err != nil {

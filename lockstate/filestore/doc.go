@@ -10,11 +10,12 @@
 //	KEY.lock       flock(2)ed by the daemon that serves the backing (M1); holds its pid
 //	KEY.place      where the backing was then, see [Options], and how much of the
 //	               last journal was on the disk
+//	KEY.mount      by which mount the backing was served then
 //	KEY.tokens     the mark: no token above it was ever given out
 //	KEY.locks.N    the locks when generation N began
 //	KEY.journal.N  what has changed since
 //
-// All are text, each line with a checksum.
+// All are text; the lines of the last three have a checksum.
 //
 // # Guarantees
 //
@@ -35,7 +36,8 @@
 //   - A full disk stops neither tokens nor locks; the records of new locks are
 //     written when there is room again.
 //   - A mark that is torn, damaged or missing (S2) is replaced by one that is
-//     higher than any before it, see [Store.Tokens].
+//     higher than any before it, see [Store.Tokens]. So is that of a backing that was
+//     served with another state since, as far as the caller can tell.
 //
 // # Not guaranteed
 //

@@ -54,6 +54,9 @@ func (s *Store) lookForFilesLocked() {
 	if s.missing(s.key + ".place") {
 		_ = s.setPlace(s.placed)
 	}
+	if s.shown != "" && s.missing(s.key+".mount") {
+		_ = s.writeMountLocked()
+	}
 	if s.journal.lacksFiles() {
 		s.journal.lost(errFilesLost)
 	}

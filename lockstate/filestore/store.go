@@ -57,6 +57,7 @@ type Store struct {
 
 	touched    time.Time // when the last of the files was, before Open changed any
 	incomplete bool
+	another    bool                             // see Another
 	damaged    map[string]string                // files to be set aside, and under which name
 	steps      func(op, name string, done bool) // see step; nil: no test
 
@@ -69,6 +70,7 @@ type Store struct {
 	carried time.Time
 
 	placed string // the line of KEY.place, as far as it is known
+	shown  string // that of KEY.mount
 
 	journal journal
 }
@@ -91,6 +93,9 @@ type Options struct {
 	Served bool
 	// Required: if it was lost, Open returns ErrLost and makes nothing.
 	Required bool
+	// Another reports whether the backing was served with another state since a mount
+	// of this one was noted so, with [Store.NoteMount]. nil: it never was.
+	Another func(mount string) bool
 
 	steps func(op, name string, done bool)
 }
@@ -218,6 +223,9 @@ func (s *Store) open(o Options) error {
 		}
 		return fmt.Errorf("%w: %w", ErrDir, err)
 	}
+	if err := s.lookForAnother(o.Another); err != nil {
+		return fmt.Errorf("%w: %w", ErrDir, err)
+	}
 	s.haveRoomForMark()
 	return s.loadJournal(nothing)
 }
@@ -250,6 +258,10 @@ func (s *Store) Complete() bool { return !s.incomplete }
 // Crashed reports whether whoever had the backing before did not close the
 // store.
 func (s *Store) Crashed() bool { return s.crashed }
+
+// Another reports whether the backing was served with another state since this one
+// was in use, see [Options]: what is kept here may not be true any more.
+func (s *Store) Another() bool { return s.another }
 
 // Path is what the names of all its files begin with.
 func (s *Store) Path() string { return s.path }
