@@ -261,7 +261,7 @@ func TestL2Commands(t *testing.T) {
 	if _, err := os.Stat(other); err == nil {
 		t.Error("a failed acquisition leaves the client's file")
 	}
-	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 		p := startCmd(t, exec.Command(stagefsBin(), "acquire", "--client-file", other, dir))
 		m.awaitWaiters("D", 1)
 		mustDo(t, syscall.Kill(p.Pid(), sig))

@@ -39,6 +39,27 @@ func TestA7RunSignals(t *testing.T) {
 	}
 }
 
+// TestA7Quit: SIGQUIT ends a command that waits as it does others, without a word.
+func TestA7Quit(t *testing.T) {
+	m := mount(t)
+	agent(t).must("mkdir", m.At("D"))
+	for _, args := range []string{"run D true", "acquire D", "acquire --client c D", "wait D"} {
+		t.Run(args, func(t *testing.T) {
+			m := m.on(t)
+			words := strings.Fields(strings.ReplaceAll(args, "D", m.At("D")))
+			cmd := exec.Command(stagefsBin(), words...)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+			p := startCmd(t, cmd)
+			m.awaitWaiters("D", 1)
+			mustDo(t, syscall.Kill(p.Pid(), syscall.SIGQUIT))
+			r := p.Wait()
+			if status := p.cmd.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != syscall.SIGQUIT || strings.Contains(r.Err, "goroutine") {
+				t.Errorf("%v, want SIGQUIT and no stacks", r)
+			}
+		})
+	}
+}
+
 // TestA7RunStopped: to stop and continue `run` alone does nothing to the
 // command, and the lock of a stopped process lasts.
 func TestA7RunStopped(t *testing.T) {

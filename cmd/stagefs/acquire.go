@@ -62,7 +62,8 @@ func (c *command) acquireByFile(ctx *cli.Context, file string) error {
 		return err
 	}
 	signals := make(chan os.Signal, 1)
-	notifyUnignored(signals, stopSignals()...)
+	notifyUnignored(signals, append(stopSignals(), syscall.SIGQUIT)...)
+	c.quits()
 	if err := writeClientFile(file, id); err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ type child struct {
 	argv      []string
 	env       []string
 	killAfter time.Duration
+	listens   func() // is called when signals are passed on
 
 	pid int
 }
@@ -40,6 +41,7 @@ var passedOn = []syscall.Signal{
 func (ch *child) run(lost <-chan struct{}, ends func() bool) (syscall.WaitStatus, error) {
 	signals := make(chan os.Signal, 16)
 	notifyUnignored(signals, passedOn...)
+	ch.listens()
 	// The signal on a parent's death is sent when the *thread* that made
 	// the child ends, prctl(2). This one is never given back.
 	runtime.LockOSThread()

@@ -39,6 +39,8 @@ type command struct {
 	logFile *os.File
 	logTo   *logWriter // of either log, if it is a file
 
+	quits func() // ends what endByQuit began
+
 	program *os.File // of a supervisor: what its daemon has become by an upgrade; nil: nothing else
 }
 
@@ -110,6 +112,7 @@ func (c *command) run(ctx context.Context) int {
 	if path := os.Getenv(envAsk); path != "" && len(c.args) == 0 {
 		return c.answerAsked(path)
 	}
+	c.quits = func() {}
 	out := &output{Writer: c.out}
 	c.out = out
 	app := c.app()
@@ -118,6 +121,10 @@ func (c *command) run(ctx context.Context) int {
 	if meant := slices.IndexFunc(c.args, func(a string) bool { return !isOption(a) }); meant >= 0 {
 		if cmd := app.Command(c.args[meant]); cmd != nil {
 			app.Commands = []*cli.Command{cmd}
+			if cmd.Name != "mount" && !inPlace {
+				c.quits = endByQuit()
+				defer c.quits()
+			}
 		}
 	}
 	var args []string

@@ -77,7 +77,7 @@ func (c *command) runAction(ctx *cli.Context) error {
 	if err := awakeInTime(ctx, dir); err != nil {
 		return err
 	}
-	ch := &child{argv: args[1:], killAfter: killAfter}
+	ch := &child{argv: args[1:], killAfter: killAfter, listens: c.quits}
 	// What can't be found is known before anything is locked or made. A path
 	// may lead into what is not there yet.
 	if ch.path, err = lookPath(args[1]); err != nil && !strings.Contains(args[1], "/") {

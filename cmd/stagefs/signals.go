@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
@@ -49,6 +50,24 @@ func notifyUnignored(ch chan<- os.Signal, signals ...syscall.Signal) {
 			signal.Notify(ch, s)
 		}
 	}
+}
+
+// endByQuit has SIGQUIT end this process as it ends others, without a word, until over is
+// called. Go prints the stacks of all goroutines otherwise: a daemon may.
+func endByQuit() (over func()) {
+	quit, done := make(chan os.Signal, 1), make(chan struct{})
+	notifyUnignored(quit, syscall.SIGQUIT)
+	go func() {
+		select {
+		case <-quit:
+			dieBy(syscall.SIGQUIT)
+		case <-done:
+		}
+	}()
+	return sync.OnceFunc(func() {
+		signal.Stop(quit)
+		close(done)
+	})
 }
 
 // undisturbed makes a call that no signal interrupts: another thread takes those that
