@@ -17,7 +17,7 @@ type mountName struct {
 	boot  string
 	dev   string // of its file system; used again when that is gone
 	space string // the mount namespace: another one has a copy of the mount
-	id    string // within that, unique for the boot; "-" before Linux 6.8
+	id    string // within that, unique for the boot; "-" before Linux 6.8, "" if that can't be told
 }
 
 // unknownMount is noted while a mount is being made.
@@ -58,7 +58,7 @@ func (n mountName) is(noted string) bool {
 		return true
 	}
 	was := mountName{f[0], f[1], f[2], f[3]}
-	return was.dev == n.dev && (was.space != n.space || was.id == n.id)
+	return was.dev == n.dev && (was.space != n.space || n.id == "" || was.id == n.id)
 }
 
 // another reports whether the dead mount is another one than that which a state has noted.
@@ -67,6 +67,9 @@ func (d *deadMount) another(noted string) bool {
 		return false
 	}
 	n, err := nameOfMount(d.path, d.entry.device())
+	if d.husks > 0 { // one of those below it may be that one
+		n.id = ""
+	}
 	return err == nil && !n.is(noted)
 }
 

@@ -20,6 +20,9 @@ func TestMountName(t *testing.T) {
 			t.Errorf("%q may be the mount: %v, want %v", noted, !want, want)
 		}
 	}
+	if n.id = ""; !n.is("boot 2a mnt:[1] 8") || n.is("boot 2b mnt:[1] 8") {
+		t.Error("of a mount of which only the file system is known, another thing is compared")
+	}
 	own, err := nameOfMount("/", 1)
 	if err != nil || !own.is(own.String()) {
 		t.Errorf("the root's is %q, %v", own, err)
