@@ -105,6 +105,7 @@ func (c *command) tell(l lockstate.Lock) fuse.Status {
 	a := &c.answer
 	a.Dir, a.DirBytes, a.Token, a.Kind, a.Protocol, a.Since = row.Dir, row.DirBytes, row.Token, row.Kind, row.Protocol, row.Since
 	a.Client, a.TTL, a.Deadline = row.Client, row.TTL, row.Deadline
+	c.fs.table.Flush() // it may just have been handed over
 	return fuse.OK
 }
 

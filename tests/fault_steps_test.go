@@ -530,12 +530,8 @@ var killedSteps = []struct {
 		k.during(func() string {
 			child.Exit(0)
 			for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
-				locks, err := os.ReadFile(k.m.control("locks.json"))
-				if err != nil {
-					return "ENOTCONN"
-				}
-				if strings.Contains(string(locks), itoa(a.Pid)) {
-					return "ok"
+				if s := a.Try("put", k.m.control("ctl"), "check "+k.path("D"), "wronly"); s != "EPERM" {
+					return s
 				}
 			}
 			return "it is not handed over"
