@@ -309,6 +309,19 @@ print(f"all {n}.", flush=True)
 		}
 		m.on(t).wantFree("D")
 	})
+	t.Run("ctrl-c to a group of its own", func(t *testing.T) {
+		for key, sig := range map[string]syscall.Signal{"\x03": syscall.SIGINT, "\x1c": syscall.SIGQUIT} {
+			// It makes itself a group, that it can end, which the terminal does not know.
+			tty := onTerminal(t, exec.Command(stagefsBin(), "run", m.At("D"), "timeout", "20", "sh", "-c", "echo ready; exec sleep 20"))
+			tty.shows("ready")
+			tty.typed(key)
+			tty.proc.Wait()
+			if ws := tty.proc.cmd.ProcessState.Sys().(syscall.WaitStatus); !ws.Signaled() || ws.Signal() != sig {
+				t.Errorf("run ended with %#x, want %v", ws, sig)
+			}
+			m.on(t).wantFree("D")
+		}
+	})
 	t.Run("job control", func(t *testing.T) {
 		need(t, "bash")
 		tty := onTerminal(t, exec.Command("bash", "--norc", "-i"))

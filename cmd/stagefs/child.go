@@ -135,12 +135,19 @@ func (ch *child) start() error {
 
 // passOn sends a signal on, unless the child has it already: what is typed at
 // the terminal goes to the whole foreground group. A second SIGINT makes many a
-// program skip its clean-up.
+// program skip its clean-up. One that has left the group, as timeout(1) does, has
+// not heard the first.
 func (ch *child) passOn(sig syscall.Signal) {
-	if (sig == syscall.SIGINT || sig == syscall.SIGQUIT) && inForeground() {
+	if (sig == syscall.SIGINT || sig == syscall.SIGQUIT) && ch.inGroup() && inForeground() {
 		return
 	}
 	syscall.Kill(ch.pid, sig)
+}
+
+// inGroup tells whether the child is in this process's group still.
+func (ch *child) inGroup() bool {
+	group, err := unix.Getpgid(ch.pid)
+	return err == nil && group == unix.Getpgrp()
 }
 
 // inForeground tells whether this process is in its terminal's foreground
