@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -303,6 +304,38 @@ func TestFaultMountNamespace(t *testing.T) {
 	in.Kill()
 	m.awaitFree("D")
 	rival.must("put", m.At("D/f"), "x", "")
+}
+
+// TestFaultContainerBind: a container that was given the directory around sees the next
+// daemon's mount, if it hears of what is mounted there (rslave); one that was given the
+// mount itself keeps the dead one.
+func TestFaultContainerBind(t *testing.T) {
+	need(t, "root", "fuse", "unshare")
+	for name, opts := range map[string][]string{"now": nil, "Linux 5.10": {"--compat"}} {
+		t.Run(name, func(t *testing.T) {
+			around := volume(t)
+			mustDo(t, unix.Mount("", around, "", unix.MS_SHARED, ""))
+			dir, bound := filepath.Join(around, "static"), tempDir(t)
+			mustDo(t, os.Mkdir(dir, 0o755))
+			m := mountDir(t, dir, dir, opts...)
+			agent(t).must("put", m.At("f"), "content", "creat")
+			ready := filepath.Join(tempDir(t), "ready")
+			cmd := exec.Command("unshare", "-m", "--propagation", "slave", "sh", "-c",
+				`mount --bind "$1" "$2" && mount --make-private "$2" && cat "$1/f" "$2/f" && : >"$3" && read x; cat "$1/f"; cat "$2/f"`, "sh", dir, bound, ready)
+			goOn, err := cmd.StdinPipe()
+			mustDo(t, err)
+			in := startCmd(t, cmd)
+			eventually(t, "the container has both", func() bool { _, err := os.Stat(ready); return err == nil })
+			m.kill()
+			m.start(opts)
+			m.awaitReady()
+			_, err = goOn.Write([]byte("\n"))
+			mustDo(t, err)
+			if r := in.Wait(); r.Out != "contentcontentcontent" || !strings.Contains(r.Err, bound+"/f: Transport endpoint is not connected") {
+				t.Errorf("the container: %v, want the file by the directory around, and ENOTCONN by the mount's own", r)
+			}
+		})
+	}
 }
 
 var clockFlag = flag.Bool("clock", false, "let TestL4Clock step the machine's clock, for a fraction of a second")

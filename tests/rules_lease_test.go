@@ -229,6 +229,29 @@ func TestL2Holders(t *testing.T) {
 	joiner.Child().must(put...)
 }
 
+// TestL2Script: a script that exports its client's ID is no holder itself, nor is what it
+// forks: what it was started with counts. The programs that it runs then are; and it is
+// one when it has joined.
+func TestL2Script(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	script := `id=$("$0" acquire --client-file "$2" "$1/D") || exit
+export STAGEFS_CLIENT=$(cat "$2")
+echo x >"$1/D/f" && echo "it has written"
+(echo x >"$1/D/f") && echo "its fork has written"
+touch "$1/D/f" || echo "its program has not"
+echo "join D client=$STAGEFS_CLIENT" >"$1/.stagefs/ctl"
+echo x >"$1/D/f" && (echo y >>"$1/D/f") && echo joined
+"$0" release "$1/D"`
+	r := run(t, "sh", "-c", script, stagefsBin(), m.Path, filepath.Join(tempDir(t), "id"))
+	if r.Status != 0 || r.Out != "joined\n" || strings.Count(r.Err, "busy") != 2 {
+		t.Errorf("the script: %v, want two refusals before it has joined", r)
+	}
+	if b, _ := os.ReadFile(m.Back("D/f")); string(b) != "x\ny\n" {
+		t.Errorf("D/f = %q", b)
+	}
+}
+
 // TestL2Container: holders may be in other pid and mount namespaces, as in
 // containers and CI steps.
 func TestL2Container(t *testing.T) {
