@@ -4,7 +4,8 @@
 
     lock NAME [PATH]      says "locked" and "unlocked"; `pause NAME` holds it
     synchronized NAME     the same by a decorated function
-    count NAME TIMES      counts up in the lock directory, under the lock
+    count NAME TIMES      counts up in the file "count" of the lock directory, which
+                          has a number already, under the lock
     put NAME TEXT         writes a file into the lock directory
 
 Options: `off` switches locks between processes off; `tell=N` says so when a lock

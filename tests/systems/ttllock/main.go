@@ -10,7 +10,7 @@
 // it does meanwhile it reads from its standard input:
 //
 //	put NAME TEXT    writes a file
-//	renew COUNT      renews that often, with times of its own
+//	renew COUNT      renews that often, with times of its own, if it has -ttl or -every
 //	end [WHY]        the work is over, or has failed
 //
 // At last it says "over", with what went wrong.
