@@ -53,8 +53,16 @@ func (ch *child) run(lost <-chan struct{}, ends func() bool) (syscall.WaitStatus
 	go watch.run()
 	// Not reaped yet, it keeps its number while signals may be sent to it. Others are
 	// orphans, whom the first process of a PID namespace has to reap.
-	for dead := awaitChild(); dead != 0 && dead != ch.pid; dead = awaitChild() {
-		syscall.Wait4(dead, nil, syscall.WNOHANG, nil)
+	for {
+		pid, stop := awaitChild()
+		if pid == 0 || pid == ch.pid && stop == 0 {
+			break
+		}
+		if stop == 0 {
+			syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
+		} else if pid == ch.pid {
+			ch.suspended(stop)
+		}
 	}
 	close(watch.ended)
 	<-watch.done
@@ -66,21 +74,67 @@ func (ch *child) run(lost <-chan struct{}, ends func() bool) (syscall.WaitStatus
 	}
 }
 
-// awaitChild waits until a child is dead, and leaves it unreaped. It returns 0 if there
-// is none to wait for.
-func awaitChild() int {
-	var info struct { // siginfo_t, of which unix.Siginfo shows only the beginning
-		_   [3]int32
-		_   [0]uintptr // aligned like a pointer
-		pid int32
-		_   [112]byte
-	}
+// awaitChild waits until a child is dead, and leaves it unreaped, or until one is
+// stopped, and returns by which signal. The pid is 0 if there is none to wait for.
+func awaitChild() (pid int, stop syscall.Signal) {
 	for {
-		err := unix.Waitid(unix.P_ALL, 0, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOWAIT, nil)
+		var info childInfo
+		err := info.wait(unix.P_ALL, 0, unix.WEXITED|unix.WSTOPPED|unix.WNOWAIT)
+		if err == nil && (info.code == cldStopped || info.code == cldTrapped) {
+			err = info.wait(unix.P_PID, int(info.pid), unix.WSTOPPED|unix.WNOHANG) // told once
+			if err != nil || info.pid == 0 {
+				continue // it goes on already
+			}
+			return int(info.pid), syscall.Signal(info.status)
+		}
 		if err != unix.EINTR {
-			return int(info.pid)
+			return int(info.pid), 0
 		}
 	}
+}
+
+// A childInfo is siginfo_t, of which unix.Siginfo shows only the beginning.
+type childInfo struct {
+	_, _   int32
+	code   int32
+	_      [0]uintptr // aligned like a pointer
+	pid    int32
+	_      int32
+	status int32
+	_      [100]byte
+}
+
+func (info *childInfo) wait(what, id, options int) error {
+	return unix.Waitid(what, id, (*unix.Siginfo)(unsafe.Pointer(info)), options, nil)
+}
+
+// The codes of a child that is stopped, waitid(2).
+const (
+	cldTrapped = 4
+	cldStopped = 5
+)
+
+// suspended stops this process, too, if the child has a group of its own that had the
+// terminal, or wants it, such as a shell that suspends itself: the caller's shell knows
+// this process alone, and nobody else could continue the child.
+func (ch *child) suspended(by syscall.Signal) {
+	group, err := unix.Getpgid(ch.pid)
+	if err != nil || group == unix.Getpgrp() {
+		return // the terminal stops both
+	}
+	tty, err := openTerminal()
+	if err != nil {
+		return
+	}
+	defer unix.Close(tty)
+	if foregroundOf(tty) != group && by != syscall.SIGTTIN && by != syscall.SIGTTOU {
+		return
+	}
+	unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGSTOP) // no other thread takes it later
+	if foregroundOf(tty) == unix.Getpgrp() {
+		unix.IoctlSetPointerInt(tty, unix.TIOCSPGRP, group)
+	}
+	unix.Kill(-group, unix.SIGCONT)
 }
 
 // A watch passes on what the child is to hear while it runs.
@@ -153,13 +207,25 @@ func (ch *child) inGroup() bool {
 // inForeground tells whether this process is in its terminal's foreground
 // group.
 func inForeground() bool {
-	tty, err := unix.Open("/dev/tty", unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+	tty, err := openTerminal()
 	if err != nil {
 		return false
 	}
 	defer unix.Close(tty)
+	return foregroundOf(tty) == unix.Getpgrp()
+}
+
+func openTerminal() (fd int, err error) {
+	return unix.Open("/dev/tty", unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+}
+
+// foregroundOf is the group in the foreground of a terminal, 0 if none is known.
+func foregroundOf(tty int) int {
 	group, err := unix.IoctlGetInt(tty, unix.TIOCGPGRP)
-	return err == nil && group == unix.Getpgrp()
+	if err != nil {
+		return 0
+	}
+	return group
 }
 
 // A process is one that may be gone by the time it is looked at again: the
