@@ -110,5 +110,23 @@ func checkFlags(st *unix.Statx_t, flags uint32) error {
 	return nil
 }
 
+// flagsAllow is checkFlags for a file that may be on a file system that is read-only, of which
+// the kernel speaks first. On some of these, as erofs, every file passes for immutable.
+func (fs *FS) flagsAllow(n *node, st *unix.Statx_t, flags uint32) error {
+	err := checkFlags(st, flags)
+	if err == nil {
+		return nil
+	}
+	fd, failed := fs.openNode(n, unix.O_PATH)
+	if failed != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if unix.Faccessat2(fd, "", unix.W_OK, unix.AT_EACCESS|unix.AT_EMPTY_PATH) == unix.EROFS {
+		return unix.EROFS
+	}
+	return err
+}
+
 // appendOnly reports whether a file may only grow.
 func appendOnly(st *unix.Statx_t) bool { return st.Attributes&unix.STATX_ATTR_APPEND != 0 }

@@ -129,7 +129,7 @@ func (o *opening) try() error {
 	var st unix.Statx_t
 	err = fs.statNode(n, &st)
 	if err == nil {
-		err = checkFlags(&st, h.flags)
+		err = fs.flagsAllow(n, &st, h.flags)
 	}
 	if err == nil {
 		err = fs.opened(n, h, -1, &st, o.out)

@@ -143,3 +143,32 @@ func TestM2WithinReadOnly(t *testing.T) {
 		a.must("open", "reads", m.At("within/file"), "rdonly")
 	}
 }
+
+// TestM2WithinImmutable: an immutable file on a file system that is read-only, as all of
+// erofs pass for, is refused as the file system is.
+func TestM2WithinImmutable(t *testing.T) {
+	need(t, "chattr")
+	disk := newImage(t, 8)
+	openFile(t, filepath.Join(disk.Dir, "file"), "x")
+	if r := run(t, "chattr", "+i", filepath.Join(disk.Dir, "file")); r.Status != 0 {
+		t.Skip(r)
+	}
+	if r := run(t, "mount", "-o", "remount,ro", disk.Dir); r.Status != 0 {
+		t.Skip(r)
+	}
+	dir := staticDir(t)
+	within := filepath.Join(dir, "within")
+	openDir(t, within)
+	mustDo(t, unix.Mount(disk.Dir, within, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { unix.Unmount(within, unix.MNT_DETACH) })
+	m := mountDir(t, dir, dir+".mnt")
+	for _, a := range []*Agent{agent(t), stranger(t)} {
+		for _, flags := range []string{"wronly", "rdwr", "wronly,append", "rdwr,trunc", "wronly,creat"} {
+			want := a.Try("open", "h", m.Back("within/file"), flags)
+			if got := a.Try("open", "h", m.At("within/file"), flags); got != want {
+				t.Errorf("open with %s: %s, want %s", flags, got, want)
+			}
+		}
+		a.must("open", "reads", m.At("within/file"), "rdonly")
+	}
+}
