@@ -29,4 +29,26 @@ func TestFoldsCase(t *testing.T) {
 	if dir := t.TempDir(); FoldsCase(dir) {
 		t.Errorf("FoldsCase(%s) = true", dir)
 	}
+	for name, want := range map[string]string{"Board-1_ä": "bOARD-1_ä", "@[`{1": "@[`{1"} {
+		if got := otherCase(name); got != want {
+			t.Errorf("otherCase(%q) = %q, want %q", name, got, want)
+		}
+	}
+}
+
+// TestStartsFolding: nobody makes a directory through the mount that takes names that differ
+// in case alone for the same.
+func TestStartsFolding(t *testing.T) {
+	dir, err := unix.Open(t.TempDir(), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(dir)
+	flags, err := unix.IoctlGetUint32(dir, unix.FS_IOC_GETFLAGS)
+	if err != nil {
+		t.Skip(err)
+	}
+	if startsFolding(dir, flags) || !startsFolding(dir, flags|casefoldFlag) {
+		t.Error("startsFolding() does not tell chattr +F from what changes nothing")
+	}
 }

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"encoding/binary"
 	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -75,6 +76,9 @@ func (fs *FS) setFlags(cancel <-chan struct{}, in *fuse.IoctlIn, flags []byte) f
 			return err
 		}
 		defer unix.Close(fd)
+		if !fs.opts.NoLocking && in.Cmd == unix.FS_IOC_SETFLAGS && startsFolding(fd, binary.NativeEndian.Uint32(flags)) {
+			return unix.EOPNOTSUPP // as where the file system has no such directories
+		}
 		return fs.asKeeper(&in.InHeader, fd, func() error { return ioctlOn(fd, in.Cmd, flags) })
 	})
 	fs.notifyAttr(n) // the ctime: ext4 sets it before it refuses a flag

@@ -155,6 +155,13 @@ func (n *node) has(l link) bool {
 	return n.parent != nil && n.firstLocked() == l || m != nil && m.links.index(l) >= 0
 }
 
+// isIn reports whether parent has the first known name of n.
+func (n *node) isIn(parent *node) bool {
+	n.tab.mu.RLock()
+	defer n.tab.mu.RUnlock()
+	return n.parent == parent
+}
+
 // everyName reports whether n has names that are known, and f does of each. f
 // must not ask for anything of a node.
 func (n *node) everyName(f func(parent *node, name string) bool) bool {

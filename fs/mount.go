@@ -98,9 +98,6 @@ func Mount(o Options) (_ *Server, err error) {
 	if err := s.lookUnder(&o); err != nil {
 		return nil, err
 	}
-	if foldsCase(root) {
-		s.warn("names in %s that differ in case alone are the same file's, but locks go by names as they are written: whoever writes one otherwise may get past a lock", plain(o.Dir))
-	}
 	if err := s.lookInside(&o, root); err != nil {
 		return nil, err
 	}
@@ -331,10 +328,12 @@ func (s *Server) lookUnder(o *Options) error {
 // for the mount.
 func (s *Server) lookInside(o *Options, root int) error {
 	var inside []MountEntry
+	var at string
 	var err error
 	if d := s.dead; d != nil && !d.cleared {
-		inside, err = mountsOn(d.on, d.path) // root is in a copy of these
-	} else {
+		at = d.path
+		inside, err = mountsOn(d.on, at) // root is in a copy of these
+	} else if at, err = pathOfFD(root); err == nil {
 		inside, err = mountsInside(root)
 	}
 	if err != nil {
@@ -344,6 +343,9 @@ func (s *Server) lookInside(o *Options, root int) error {
 		if byOpener(m.FSType) {
 			s.warn("%s cannot be entered in the mount: there the kernel goes by the rights of who opens something, which would be the daemon's", plain(m.Path))
 		}
+	}
+	if err := s.lookCase(o, root, at, inside); err != nil {
+		return err
 	}
 	flags, where := restriction(inside)
 	if unix.Geteuid() != 0 { // fusermount3's mounts have these in any case
@@ -359,6 +361,23 @@ func (s *Server) lookInside(o *Options, root int) error {
 		if flags&flagOptions[name].Set != 0 {
 			s.warn("all of the mount has the option %s, as %s has, which is mounted within; -o %s takes it off", name, plain(where[name]), strings.TrimPrefix(name, "no"))
 		}
+	}
+	return nil
+}
+
+// lookCase warns where names in the directory, or in what is mounted within, are the same
+// file's although they differ in case. The next daemon of a mount that is there starts all
+// the same.
+func (s *Server) lookCase(o *Options, root int, at string, inside []MountEntry) error {
+	var all []string
+	if foldsCase(root) {
+		all = append(all, o.Dir)
+	}
+	for _, dir := range append(all, foldingWithin(root, at, inside)...) {
+		if o.Strict && !o.Successor && !o.NoLocking {
+			return fmt.Errorf("%s: %w: names in %s that differ in case alone are the same file's", o.Dir, ErrStrict, plain(dir))
+		}
+		s.warn("names in %s that differ in case alone are the same file's, but locks go by names as they are written: whoever writes one otherwise may get past a lock", plain(dir))
 	}
 	return nil
 }

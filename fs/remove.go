@@ -147,6 +147,19 @@ func (fs *FS) remove(cancel <-chan struct{}, h *fuse.InHeader, name, op string, 
 		if err != nil {
 			return err
 		}
+		if child != nil && v.node != nil && v.node.isDir() && v.node.dir != child {
+			// The table has it under another name, see tableDir.
+			other := fs.tableDir(v, link{parent, name})
+			defer fs.table.Forget(other)
+			c.Trees, c.Named = []*lockstate.Dir{other}, other
+			also, err := r.admit(c)
+			if err != nil {
+				v.spared()
+				return err
+			}
+			defer also.End()
+			child = other
+		}
 		defer fs.heatElsewhere(v, link{parent, name}).leave()
 		if v.fd < 0 {
 			fs.underWay.losing.Add(1)

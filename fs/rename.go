@@ -276,13 +276,8 @@ func (fs *FS) moving(m *renaming, stays bool) {
 
 // tableDirs finds what the table calls the directories that m moves.
 func (fs *FS) tableDirs(m *renaming) (forget func()) {
-	isDir := func(v *victim) bool { return v != nil && isDirectory(&v.st) }
-	if isDir(m.src) {
-		m.srcDir = fs.table.Dir(m.from.parent.dir, m.from.name)
-	}
-	if isDir(m.dst) {
-		m.dstDir = fs.table.Dir(m.to.parent.dir, m.to.name)
-	}
+	m.srcDir = fs.tableDir(m.src, m.from)
+	m.dstDir = fs.tableDir(m.dst, m.to)
 	return func() {
 		for _, d := range []*lockstate.Dir{m.srcDir, m.dstDir} {
 			if d != nil {
@@ -290,6 +285,19 @@ func (fs *FS) tableDirs(m *renaming) (forget func()) {
 			}
 		}
 	}
+}
+
+// tableDir returns what the table calls the directory at l, with a new reference; nil if
+// that is none. It may have another name there, where those that differ in case alone are
+// the same directory's.
+func (fs *FS) tableDir(v *victim, l link) *lockstate.Dir {
+	switch {
+	case v == nil || !isDirectory(&v.st):
+		return nil
+	case v.node != nil && v.node.isDir() && v.node.isIn(l.parent) && !fs.table.IsGone(v.node.dir):
+		return fs.table.Again(v.node.dir)
+	}
+	return fs.table.Dir(l.parent.dir, l.name)
 }
 
 // admitRename passes the gate for both sides of m. Onto the name of a lock file

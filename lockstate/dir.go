@@ -279,6 +279,14 @@ func (t *Table) At(names ...string) *Dir {
 	return d
 }
 
+// Again returns d with a new reference.
+func (t *Table) Again(d *Dir) *Dir {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d.refs++
+	return d
+}
+
 // Forget gives a reference back.
 func (t *Table) Forget(d *Dir) {
 	t.mu.Lock()
