@@ -3,6 +3,7 @@ package fs
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -62,12 +63,51 @@ func flockOwner(fd int) int {
 	if err != nil || statAt(fd, "", &st) != nil {
 		return 0
 	}
-	file := fmt.Sprintf("%02x:%02x:%d", st.Dev_major, st.Dev_minor, st.Ino)
+	// The subvolumes of btrfs have device numbers of their own, and the locks that of all of
+	// it: so the inode number may be that of a directory in another one.
+	dev := deviceOfMount(fd, devName(&st))
+	shared := dev != devName(&st)
+	var major, minor uint32
+	if _, err := fmt.Sscanf(dev, "%d:%d", &major, &minor); err != nil {
+		return 0
+	}
+	file := fmt.Sprintf("%02x:%02x:%d", major, minor, st.Ino)
 	for line := range strings.Lines(string(b)) {
 		if f := strings.Fields(line); len(f) > 5 && f[1] == "FLOCK" && f[5] == file {
 			pid, _ := strconv.Atoi(f[4])
-			return pid
+			if !shared || hasLocked(pid, file, &st) {
+				return pid
+			}
 		}
 	}
 	return 0
+}
+
+// deviceOfMount returns the device number of the mount that a descriptor is on, or what is
+// given if that is not to be seen.
+func deviceOfMount(fd int, otherwise string) string {
+	id, err := strconv.Atoi(DescriptorInfo(procPath(fd))["mnt_id"])
+	if err != nil {
+		return otherwise
+	}
+	mounts, _ := ReadMounts()
+	if i := slices.IndexFunc(mounts, func(m MountEntry) bool { return m.ID == id }); i >= 0 {
+		return mounts[i].Dev
+	}
+	return otherwise
+}
+
+// hasLocked reports whether a process has a directory locked that proc_locks(5) calls file.
+func hasLocked(pid int, file string, st *unix.Statx_t) bool {
+	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
+	return slices.ContainsFunc(links, func(link string) bool {
+		info, err := os.ReadFile(link)
+		if err != nil || !strings.Contains(string(info), " "+file+" ") {
+			return false
+		}
+		var other unix.Statx_t
+		open := fmt.Sprintf("/proc/%d/fd/%s", pid, filepath.Base(link))
+		err = unix.Statx(unix.AT_FDCWD, open, unix.AT_STATX_DONT_SYNC, statxMask, &other)
+		return err == nil && identityOf(&other) == identityOf(st)
+	})
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -64,6 +65,37 @@ func TestM1Second(t *testing.T) {
 	unix.Unmount(m.Path, unix.MNT_DETACH)
 	m.start(nil)
 	m.awaitReady()
+}
+
+// TestM1SecondSubvolume: the daemon of a subvolume of btrfs is told from that of another one,
+// whose root has the same inode number, to the kernel's list of locks on the same device.
+func TestM1SecondSubvolume(t *testing.T) {
+	need(t, "root", "fuse", "mkfs.btrfs", "btrfs", "losetup")
+	disk, err := imageBy(t, 128, "loop", "mkfs.btrfs", "-q")
+	if err != nil {
+		t.Skip(err)
+	}
+	names := func(dir string, m *Mount) bool {
+		return regexp.MustCompile(`\bprocess ` + itoa(m.cmd.Process.Pid) + `\b`).MatchString(run(t, stagefsBin(), "doctor", dir).Out)
+	}
+	var served []*Mount
+	for _, name := range []string{"a", "b", "c"} {
+		dir := filepath.Join(disk.Dir, name)
+		if r := run(t, "btrfs", "subvolume", "create", dir); r.Status != 0 {
+			t.Fatal(r)
+		}
+		if name != "c" {
+			served = append(served, mountDir(t, dir, filepath.Join(tempDir(t), "mnt")))
+		}
+	}
+	for _, m := range served {
+		if !names(m.Dir, m) {
+			t.Errorf("doctor does not name the daemon of %s", m.Dir)
+		}
+		if names(filepath.Join(disk.Dir, "c"), m) {
+			t.Errorf("doctor names the daemon of %s for what nobody serves", m.Dir)
+		}
+	}
 }
 
 // TestM4Idle: SIGTERM and SIGINT unmount, and end the daemon with status 0.
