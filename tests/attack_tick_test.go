@@ -115,3 +115,82 @@ func TestH1AttackTick(t *testing.T) {
 		t.Skip("no process began in the same tick as another one of the same number")
 	}
 }
+
+// sameTickHolder has a child of a lock's owner write something, and then, in processes that
+// have its number and began in the same tick, a stranger elsewhere, and one where the lock is.
+const sameTickHolder = `
+import ctypes, errno, os, signal, struct, sys, time
+at = sys.argv[1]
+libc = ctypes.CDLL(None, use_errno=True)
+number = ctypes.c_int(os.fork()) # which is free from now on
+if number.value == 0:
+    os._exit(0)
+os.waitpid(number.value, 0)
+def clone(path):
+    """opens a file in a process of that number, and returns what came of it, and when that began"""
+    args = struct.pack("=11Q", 0, 0, 0, 0, 17, 0, 0, 0, ctypes.addressof(number), 1, 0)
+    told, tell = os.pipe()
+    pid = libc.syscall(435, args, len(args)) # clone3(2)
+    if pid == 0:
+        try:
+            os.open(path, os.O_WRONLY)
+            os.write(tell, b"0")
+        except OSError as e:
+            os.write(tell, b"%d" % e.errno)
+        signal.pause()
+    if pid < 0: # somebody else has the number
+        os.close(told)
+        os.close(tell)
+        return -1, -1
+    said = int(os.read(told, 9))
+    with open("/proc/%d/stat" % pid) as s:
+        began = s.read().rpartition(")")[2].split()[19]
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(told)
+    os.close(tell)
+    return said, began
+held, free = at + "/held/f", at + "/free"
+os.close(os.open(free, os.O_CREAT | os.O_WRONLY))
+asked, ask = os.pipe()
+told, tell = os.pipe()
+owner = os.fork()
+if owner == 0:
+    libc.prctl(1, 9, 0, 0, 0) # PR_SET_PDEATHSIG
+    os.mkdir(at + "/held")
+    os.close(os.open(held, os.O_CREAT | os.O_WRONLY))
+    os.write(tell, b"x")
+    while os.read(asked, 1):
+        os.write(tell, ("%s %s" % clone(held)).encode())
+os.read(told, 1)
+hits, over = 0, time.monotonic() + 2
+while hits < 5 and time.monotonic() < over:
+    time.sleep(.01 - time.clock_gettime(time.CLOCK_BOOTTIME) % .01) # a tick begins
+    os.write(ask, b"x")
+    said, first = os.read(told, 99).decode().split()
+    clone(free)
+    stranger, last = clone(held)
+    if said != "0" or first != last:
+        continue
+    hits += 1
+    if stranger != errno.EBUSY:
+        sys.exit("who has the number of a dead holder opens what is held: %d, want EBUSY" % stranger)
+os.kill(owner, signal.SIGKILL)
+print(hits)
+`
+
+// TestH1AttackTickHolder: a process that has number and start time of a dead holder is none,
+// also if another one has had them since.
+func TestH1AttackTickHolder(t *testing.T) {
+	need(t, "root", "fuse", "python3")
+	m := mount(t)
+	r := run(t, "python3", "-c", sameTickHolder, m.Path)
+	if r.Status != 0 {
+		t.Fatal(r)
+	}
+	hits := strings.TrimSpace(r.Out)
+	t.Logf("%s times in the same tick", hits)
+	if hits == "0" {
+		t.Skip("no three processes of one number began in the same tick")
+	}
+}

@@ -82,9 +82,12 @@ func (r *Resolver) resolve(tid uint32, how patience, f *flight, failed *failure)
 func (r *Resolver) tellApart(s *sighting) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	if g := r.pids[s.id.Pid]; g != nil && g.proc.id.Start == s.id.Start && !readable(g.fd) {
-		s.id = g.proc.id
-		return
+	if g := r.pids[s.id.Pid]; g != nil && g.proc.id.Start == s.id.Start {
+		if !readable(g.fd) {
+			s.id = g.proc.id
+			return
+		}
+		s.id.again = g.proc.id.again + 1 // nor that of one before it, which may be forgotten
 	}
 	for r.groups[s.id] != nil {
 		s.id.again++
