@@ -142,14 +142,44 @@ func (r *Resolver) freeLocked(g *group) {
 	if g.threads > 0 || g.pins > 0 || g.serial != 0 || g.fd < 0 {
 		return
 	}
+	if r.pids[g.proc.id.Pid] == g {
+		delete(r.pids, g.proc.id.Pid)
+		if readable(g.fd) { // else it may be seen again
+			r.brief.add(g.proc.id)
+		}
+	}
 	unix.Close(g.fd)
 	g.fd = -1
 	if r.groups[g.proc.id] == g {
 		delete(r.groups, g.proc.id)
 	}
-	if r.pids[g.proc.id.Pid] == g {
-		delete(r.pids, g.proc.id.Pid)
+}
+
+// briefs are the last IDs of pids whose processes were dead, and out of the cache, within
+// briefTicks of their beginning: maybe in the same tick, and the pid has come round.
+type briefs struct{ ids, older map[int]ID }
+
+const (
+	briefTicks = 100
+	maxBriefs  = 1024 // of each half
+)
+
+func (b *briefs) add(id ID) {
+	if ticks(boottime()) > id.Start+briefTicks {
+		return
 	}
+	if b.ids == nil || len(b.ids) >= maxBriefs {
+		b.ids, b.older = make(map[int]ID), b.ids
+	}
+	b.ids[id.Pid] = id
+}
+
+// of returns the last one of a pid, or the zero ID.
+func (b *briefs) of(pid int) ID {
+	if id, ok := b.ids[pid]; ok {
+		return id
+	}
+	return b.older[pid]
 }
 
 // unpin gives back a pin and returns the process for convenience.

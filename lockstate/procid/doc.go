@@ -71,10 +71,11 @@
 //     (Some kernels of about Linux 6.7 tell nothing more once an event has found
 //     no taker: then statuses are unknown, whatever KnowsExits says.)
 //   - Two processes with the same pid that started in the same tick of the clock
-//     (10 ms) have different IDs only while the dead one, or the last one between them, is
-//     cached, watched or pinned.
+//     (10 ms) have different IDs only while the last one before is cached, watched or
+//     pinned, or among some thousand that were so briefly.
 //     Once an ID is written down, or carried to the next daemon, it means both. Pids
-//     come round that fast only when somebody with the right to do so sets the next one.
+//     come round that fast only when somebody with the right to do so sets the next one,
+//     or leaves few to be had (pid_max).
 //   - Subreapers cannot be recognised by the flag that makes them one: the
 //     kernel does not show it. They are known by name, by cgroup and as the init
 //     of a pid namespace.

@@ -245,3 +245,22 @@ func (r *TestRing) Fill(record []byte, lost *atomic.Bool) {
 		atomic.StoreUint64(&p.Data_head, head+uint64(len(record)))
 	}
 }
+
+// Now returns the start time of a process that begins now.
+func Now() uint64 { return ticks(boottime()) }
+
+// See has a thread seen, of a process with a pid and a start time for which a pidfd stands,
+// and returns the ID of that.
+func (r *Resolver) See(tid uint32, id ID, pidfd int) (ID, error) {
+	fd, err := unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return ID{}, err
+	}
+	s := &sighting{group: fd, thread: -1, id: id}
+	r.tellApart(s)
+	g, ok := r.attach(tid, s, nil)
+	if !ok {
+		g, _ = r.attach(tid, s, &Process{id: s.id, from: r})
+	}
+	return r.unpin(g).id, nil
+}

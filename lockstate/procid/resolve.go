@@ -76,18 +76,24 @@ func (r *Resolver) resolve(tid uint32, how patience, f *flight, failed *failure)
 	return g, nil
 }
 
-// tellApart sees to it that no process has the ID of a dead one of which more than the
-// ID is known: what becomes of that one's locks may not have been carried out yet. The
-// pid went round within one tick of the clock then.
+// tellApart sees to it that no process has the ID of a dead one: of that, what becomes of
+// its locks may not have been carried out yet, or it is known as a holder. The pid went
+// round within one tick of the clock then.
 func (r *Resolver) tellApart(s *sighting) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	if g := r.pids[s.id.Pid]; g != nil && g.proc.id.Start == s.id.Start {
-		if !readable(g.fd) {
-			s.id = g.proc.id
-			return
-		}
-		s.id.again = g.proc.id.again + 1 // nor that of one before it, which may be forgotten
+	g := r.pids[s.id.Pid]
+	if g != nil && g.proc.id.Start == s.id.Start && !readable(g.fd) {
+		s.id = g.proc.id
+		return
+	}
+	// The last one before it counts for all: in a row they have ever higher numbers.
+	last := r.brief.of(s.id.Pid)
+	if g != nil {
+		last = g.proc.id
+	}
+	if last.Pid == s.id.Pid && last.Start == s.id.Start {
+		s.id.again = last.again + 1
 	}
 	for r.groups[s.id] != nil {
 		s.id.again++
@@ -110,6 +116,9 @@ func (r *Resolver) attach(tid uint32, s *sighting, p *Process) (*group, bool) {
 	case p == nil:
 		return nil, false
 	default:
+		if g != nil {
+			r.brief.add(g.proc.id)
+		}
 		g = &group{proc: p, fd: s.group, told: told{leader: s.leaderless}, before: r.mayBeToldLocked(g)}
 		r.groups[s.id] = g
 		r.pids[s.id.Pid] = g

@@ -46,6 +46,7 @@ type Resolver struct {
 	threads map[uint32]*thread      // by thread id; guarded by mu
 	groups  map[ID]*group           // guarded by mu
 	pids    map[int]*group          // the latest of each pid in groups; guarded by mu
+	brief   briefs                  // guarded by mu
 	watched map[uint64]*group       // by group.serial; guarded by mu
 	late    map[ID][]func(ID, Exit) // watches that are about to begin; guarded by mu
 	serial  uint64                  // last group.serial given; guarded by mu

@@ -267,6 +267,54 @@ func afterTick(t *testing.T, start uint64) {
 	}
 }
 
+// H1: processes with one pid that began in the same tick are told apart, whatever the cache
+// has forgotten of them since. One that lives stays the same.
+func TestSameTick(t *testing.T) {
+	inBothModes(t, func(t *testing.T, r *procid.Resolver, _ bool) {
+		pidfd := func(pid int) int {
+			fd, err := unix.PidfdOpen(pid, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { unix.Close(fd) })
+			return fd
+		}
+		h := start(t, "exit 0")
+		h.numbers(t)
+		lives, dead := pidfd(os.Getpid()), pidfd(h.pid())
+		h.kill()
+		h.Wait()
+
+		const number, other = 7, 8
+		begun := procid.Now()
+		see := func(pid, fd int) procid.ID {
+			id, err := r.See(number, procid.ID{Pid: pid, Start: begun}, fd)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return id
+		}
+		seen := make(map[procid.ID]bool)
+		for i := range 4 {
+			id := see(number, dead)
+			if seen[id] {
+				t.Errorf("the %d. process has the ID of one before", i+1)
+			}
+			seen[id] = true
+			if i%2 == 1 {
+				see(other, lives) // one of its threads has the number
+			}
+		}
+		id := see(number, lives)
+		if seen[id] {
+			t.Error("a process that lives has the ID of one before")
+		}
+		if see(other, lives); see(number, lives) != id {
+			t.Error("it has another ID when it is seen again")
+		}
+	})
+}
+
 // startWithPid starts a helper that gets this very pid: the kernel gives them
 // out in order, and lets root say where to go on.
 func startWithPid(t *testing.T, pid int) *process {
