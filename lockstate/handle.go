@@ -3,6 +3,7 @@ package lockstate
 import (
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
@@ -14,7 +15,7 @@ type Handle struct {
 
 	revocable bool // set once
 	revoked   atomic.Bool
-	closing   atomic.Bool // see Closing
+	closing   atomic.Int64 // when a descriptor of it was closed last, on Table.clock, at least 1; 0: none was. See Closing
 
 	// Protected by Table.mu.
 	dirs   []*Dir   // where the file has a name,
@@ -217,15 +218,25 @@ func (h *Handle) Close() {
 // already (R5). If one was closed before, that was not the last, and something may have
 // been written since.
 func (h *Handle) Closing() {
-	if h.closing.Swap(true) {
+	if h.closing.Swap(max(int64(h.t.clock()), 1)) != 0 {
 		h.touch()
 	}
+}
+
+// closingTime is how long Close follows at the most, mostly. After that, the descriptor that
+// was closed was not the last.
+const closingTime = time.Second
+
+// isClosing reports whether Close may be about to follow.
+func (h *Handle) isClosing() bool {
+	last := h.closing.Load()
+	return last != 0 && h.t.clock()-time.Duration(last) < closingTime
 }
 
 // Written says that something is changed through the handle, or can be by a mapping. The
 // locks that its opener has got know of that, but where the handle was [Handle.Closing].
 func (h *Handle) Written() {
-	if h != nil && h.closing.Load() {
+	if h != nil && h.closing.Load() != 0 {
 		h.touch()
 	}
 }
@@ -254,10 +265,11 @@ func (h *Handle) touch() {
 // has a write handle beneath already: what is written through that, nobody tells (R5).
 func (t *Table) touchOpenLocked(r *row) {
 	quiet := func(h *Handle) bool {
-		return h.closing.Load() || !r.holds(h.proc) || !slices.ContainsFunc(h.dirs, func(d *Dir) bool { return !r.dir.keptBy(d) })
+		return h.isClosing() || !r.holds(h.proc) || !slices.ContainsFunc(h.dirs, func(d *Dir) bool { return !r.dir.keptBy(d) })
 	}
 	if !r.changed && !r.dir.walkHandles(quiet) {
 		r.touch()
+		t.noteLocked(r)
 	}
 }
 

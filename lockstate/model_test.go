@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -38,6 +39,7 @@ type modelHandle struct {
 	real  *lockstate.Handle
 
 	closing bool
+	closed  time.Duration // when it was
 }
 
 type modelOp struct {
@@ -68,6 +70,7 @@ type model struct {
 	grants  []*modelGrant
 	token   uint64
 	start   uint64
+	clock   time.Duration
 }
 
 // at reports whether path is top or beneath it.
@@ -615,7 +618,8 @@ func (m *model) acquire(t *rapid.T, kind lockstate.Kind, file, key string) {
 // touchOpen marks a lock whose holders have something open for writing already (R5).
 func (m *model) touchOpen(r *modelRow) {
 	for _, h := range m.handles {
-		r.Changed = r.Changed || !h.closing && h.changes(r)
+		closing := h.closing && m.clock-h.closed < time.Second
+		r.Changed = r.Changed || !closing && h.changes(r)
 	}
 }
 
@@ -718,8 +722,11 @@ func (m *model) Closing(t *rapid.T) {
 	for _, r := range m.rows {
 		r.Changed = r.Changed || h.closing && h.changes(r)
 	}
-	h.closing = true
+	h.closing, h.closed = true, m.clock
 }
+
+// Later is for a descriptor that was closed some time ago, and was not the last.
+func (m *model) Later(*rapid.T) { m.clock += time.Second }
 
 func (m *model) Moved(t *rapid.T) {
 	h := pick(t, m.handles, "handle")
@@ -791,6 +798,7 @@ func (m *model) Exit(t *rapid.T) {
 		if r.Owner != p.ID() {
 			continue
 		}
+		m.touchOpen(r)
 		passes := !how.Missed && (!how.Known || how.Code == 0 && how.Signal == 0) && !r.pending && !r.Changed &&
 			len(r.heirs) > 0 && !r.heirs[0].Reaper &&
 			slices.ContainsFunc(m.live, func(e *procid.Process) bool { return e.ID() == r.heirs[0].ID })
@@ -1033,12 +1041,12 @@ func TestModel(t *testing.T) {
 
 func testModel(t *rapid.T) {
 	m := &model{
-		table: lockstate.New(lockstate.Options{}),
 		refs:  make(map[string]*lockstate.Dir),
 		paths: []string{".", "./a", "./a/a", "./a/b", "./b"},
 		live:  []*procid.Process{procid.FakeReaper(procid.ID{Pid: 1, Start: 1}, nil)},
-		start: 1,
+		start: 1, clock: time.Hour,
 	}
+	m.table = lockstate.New(lockstate.Options{Clock: func() time.Duration { return m.clock }})
 	for range 2 { // two families to begin with
 		m.start += 2
 		parent := newProc(10, m.start, m.live[0])
@@ -1050,7 +1058,7 @@ func testModel(t *rapid.T) {
 		"Begin": m.Begin, "EndOp": m.EndOp, "EndOp2": m.EndOp, "Change": m.Change,
 		"AcquireImplicit": m.AcquireImplicit, "AcquireExplicit": m.AcquireExplicit,
 		"Commit": m.Commit, "Abort": m.Abort, "Take": m.Take, "Take2": m.Take, "Take3": m.Take,
-		"Open": m.Open, "Closing": m.Closing, "Close": m.Close, "Moved": m.Moved,
+		"Open": m.Open, "Closing": m.Closing, "Later": m.Later, "Close": m.Close, "Moved": m.Moved,
 		"AcquireKey": m.AcquireKey, "ReleaseKey": m.ReleaseKey, "ReleaseFile": m.ReleaseFile, "EndLock": m.EndLock,
 		"Move": m.Move, "Exchange": m.Exchange, "Remove": m.Remove, "Forget": m.Forget,
 	}

@@ -40,3 +40,48 @@ func TestR5AttackMapped(t *testing.T) {
 		})
 	}
 }
+
+// leftOpen is a program whose child takes a directory, and then has its own child write
+// there, by a descriptor from before that it has closed itself.
+const leftOpen = `
+import os, sys, time
+at, late = sys.argv[1], sys.argv[2] == "before"
+asked, ask = os.pipe()
+told, tell = os.pipe()
+if os.fork() == 0:
+    fd = os.open(at + "/old", os.O_WRONLY)
+    if os.fork() == 0:
+        os.read(asked, 1)
+        os.write(fd, b"new")
+        os.write(tell, b"x")
+        time.sleep(60)
+    os.close(fd)
+    if late:
+        time.sleep(1.2)
+    os.close(os.open(at + "/devserver", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    os.write(ask, b"x")
+    os.read(told, 1)
+    if not late:
+        time.sleep(1.2)
+    os._exit(0)
+os.wait()
+print("over", flush=True)
+time.sleep(60)
+`
+
+// TestR5AttackLeftOpen: a descriptor that somebody has closed before he took the directory was
+// not the last if the file is open still: what is written through it nobody tells, and so
+// nothing is handed over.
+func TestR5AttackLeftOpen(t *testing.T) {
+	need(t, "python3")
+	m := mount(t)
+	for _, slept := range []string{"before", "after"} {
+		t.Run(slept, func(t *testing.T) {
+			t.Parallel()
+			openDir(t, m.Back(slept))
+			mustDo(t, os.WriteFile(m.Back(slept, "old"), nil, 0o666))
+			startLines(t, nil, "python3", "-c", leftOpen, m.At(slept), slept).hear("over")
+			m.awaitFree(slept)
+		})
+	}
+}
