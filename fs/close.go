@@ -121,8 +121,9 @@ func (fs *FS) closedLast(in *fuse.ReleaseIn, h *handle) {
 	fs.settleLocked(in.NodeId, keys, dying)
 }
 
-// closedTime bounds the wait for the RELEASE of a description of a process that has
-// died since. One that its child has open, too, has none for longer.
+// closedTime is how long after a close(2) the RELEASE of a description of a process that has
+// died since is waited for. One that its child has open, too, has none for longer: so it
+// does not count from the death, with which nobody else's is carried out meanwhile.
 const closedTime = 100 * time.Millisecond
 
 // awaitClosed waits for the RELEASE of what the dead owner of a lock had closed
@@ -131,7 +132,8 @@ func (fs *FS) awaitClosed(l lockstate.Lock) (still bool) {
 	closed := func(k any) bool {
 		key := k.(fdKey)
 		h := fs.handles.get(key.id, key.node)
-		return key.flock && h != nil && h.wasFlushed() && h.dying.Load() == nil && fs.table.HasKey(k)
+		return key.flock && h != nil && h.wasFlushed() && time.Since(time.Unix(0, h.flushed.Load())) < closedTime &&
+			h.dying.Load() == nil && fs.table.HasKey(k)
 	}
 	for began := (time.Time{}); slices.ContainsFunc(l.Keys, closed) && more(&began, closedTime); {
 		time.Sleep(100 * time.Microsecond)

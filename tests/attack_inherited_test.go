@@ -53,3 +53,49 @@ func TestR4AttackInherited(t *testing.T) {
 		}
 	}
 }
+
+// inheritedMany is a program that locks many lock files, forks a child that has them open,
+// too, closes its own, and is killed a while later. Another process dies at the same time.
+const inheritedMany = `
+import fcntl, os, signal, sys, time
+at, many = sys.argv[1], int(sys.argv[2])
+told, tell = os.pipe()
+def child(do):
+    pid = os.fork()
+    if pid == 0:
+        do()
+        os.write(tell, b"x")
+        while True:
+            signal.pause()
+    os.read(told, 1)
+    return pid
+def owner():
+    files = []
+    for i in range(many):
+        os.mkdir("%s/%d" % (at, i))
+        files.append(os.open("%s/%d/devserver" % (at, i), os.O_RDWR | os.O_CREAT))
+        fcntl.flock(files[i], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    child(lambda: None)
+    for f in files:
+        os.close(f)
+first = child(owner)
+second = child(lambda: os.open(at + "/other/devserver", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+time.sleep(.2)
+for pid in first, second:
+    os.kill(pid, signal.SIGKILL)
+print("killed", flush=True)
+signal.pause()
+`
+
+// TestR4AttackInheritedMany: what a dead process had closed is open in its child still, and
+// so is not waited for, as long after the close: each of many would keep the end of another
+// process's lock waiting, which here were 40 s.
+func TestR4AttackInheritedMany(t *testing.T) {
+	need(t, "python3")
+	m := mount(t, "--on-crash", "destroy")
+	openDir(t, m.Back("other"))
+	startLines(t, nil, "python3", "-c", inheritedMany, m.Path, "400").hear("killed")
+	// A listing of the locks waits like everything else.
+	eventually(t, "what the other one left is destroyed", func() bool { return !exists(m.Back("other/devserver")) })
+	m.awaitFree("other")
+}
