@@ -146,9 +146,9 @@ type backing struct {
 	oldChmod  atomic.Bool // there is no fchmodat2(2), which came with Linux 6.6
 }
 
-// writable returns EROFS while the backing is mounted read-only.
-func (b *backing) writable() error {
-	if err := unix.Faccessat(b.root, ".", unix.W_OK, unix.AT_EACCESS); err == unix.EROFS {
+// writable returns EROFS if a file is on a mount, or a file system, that is read-only.
+func writable(fd int) error {
+	if err := unix.Faccessat2(fd, "", unix.W_OK, unix.AT_EACCESS|unix.AT_EMPTY_PATH); err == unix.EROFS {
 		return err
 	}
 	return nil

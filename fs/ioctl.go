@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"cmp"
 	"encoding/binary"
 	"unsafe"
 
@@ -126,10 +127,7 @@ func (fs *FS) flagsAllow(n *node, st *unix.Statx_t, flags uint32) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if unix.Faccessat2(fd, "", unix.W_OK, unix.AT_EACCESS|unix.AT_EMPTY_PATH) == unix.EROFS {
-		return unix.EROFS
-	}
-	return err
+	return cmp.Or(writable(fd), err)
 }
 
 // appendOnly reports whether a file may only grow.

@@ -220,10 +220,7 @@ func (fs *FS) writableLocked(n *node, f *file, fd *int) (err error) {
 		}
 		use = *fd
 	}
-	if err = unix.Faccessat2(use, "", unix.W_OK, unix.AT_EACCESS|unix.AT_EMPTY_PATH); err == unix.EROFS {
-		return err
-	}
-	return nil
+	return writable(use)
 }
 
 // passLocked registers the file with the kernel, in the name of a user. *fd is a

@@ -89,7 +89,7 @@ func (o *leftovers) run(fs *FS) {
 			t.Stop()
 			return
 		}
-		if fs.back.writable() == nil && o.try(fs) {
+		if writable(fs.back.root) == nil && o.try(fs) {
 			return
 		}
 	}

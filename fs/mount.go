@@ -334,7 +334,7 @@ func (s *Server) lookInside(o *Options, root int) error {
 		at = d.path
 		inside, err = mountsOn(d.on, at) // root is in a copy of these
 	} else if at, err = pathOfFD(root); err == nil {
-		inside, err = mountsInside(root)
+		inside, err = mountsOn(mountIDOf(root), at)
 	}
 	if err != nil {
 		return err

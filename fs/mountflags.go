@@ -3,7 +3,6 @@ package fs
 import (
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -244,8 +243,7 @@ func mountsInside(root int) ([]MountEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	id, _ := strconv.Atoi(DescriptorInfo(procPath(root))["mnt_id"])
-	return mountsOn(id, dir)
+	return mountsOn(mountIDOf(root), dir)
 }
 
 // mountsOn returns what is mounted within a directory on a mount, and on that again.

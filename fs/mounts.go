@@ -190,6 +190,15 @@ func devOf(id int) (uint64, error) {
 	return 0, err
 }
 
+// mountIDOf returns the ID of the mount that a descriptor is on, 0 if that can't be told.
+func mountIDOf(fd int) int {
+	id, _ := strconv.Atoi(DescriptorInfo(procPath(fd))["mnt_id"])
+	return id
+}
+
+// hexDevice writes a device as proc_locks(5) and proc_pid_maps(5) do.
+func hexDevice(dev uint64) string { return fmt.Sprintf("%02x:%02x", dev>>20, dev&0xfffff) }
+
 // device is the number of the mount's device as in an identity.
 func (m *MountEntry) device() uint64 {
 	major, minor, _ := strings.Cut(m.Dev, ":")

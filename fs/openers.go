@@ -119,7 +119,7 @@ func (fs *FS) openIn(pid int, files map[string][]servedFile) (open []*lockstate.
 		flags, err := strconv.ParseUint(info["flags"], 8, 32)
 		found(path, info["ino"], info["mnt_id"] == strconv.Itoa(fs.mountID), err == nil && writes(uint32(flags)))
 	}
-	dev := fmt.Sprintf("%02x:%02x", fs.mountDev>>20, fs.mountDev&0xfffff) // as an identity has it
+	dev := hexDevice(fs.mountDev)
 	maps, _ := os.ReadFile(proc + "maps")
 	for line := range strings.Lines(string(maps)) {
 		// proc_pid_maps(5): addresses, permissions, offset, device, inode, path

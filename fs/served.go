@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -65,36 +66,19 @@ func flockOwner(fd int) int {
 	}
 	// The subvolumes of btrfs have device numbers of their own, and the locks that of all of
 	// it: so the inode number may be that of a directory in another one.
-	dev := deviceOfMount(fd, devName(&st))
-	shared := dev != devName(&st)
-	var major, minor uint32
-	if _, err := fmt.Sscanf(dev, "%d:%d", &major, &minor); err != nil {
-		return 0
-	}
-	file := fmt.Sprintf("%02x:%02x:%d", major, minor, st.Ino)
+	own := uint64(identityOf(&st).dev)
+	dev, _ := devOf(mountIDOf(fd))
+	dev = cmp.Or(dev, own)
+	file := fmt.Sprintf("%s:%d", hexDevice(dev), st.Ino)
 	for line := range strings.Lines(string(b)) {
 		if f := strings.Fields(line); len(f) > 5 && f[1] == "FLOCK" && f[5] == file {
 			pid, _ := strconv.Atoi(f[4])
-			if !shared || hasLocked(pid, file, &st) {
+			if dev == own || hasLocked(pid, file, &st) {
 				return pid
 			}
 		}
 	}
 	return 0
-}
-
-// deviceOfMount returns the device number of the mount that a descriptor is on, or what is
-// given if that is not to be seen.
-func deviceOfMount(fd int, otherwise string) string {
-	id, err := strconv.Atoi(DescriptorInfo(procPath(fd))["mnt_id"])
-	if err != nil {
-		return otherwise
-	}
-	mounts, _ := ReadMounts()
-	if i := slices.IndexFunc(mounts, func(m MountEntry) bool { return m.ID == id }); i >= 0 {
-		return mounts[i].Dev
-	}
-	return otherwise
 }
 
 // hasLocked reports whether a process has a directory locked that proc_locks(5) calls file.

@@ -262,15 +262,17 @@ func (h *Handle) touch() {
 }
 
 // touchOpenLocked marks r as one that something is changed under if a holder of it
-// has a write handle beneath already: what is written through that, nobody tells (R5).
-func (t *Table) touchOpenLocked(r *row) {
+// has a write handle beneath already: what is written through that, nobody tells (R5). It
+// reports whether that is news, which is to be noted.
+func (t *Table) touchOpenLocked(r *row) bool {
 	quiet := func(h *Handle) bool {
 		return h.isClosing() || !r.holds(h.proc) || !slices.ContainsFunc(h.dirs, func(d *Dir) bool { return !r.dir.keptBy(d) })
 	}
-	if !r.changed && !r.dir.walkHandles(quiet) {
-		r.touch()
-		t.noteLocked(r)
+	if r.changed || r.dir.walkHandles(quiet) {
+		return false
 	}
+	r.touch()
+	return true
 }
 
 func (h *Handle) leaveAllLocked() {

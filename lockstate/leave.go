@@ -89,7 +89,9 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 	defer t.unlockFlush()
 	var passed []*row
 	for _, r := range slices.Clone(t.owners[id]) {
-		t.touchOpenLocked(r) // what was closing when it was acquired, and is open still
+		if t.touchOpenLocked(r) { // what was closing when it was acquired, and is open still
+			t.noteLocked(r)
+		}
 		if r.inheritable(how) {
 			if p := parents[r.heirs[0].ID]; p != nil {
 				t.disownLocked(r)

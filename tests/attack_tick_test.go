@@ -105,14 +105,21 @@ func TestH1AttackTick(t *testing.T) {
 	m := mount(t, "--on-crash=destroy")
 	daemon := m.daemon()
 	t.Cleanup(func() { syscall.Kill(daemon, syscall.SIGCONT) })
-	r := run(t, "python3", "-c", sameTick, m.Path, itoa(daemon), itoa(int(patience.Seconds())))
+	wantTicks(t, sameTick, m.Path, itoa(daemon), itoa(int(patience.Seconds())))
+}
+
+// wantTicks runs a program that says how often processes of the same number began in the
+// same tick, and fails if one of them was taken for another.
+func wantTicks(t *testing.T, program string, args ...string) {
+	t.Helper()
+	r := run(t, "python3", append([]string{"-c", program}, args...)...)
 	if r.Status != 0 {
 		t.Fatal(r)
 	}
 	hits := strings.TrimSpace(r.Out)
 	t.Logf("%s times in the same tick", hits)
 	if hits == "0" {
-		t.Skip("no process began in the same tick as another one of the same number")
+		t.Skip("no processes of the same number began in the same tick")
 	}
 }
 
@@ -184,13 +191,5 @@ print(hits)
 func TestH1AttackTickHolder(t *testing.T) {
 	need(t, "root", "fuse", "python3")
 	m := mount(t)
-	r := run(t, "python3", "-c", sameTickHolder, m.Path)
-	if r.Status != 0 {
-		t.Fatal(r)
-	}
-	hits := strings.TrimSpace(r.Out)
-	t.Logf("%s times in the same tick", hits)
-	if hits == "0" {
-		t.Skip("no three processes of one number began in the same tick")
-	}
+	wantTicks(t, sameTickHolder, m.Path)
 }

@@ -125,6 +125,20 @@ func TestR7Unmounted(t *testing.T) {
 	}
 }
 
+// twoHeld has D be the directory of an owner, with a file in it, and E one that has a lock
+// file, until the next daemon knows both. other is somebody else.
+func (m *Mount) twoHeld() (owner, locker, other *Agent) {
+	m.t.Helper()
+	owner, locker, other = agent(m.t), agent(m.t), agent(m.t)
+	owner.must("mkdir", m.At("D"))
+	owner.must("put", m.At("D/mine"), "1", "creat")
+	openDir(m.t, m.At("E"))
+	m.Ctl("release E")
+	locker.must("creat", m.At("E/devserver"), "wronly,creat,excl")
+	m.awaitRecorded(`"inodes":`)
+	return owner, locker, other
+}
+
 // TestR7NotEnforced: what others put into a locked directory under a daemon that locks
 // nothing, or only observes, is not its owner's, however that daemon ends. So all of it
 // is kept by the next one that enforces the lock; and a lock file that is another one
@@ -139,13 +153,7 @@ func TestR7NotEnforced(t *testing.T) {
 	for how, end := range ends {
 		t.Run("not locked, "+how, func(t *testing.T) {
 			m := mountOver(t, "--on-crash", "destroy")
-			owner, locker, other := agent(t), agent(t), agent(t)
-			owner.must("mkdir", m.At("D"))
-			owner.must("put", m.At("D/mine"), "1", "creat")
-			openDir(t, m.At("E"))
-			m.Ctl("release E")
-			locker.must("creat", m.At("E/devserver"), "wronly,creat,excl")
-			m.awaitRecorded(`"inodes":`)
+			owner, locker, other := m.twoHeld()
 			m.restart(nil, "--disable-locking")
 			other.must("put", m.At("D/precious"), "2", "creat")
 			other.must("unlink", m.At("E/devserver"))
@@ -200,13 +208,7 @@ func TestR7OtherState(t *testing.T) {
 			m := mountOver(t, "--on-crash", "destroy")
 			m.others = true
 			own := m.State
-			owner, locker, other := agent(t), agent(t), agent(t)
-			owner.must("mkdir", m.At("D"))
-			owner.must("put", m.At("D/mine"), "1", "creat")
-			openDir(t, m.At("E"))
-			m.Ctl("release E")
-			locker.must("creat", m.At("E/devserver"), "wronly,creat,excl")
-			m.awaitRecorded(`"inodes":`)
+			owner, locker, other := m.twoHeld()
 			token := uint64(0)
 			takes := func(name string) {
 				t.Helper()

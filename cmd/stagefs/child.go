@@ -118,8 +118,8 @@ const (
 // terminal, or wants it, such as a shell that suspends itself: the caller's shell knows
 // this process alone, and nobody else could continue the child.
 func (ch *child) suspended(by syscall.Signal) {
-	group, err := unix.Getpgid(ch.pid)
-	if err != nil || group == unix.Getpgrp() {
+	group := ch.ownGroup()
+	if group == 0 {
 		return // the terminal stops both
 	}
 	tty, err := openTerminal()
@@ -192,16 +192,19 @@ func (ch *child) start() error {
 // program skip its clean-up. One that has left the group, as timeout(1) does, has
 // not heard the first.
 func (ch *child) passOn(sig syscall.Signal) {
-	if (sig == syscall.SIGINT || sig == syscall.SIGQUIT) && ch.inGroup() && inForeground() {
+	if (sig == syscall.SIGINT || sig == syscall.SIGQUIT) && ch.ownGroup() == 0 && inForeground() {
 		return
 	}
 	syscall.Kill(ch.pid, sig)
 }
 
-// inGroup tells whether the child is in this process's group still.
-func (ch *child) inGroup() bool {
+// ownGroup is the child's process group if that is not this process's any more, else 0.
+func (ch *child) ownGroup() int {
 	group, err := unix.Getpgid(ch.pid)
-	return err == nil && group == unix.Getpgrp()
+	if err != nil || group == unix.Getpgrp() {
+		return 0
+	}
+	return group
 }
 
 // inForeground tells whether this process is in its terminal's foreground

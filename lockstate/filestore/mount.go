@@ -35,8 +35,7 @@ func (s *Store) writeMountLocked() error {
 
 // readMount returns what was last noted with NoteMount, or "".
 func (s *Store) readMount() string {
-	text, _ := readSmall(s.dir.Open(s.key + ".mount"))
-	line, _, _ := strings.Cut(string(text), "\n")
+	line, _ := readLine(s.dir.Open(s.key + ".mount"))
 	return strings.TrimRight(line, " ")
 }
 

@@ -70,15 +70,23 @@ func (s *Store) place() (string, error) { return readPlace(s.dir.Open(s.key + ".
 
 // readPlace is place of a file that is to be opened.
 func readPlace(f *os.File, err error) (string, error) {
+	line, err := readLine(f, err)
+	if err != nil {
+		return "", fmt.Errorf("reading where the backing was: %w", err)
+	}
+	return line, nil
+}
+
+// readLine returns the first line of a small file that is to be opened; "" if there is none,
+// or not the whole of it.
+func readLine(f *os.File, err error) (string, error) {
 	text, err := readSmall(f, err)
 	line, _, whole := strings.Cut(string(text), "\n")
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return "", nil
-	case err != nil:
-		return "", fmt.Errorf("reading where the backing was: %w", err)
-	case !whole:
-		return "", nil
+	case err != nil || !whole:
+		return "", err
 	}
 	return line, nil
 }

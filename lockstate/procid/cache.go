@@ -144,7 +144,7 @@ func (r *Resolver) freeLocked(g *group) {
 	}
 	if r.pids[g.proc.id.Pid] == g {
 		delete(r.pids, g.proc.id.Pid)
-		if readable(g.fd) { // else it may be seen again
+		if isBrief(g.proc.id) && readable(g.fd) { // else it may be seen again
 			r.brief.add(g.proc.id)
 		}
 	}
@@ -164,10 +164,10 @@ const (
 	maxBriefs  = 1024 // of each half
 )
 
+// isBrief reports whether a process began that shortly ago.
+func isBrief(id ID) bool { return ticks(boottime()) <= id.Start+briefTicks }
+
 func (b *briefs) add(id ID) {
-	if ticks(boottime()) > id.Start+briefTicks {
-		return
-	}
 	if b.ids == nil || len(b.ids) >= maxBriefs {
 		b.ids, b.older = make(map[int]ID), b.ids
 	}

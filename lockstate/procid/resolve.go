@@ -116,7 +116,7 @@ func (r *Resolver) attach(tid uint32, s *sighting, p *Process) (*group, bool) {
 	case p == nil:
 		return nil, false
 	default:
-		if g != nil {
+		if g != nil && isBrief(g.proc.id) {
 			r.brief.add(g.proc.id)
 		}
 		g = &group{proc: p, fd: s.group, told: told{leader: s.leaderless}, before: r.mayBeToldLocked(g)}
