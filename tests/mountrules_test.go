@@ -138,6 +138,19 @@ func TestM4Busy(t *testing.T) {
 	}
 }
 
+// TestM4BusyNamed: who is inside is named as long as it is not detached.
+func TestM4BusyNamed(t *testing.T) {
+	m := mount(t, "--grace", "20s")
+	a := agent(t)
+	a.must("chdir", m.Path)
+	mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
+	eventually(t, "the daemon names who is inside", func() bool {
+		return strings.Contains(m.Log(), "is in use by:") && strings.Contains(m.Log(), "process "+itoa(a.Pid)+" ")
+	})
+	a.must("chdir", "/")
+	eventually(t, "the daemon ends", m.dead)
+}
+
 // TestM4Covered: what somebody has mounted over the mount keeps it busy, and goes with it
 // only after the grace time.
 func TestM4Covered(t *testing.T) {
@@ -183,7 +196,7 @@ func TestM4Bound(t *testing.T) {
 	t.Cleanup(func() { unix.Unmount(bound, unix.MNT_DETACH) })
 	mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
 	m.awaitFrozenAt(a, filepath.Join(bound, "D"))
-	eventually(t, "the daemon says so", func() bool { return strings.Contains(m.Log(), "still in use") })
+	eventually(t, "the daemon says so", func() bool { return strings.Contains(m.Log(), "still in use, mounted at ") })
 	if mountedAt(m.Path) {
 		t.Error("it is still mounted over the directory")
 	}

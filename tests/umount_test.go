@@ -120,6 +120,21 @@ func TestUmountElsewhere(t *testing.T) {
 	eventually(t, "the daemon ends", m.dead)
 }
 
+// TestUmountBound: of a mount that is shown at another place umount says where it is.
+func TestUmountBound(t *testing.T) {
+	m := mountOver(t)
+	bound := filepath.Join(tempDir(t), "bound")
+	openDir(t, bound)
+	mustDo(t, unix.Mount(m.Path, bound, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { unix.Unmount(bound, unix.MNT_DETACH) })
+	r := m.wantStatus(0, "", "umount", m.Path)
+	if want := "to end it: stagefs umount " + bound + "\n"; !strings.HasSuffix(r.Err, want) && !strings.Contains(r.Err, "in the mount namespace of process") {
+		t.Errorf("umount says %q, want %q at its end", r.Err, want)
+	}
+	m.wantStatus(0, "", "umount", bound)
+	eventually(t, "the daemon ends", m.dead)
+}
+
 // TestCommandRoot: that the root cannot be locked is no matter of waiting.
 func TestCommandRoot(t *testing.T) {
 	m := mount(t)

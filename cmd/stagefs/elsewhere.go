@@ -79,6 +79,10 @@ func (c *command) awaitEnd(mount *fs.MountEntry, pid int, lazy bool) {
 		c.say("%s is unmounted here, but its daemon, process %d, serves on: it is mounted in the mount namespace of %s, too; to end it: %s", quote(mount.Path), pid, nameOf(other), umountIn(other, mount.Path))
 		return
 	}
+	if at := shownAt(mount); at != "" {
+		c.say("%s is unmounted, but its daemon, process %d, serves on: it is mounted at %s, too; to end it: stagefs umount %s", quote(mount.Path), pid, quote(at), shellWord(at))
+		return
+	}
 	if how := halt(pid); how != "" {
 		c.say("%s is unmounted, but its daemon, process %d, has not ended: %s", quote(mount.Path), pid, how)
 		return
@@ -100,6 +104,18 @@ func ended(pidfd int, within time.Duration) bool {
 			return false
 		}
 	}
+}
+
+// shownAt returns where else the file system of a mount that is gone is mounted here, ""
+// if it is not.
+func shownAt(mount *fs.MountEntry) string {
+	mounts, _ := fs.ReadMounts()
+	for _, m := range mounts {
+		if m.IsStagefs() && m.Dev == mount.Dev && m.Source == mount.Source {
+			return m.Path
+		}
+	}
+	return ""
 }
 
 // mountpointOf reports whether a static directory is served here, and where, if that

@@ -27,7 +27,8 @@ func (c *command) serve(ctx context.Context, o fs.Options, ready func(server) er
 	defer close(c.served)
 	keepServing()
 
-	m := &serving{command: c, o: o, mounting: true, stopping: make(chan error, 1)}
+	m := &serving{command: c, o: o, mounting: true, stopping: make(chan error, 1), gone: make(chan struct{})}
+	defer close(m.gone)
 	mounted := make(chan error, 1)
 	go func() {
 		var err error
@@ -77,8 +78,10 @@ type serving struct {
 	server   server
 	mounting bool // server is not there yet
 	stopped  bool
-	first    time.Time  // when the first signal came
-	stopping chan error // what Shutdown returned
+	first    time.Time      // when the first signal came
+	stopping chan error     // what Shutdown returned
+	entry    *fs.MountEntry // as it was before Shutdown, if it was seen
+	gone     chan struct{}  // closed at the end
 }
 
 // up calls ready once it is mounted, unless it is to end already.
@@ -103,7 +106,27 @@ func (m *serving) stop(ctx context.Context) {
 }
 
 func (m *serving) shutDown(ctx context.Context) {
+	mounts, _ := fs.ReadMounts()
+	if at := fs.TopMount(mounts, m.server.Mountpoint()); at != nil && at.IsStagefs() {
+		m.entry = at
+	}
 	go func() { m.stopping <- m.server.Shutdown(context.WithoutCancel(ctx)) }()
+	if m.entry != nil && m.o.Grace > 0 {
+		go m.tellUsers(*m.entry)
+	}
+}
+
+// tellUsers says who is inside while they can be found still: when it is detached,
+// no path leads to them any more.
+func (m *serving) tellUsers(entry fs.MountEntry) {
+	select {
+	case <-m.gone:
+		return
+	case <-time.After(min(tellTime, m.o.Grace/2)):
+	}
+	if users := mountUsers(&entry); len(users) > 0 {
+		m.say("%s is in use%s", quote(entry.Path), whoIsInside(&entry, users))
+	}
 }
 
 // signalled is called for each signal that stops. It returns the end of the program
@@ -134,13 +157,25 @@ func (m *serving) signalled(ctx context.Context, sig os.Signal) error {
 func (m *serving) couldNot(err error) {
 	switch {
 	case errors.Is(err, fs.ErrDetached):
-		m.complain("%s is still in use: detached, new paths lead past it; serving until the last user is gone (a second signal ends at once)", quote(target(m.o)))
+		m.complain("%s is still in use%s: detached, new paths lead past it; serving until the last user is gone (a second signal ends at once)", quote(target(m.o)), m.alsoAt())
 	case err != nil:
 		m.complain("unmounting %s: %v; it is served on (a second signal ends at once)", quote(target(m.o)), err)
 	}
 }
 
+// alsoAt tells where else the mount is shown.
+func (m *serving) alsoAt() string {
+	if m.entry != nil {
+		if at := shownAt(m.entry); at != "" {
+			return ", mounted at " + quote(at) + ", too"
+		}
+	}
+	return ""
+}
+
 const (
+	// tellTime is how long who is inside may need to leave before it is named.
+	tellTime = time.Second
 	// secondTime is how soon a second signal is one with the first.
 	secondTime = time.Second
 	// mountTime is the same while it is being mounted.
