@@ -48,6 +48,7 @@ type carried struct {
 	NextNode, NextHandle uint64
 	Nodes                []byte // see carrynode.go
 	Settled              map[uint64]uint64
+	Numbered             map[uint64][]uint64 // see hashes, by node
 	Files                []carriedFile
 	Handles              []carriedHandle
 	Candidates           []carriedCandidate

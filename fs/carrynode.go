@@ -23,7 +23,7 @@ func (c *carried) carryNodes(fs *FS, cands *candidateList, fds *[]int) {
 	t := fs.nodes
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	c.NextNode = t.next
+	c.NextNode, c.Numbered = t.next, make(map[uint64][]uint64)
 	b := make([]byte, 0, 64*t.byID.n)
 	put := func(v uint64) { b = binary.AppendUvarint(b, v) }
 	for n := range t.byID.all {
@@ -36,6 +36,9 @@ func (c *carried) carryNodes(fs *FS, cands *candidateList, fds *[]int) {
 			fd, cand = m.fd, cands.index(m.cand)
 			if m.assumed.Load() {
 				flags |= nodeAssumed
+			}
+			if h := m.hashes.Load(); h != nil && len(h.numbered) > 0 {
+				c.Numbered[n.id] = h.numbered
 			}
 		}
 		if fd >= 0 {
@@ -130,6 +133,19 @@ func (fs *FS) takeUpNodes(b []byte, next uint64, settled map[uint64]uint64, cand
 	}
 	t.heap.sized(t.byID.n)
 	return nil
+}
+
+// takeUpNumbered takes over what positions in directories are shown as. Nodes are there.
+func (fs *FS) takeUpNumbered(numbered map[uint64][]uint64) {
+	for id, positions := range numbered {
+		if n := fs.nodes.get(id); n != nil && n.isDir() {
+			h := &hashes{numbered: positions, number: make(map[uint64]uint64)}
+			for i, pos := range positions {
+				h.number[pos] = uint64(i)
+			}
+			n.more.Load().hashes.Store(h)
+		}
+	}
 }
 
 // placeNodeLocked gives a directory its place in the lock table, after those

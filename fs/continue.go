@@ -108,6 +108,7 @@ func (s *Server) takeUp(c *carried) error {
 	if err := fs.takeUpNodes(c.Nodes, c.NextNode, c.Settled, cands); err != nil {
 		return err
 	}
+	fs.takeUpNumbered(c.Numbered)
 	if err := fs.takeUpRows(c); err != nil {
 		return err
 	}

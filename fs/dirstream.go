@@ -7,13 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A dirStream is a directory that is being read. Positions are the backing's
-// own, so that telldir and seekdir work as there.
+// A dirStream is a directory that is being read.
 type dirStream struct {
-	node  *node
-	fd    int
-	pos   uint64 // the position to go on from
-	moved bool   // the descriptor is elsewhere
+	node   *node
+	fd     int
+	pos    uint64  // the position to go on from, as it is shown
+	at     uint64  // the same, as the backing has it, unless moved
+	hashes *hashes // if they differ
+	moved  bool    // the descriptor is elsewhere
 
 	noatime bool // the descriptor has O_NOATIME
 }
@@ -37,7 +38,7 @@ func (s *dirStream) setNoatime(flags uint32) {
 func (s *dirStream) read(buf []byte, f func(dirEntry) bool) (end bool, err error) {
 	for some := false; ; some = true {
 		if s.moved {
-			if _, err := unix.Seek(s.fd, int64(s.pos), unix.SEEK_SET); err != nil {
+			if err := s.seek(buf); err != nil {
 				return false, err
 			}
 			s.moved = false
@@ -50,14 +51,21 @@ func (s *dirStream) read(buf []byte, f func(dirEntry) bool) (end bool, err error
 		if err != nil || n == 0 {
 			return true, err
 		}
+		if s.hashes == nil {
+			s.seen(buf[:n])
+		}
 		for rest := buf[:n]; len(rest) > 0; {
 			var e dirEntry
 			e, rest = nextEntry(rest)
+			next := e.next
+			if s.hashes != nil {
+				e.next = s.hashes.shown(next, s.at)
+			}
 			if !f(e) {
 				s.moved = true
 				return false, nil
 			}
-			s.pos = e.next
+			s.pos, s.at = e.next, next
 		}
 	}
 }

@@ -133,6 +133,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	fs.pass.noatime, fs.pass.strictatime = flags&unix.MS_NOATIME != 0, flags&unix.MS_STRICTATIME != 0
 	fs.nodes = newNodeTable(table)
 	fs.nodes.reborn = isReborn(root)
+	fs.nodes.hashing = fsType(root) == unix.EXT4_SUPER_MAGIC
 	fs.nodes.drop, fs.nodes.follow = fs.dropNode, fs.follow
 	fs.nodes.shared, fs.nodes.isLockName = fs.isSharedName, fs.isLockName
 	fs.root = fs.nodes.newRoot(fs.identityOf(&st), table.Root(), root)

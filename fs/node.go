@@ -54,6 +54,8 @@ type nodeMore struct {
 
 	listed atomic.Int64 // the ctime in ns since which the kernel may have kept a part of its listing, see FS.listingEnds
 
+	hashes atomic.Pointer[hashes] // of a directory's positions, if they are such; nil also before it is read
+
 	assumed atomic.Bool // the kernel has given it a lock file's name, and does not ask for that each time
 
 	unlinked atomic.Bool // the kernel has had its last name removed; it may have got another since

@@ -27,6 +27,8 @@ type nodeTable struct {
 
 	// reborn: see isReborn.
 	reborn bool
+	// hashing: positions in directories of the root's file system may be hashes.
+	hashing bool
 
 	validFor time.Duration // see validity
 

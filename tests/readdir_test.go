@@ -3,7 +3,10 @@
 package tests
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"testing"
@@ -55,4 +58,67 @@ func TestM2ListingOfTwo(t *testing.T) {
 	if !slices.Equal(got, names[:30]) {
 		t.Errorf("%d names were listed, of which %d were removed before", len(got), len(got)-30)
 	}
+}
+
+// TestM2Positions: a program of 32 bits that knows of no large files can list a directory
+// of ext4, which positions of more than 31 bits would keep it from, and from each position
+// a listing goes on where it was, also with the next program.
+func TestM2Positions(t *testing.T) {
+	// With this seed debugfs's dx_hash of the first two names differs in the lower half
+	// alone; that of the next ones begins with 11 ones, and such are shown as numbers.
+	disk := newImage(t, 16, "-E", "hash_seed=8a5d2a61-0000-4000-8000-000000000001")
+	names := []string{"n36180", "n53142", "n1542", "n8436", "n8940", "n9146"}
+	for i := range 60 {
+		names = append(names, fmt.Sprintf("some%d", i))
+	}
+	m := disk.mount()
+	openDir(t, m.Back("D"))
+	for _, name := range names {
+		mustDo(t, os.WriteFile(m.At("D", name), nil, 0o644))
+	}
+	type entry struct {
+		name string
+		next int64
+	}
+	list := func(from int64) (all []entry) {
+		t.Helper()
+		// The kernel asks anew.
+		mustDo(t, os.WriteFile(m.At("D/passing"), nil, 0o644))
+		mustDo(t, os.Remove(m.At("D/passing")))
+		fd, err := unix.Open(m.At("D"), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		mustDo(t, err)
+		defer unix.Close(fd)
+		_, err = unix.Seek(fd, from, unix.SEEK_SET)
+		mustDo(t, err)
+		buf := make([]byte, 32<<10)
+		for {
+			n, err := unix.Getdents(fd, buf)
+			mustDo(t, err)
+			if n == 0 {
+				return all
+			}
+			for b := buf[:n]; len(b) > 0; b = b[binary.NativeEndian.Uint16(b[16:]):] {
+				name, _, _ := bytes.Cut(b[19:], []byte{0})
+				all = append(all, entry{string(name), int64(binary.NativeEndian.Uint64(b[8:]))})
+			}
+		}
+	}
+	all := list(0)
+	if len(all) != len(names)+2 {
+		t.Errorf("%d entries, want %d", len(all), len(names)+2)
+	}
+	check := func(when string) {
+		t.Helper()
+		for i, e := range slices.Backward(all) { // so that no position is met before it is gone to
+			if e.next > math.MaxInt32 {
+				t.Errorf("%s: the position after %s is %#x, of more than 31 bits", when, e.name, e.next)
+			}
+			if rest := list(e.next); !slices.Equal(rest, all[i+1:]) {
+				t.Errorf("%s: after %s come %d entries, want %d, and the same", when, e.name, len(rest), len(all)-i-1)
+			}
+		}
+	}
+	check("at first")
+	m.replace()
+	check("replaced")
 }
