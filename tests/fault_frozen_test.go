@@ -460,11 +460,10 @@ func unansweredOpen(t *testing.T, file string) (answer func()) {
 // stuckOpen starts a program that opens a file, and is stuck there until answer.
 func stuckOpen(t *testing.T, m *Mount, file string) (slow *Proc, answer func()) {
 	t.Helper()
-	answer = unansweredOpen(t, m.Back(file))
-	waiting := m.waiting()
+	answer, came := awaitedOpen(t, m.Back(file))
 	slow = startCmd(t, exec.Command("cat", m.At(file)))
 	t.Cleanup(answer) // or it could not be ended
-	eventually(t, "the open is stuck", func() bool { return waiting() >= 1 })
+	eventually(t, "the open is stuck", came)
 	return slow, answer
 }
 
