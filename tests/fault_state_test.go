@@ -92,6 +92,29 @@ func TestFaultFullStateFirst(t *testing.T) {
 	}
 }
 
+// TestFaultFullStateLine: what a line of the state had no more room for is not taken for
+// a crash's by the next daemon, which would say that nothing is missing.
+func TestFaultFullStateLine(t *testing.T) {
+	m := mountOver(t)
+	a := agent(t)
+	// With a limit a write is cut off at a byte. The daemon has taken off its own.
+	mustDo(t, unix.Prlimit(m.daemon(), unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 4567, Max: unix.RLIM_INFINITY}, nil))
+	for i := 0; m.stateWritable() && i < 100; i++ {
+		a.must("mkdir", m.At("D"+itoa(i)))
+	}
+	if m.stateWritable() {
+		t.Fatal("the state can be written")
+	}
+	held := m.Locks()["D0"]
+	m.restart(nil)
+	m.wantStill("D0", held)
+	for _, said := range []string{"in the middle of a line", "is damaged"} {
+		if log := m.Log(); strings.Contains(log, said) {
+			t.Errorf("the next daemon says %q:\n%s", said, shorten(log))
+		}
+	}
+}
+
 // stateWritable is what the metrics tell of the state.
 func (m *Mount) stateWritable() bool {
 	m.t.Helper()

@@ -197,6 +197,10 @@ func (j *journal) append(lines []byte) error {
 		}
 	}
 	n, err := j.file.WriteAt(lines, j.size)
+	if err != nil { // the part of a line that had room would pass for a crash's
+		n = bytes.LastIndexByte(lines[:n], '\n') + 1
+		_ = j.file.Truncate(j.size + int64(n))
+	}
 	j.size += int64(n)
 	return err
 }
