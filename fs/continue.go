@@ -28,6 +28,7 @@ func Continue(state io.Reader, o Options) (*Server, error) {
 		return nil, err
 	}
 	o.setDefaults()
+	obeyMemoryLimit()
 	s := &Server{ready: make(chan struct{}), done: make(chan struct{}), mountpoint: c.Mountpoint}
 	if err := s.becomeDaemon(); err != nil {
 		return nil, err

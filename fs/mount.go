@@ -48,6 +48,7 @@ func Mount(o Options) (_ *Server, err error) {
 		return nil, err
 	}
 	o.setDefaults()
+	obeyMemoryLimit()
 	unix.Umask(0) // modes come from the callers, with their umask applied; the state's are its own
 	s := &Server{ready: make(chan struct{}), done: make(chan struct{})}
 	var undo []func()
