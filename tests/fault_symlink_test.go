@@ -72,3 +72,26 @@ func TestFaultLinkTerminated(t *testing.T) {
 		run(t, "umount", "-l", m.real)
 	}
 }
+
+// TestFaultLinkOwn: a directory that was given by way of the process itself, by its working
+// directory or a descriptor, is the same to each daemon that a supervisor starts.
+func TestFaultLinkOwn(t *testing.T) {
+	for _, path := range []string{"/proc/self/cwd", "/proc/thread-self/cwd/.", "/dev/fd/3", "/proc/self/fd/3/../static"} {
+		t.Run(path, func(t *testing.T) {
+			need(t, "root", "fuse")
+			dir := staticDir(t)
+			m := newMount(t, dir, dir)
+			m.cmdBin = filepath.Join(tempDir(t), "stagefs")
+			script := "#!/bin/sh\ncd " + dir + " && exec 3<. && exec " + stagefsBin() + " mount --supervise --state-dir " + m.State + " " + path + "\n"
+			mustDo(t, os.WriteFile(m.cmdBin, []byte(script), 0o755))
+			m.serve()
+			old := m.daemon()
+			mustDo(t, syscall.Kill(old, syscall.SIGKILL))
+			m.awaitNext(old)
+			if r := run(t, stagefsBin(), "umount", m.Path); r.Status != 0 {
+				t.Errorf("stagefs umount: %v", r)
+			}
+			m.wantEnded(0)
+		})
+	}
+}

@@ -303,9 +303,9 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 		if path.given == "" {
 			continue
 		}
-		abs, err := fs.Abs(path.given)
+		abs, err := placeOf(path.given)
 		if err != nil {
-			return o, fmt.Errorf("where is %s: %w", quote(path.given), err)
+			return o, err
 		}
 		*path.to = abs
 	}
@@ -313,6 +313,21 @@ func mountOptions(ctx *cli.Context) (fs.Options, error) {
 		return o, err
 	}
 	return o, checkOutside(o, ctx.String("log"))
+}
+
+// placeOf returns the absolute path of a directory. One that leads by way of this process
+// leads elsewhere for another daemon, or when this one has left its directory.
+func placeOf(path string) (string, error) {
+	abs, err := fs.Abs(path)
+	for _, own := range []string{"/proc/self/", "/proc/thread-self/", "/dev/fd/"} {
+		if err == nil && strings.HasPrefix(abs, own) {
+			abs, err = fs.AbsoluteOf(abs)
+		}
+	}
+	if err != nil {
+		return "", fmt.Errorf("where is %s: %w", quote(path), err)
+	}
+	return abs, nil
 }
 
 // checkOutside refuses what the mount would cover and a daemon needs (S1): it would

@@ -257,12 +257,17 @@ func (c *command) leaveStart() error {
 			name, value, _ := strings.Cut(arg, "=")
 			option, path = name+"=", value
 		}
-		if i > rest || option == "--state-dir=" || option == "--log=" {
-			if path, err = fs.Abs(path); err != nil {
-				return fmt.Errorf("where is %s: %w", quote(path), err)
-			}
-			args[i] = option + path
+		absolute := placeOf
+		switch {
+		case option == "--log=":
+			absolute = fs.Abs // which may be no directory, nor have a name
+		case i <= rest && option != "--state-dir=":
+			continue
 		}
+		if path, err = absolute(path); err != nil {
+			return err
+		}
+		args[i] = option + path
 	}
 	c.args = args
 	return os.Chdir("/")
