@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"bytes"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -15,19 +17,26 @@ func obeyMemoryLimit() {
 	if debug.SetMemoryLimit(-1) != math.MaxInt64 {
 		return
 	}
+	// A quarter is for the program, the supervisor's too, and for what the kernel keeps.
+	if most := memoryLimit(memoryCgroup()); most < math.MaxInt64 {
+		debug.SetMemoryLimit(most / 4 * 3)
+	}
+}
+
+// memoryCgroup returns where the cgroup is seen that bounds this process's memory; "": nowhere.
+func memoryCgroup() (dir string) {
 	lines, _ := cgroupsOf(os.Getpid())
 	for line := range strings.Lines(lines) {
 		_, id, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
-		controllers, _, _ := strings.Cut(id, ":")
-		if controllers != "" && controllers != "memory" {
-			continue
-		}
-		dir, _, _ := cgroupDir(id)
-		// A quarter is for the program, the supervisor's too, and for what the kernel keeps.
-		if most := memoryLimit(dir); most < math.MaxInt64 {
-			debug.SetMemoryLimit(most / 4 * 3)
+		switch controllers, _, _ := strings.Cut(id, ":"); controllers {
+		case "memory": // else version 2 may have it
+			dir, _, _ = cgroupDir(id)
+			return dir
+		case "":
+			dir, _, _ = cgroupDir(id)
 		}
 	}
+	return dir
 }
 
 // memoryLimit returns how many bytes a cgroup may have, and those that it is in.
@@ -42,4 +51,17 @@ func memoryLimit(dir string) int64 {
 		}
 	}
 	return most
+}
+
+// MemoryKills returns how many processes of this one's control group the kernel has killed
+// for want of memory, and how many bytes that group may have.
+func MemoryKills() (kills int, limit int64) {
+	dir := memoryCgroup()
+	for _, file := range []string{"memory.events", "memory.oom_control"} {
+		b, _ := os.ReadFile(filepath.Join(dir, file))
+		if _, count, ok := bytes.Cut(b, []byte("oom_kill ")); ok {
+			_, _ = fmt.Sscan(string(count), &kills)
+		}
+	}
+	return kills, memoryLimit(dir)
 }

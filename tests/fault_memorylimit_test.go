@@ -25,19 +25,17 @@ func memoryCgroup(t *testing.T, bytes int) (dir string) {
 	return dir
 }
 
-// TestFaultMemoryLimit: a daemon is not killed because what it no longer needs fills the
-// memory of its control group.
-func TestFaultMemoryLimit(t *testing.T) {
+// mountLimited serves with so many bytes of memory, and with twenty locks on long names.
+func mountLimited(t *testing.T, bytes int, opts ...string) *Mount {
 	need(t, "root", "fuse")
 	dir := staticDir(t)
 	m := newMount(t, dir, dir+".mnt")
 	m.cmdBin = filepath.Join(tempDir(t), "stagefs")
-	script := fmt.Sprintf("#!/bin/sh\necho $$ >%s/cgroup.procs && exec %s \"$@\"\n", memoryCgroup(t, 128<<20), stagefsBin())
+	script := fmt.Sprintf("#!/bin/sh\necho $$ >%s/cgroup.procs && exec %s \"$@\"\n", memoryCgroup(t, bytes), stagefsBin())
 	mustDo(t, os.WriteFile(m.cmdBin, []byte(script), 0o755))
-	m.serve()
-	pid := m.cmd.Process.Pid
+	m.serve(opts...)
 	a := agent(t)
-	for i := range 20 { // few locks, with long names
+	for i := range 20 {
 		dir := m.At("D" + itoa(i))
 		for range 15 {
 			a.must("mkdir", dir)
@@ -46,6 +44,14 @@ func TestFaultMemoryLimit(t *testing.T) {
 		a.must("mkdir", dir)
 		a.must("creat", dir+"/devserver", "wronly,creat,excl")
 	}
+	return m
+}
+
+// TestFaultMemoryLimit: a daemon is not killed because what it no longer needs fills the
+// memory of its control group.
+func TestFaultMemoryLimit(t *testing.T) {
+	m := mountLimited(t, 128<<20)
+	a, pid := agent(t), m.daemon()
 	// What is shown takes a quarter of it, and is made again and again.
 	for i := 0; i < 120 && !m.dead(); i++ {
 		a.Try("open", itoa(i%40), m.control("locks.json"), "rdonly")
@@ -55,5 +61,23 @@ func TestFaultMemoryLimit(t *testing.T) {
 	}
 	if b, _ := m.version(); m.dead() || !strings.Contains(string(b), "\npid "+itoa(pid)+"\n") {
 		t.Errorf("the daemon was ended: %v", m.cmd.ProcessState)
+	}
+}
+
+// TestFaultMemoryLimitSupervised: where it needs more than that, its supervisor says why it
+// was killed; the locks are there with the next one.
+func TestFaultMemoryLimitSupervised(t *testing.T) {
+	m := mountLimited(t, 32<<20, "--supervise")
+	a, pid := agent(t), m.daemon()
+	held := m.Listing()
+	for i := 0; i < 200 && running(pid); i++ {
+		a.Try("open", itoa(i), m.control("locks.json"), "rdonly")
+	}
+	m.awaitNext(pid)
+	if want := "killed, for want of memory: its control group may have 32 MiB; starting another one"; !strings.Contains(m.Log(), want) {
+		t.Errorf("the log has no %q", want)
+	}
+	if now := m.Listing(); len(now.Locks) != len(held.Locks) {
+		t.Errorf("%d locks are there, of %d", len(now.Locks), len(held.Locks))
 	}
 }

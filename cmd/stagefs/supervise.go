@@ -160,6 +160,7 @@ func (c *command) supervise(o fs.Options, starter *os.File) error {
 	said := make(map[string]bool) // why daemons have ended since one served well
 	for {
 		started := time.Now()
+		kills, _ := fs.MemoryKills()
 		cmd, heard, err := c.startSupervised(starter, shelf, successor)
 		if err != nil && first {
 			return err
@@ -217,6 +218,9 @@ func (c *command) supervise(o fs.Options, starter *os.File) error {
 			how = reason
 		case err != nil:
 			how = err.Error()
+			if n, limit := fs.MemoryKills(); n > kills && bySignal(err, syscall.SIGKILL) {
+				how += fmt.Sprintf(", for want of memory: its control group may have %d MiB", limit>>20)
+			}
 		}
 		failures++
 		lasting := served && leftDead(o)
@@ -489,13 +493,16 @@ func crashed(err error) bool {
 
 // byStop reports whether a stop signal ended a daemon that could not listen to it
 // just then.
-func byStop(err error) bool {
+func byStop(err error) bool { return bySignal(err, stopSignals()...) }
+
+// bySignal reports whether one of these signals ended a daemon.
+func bySignal(err error, signals ...syscall.Signal) bool {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
 		return false
 	}
 	ws, ok := exit.Sys().(syscall.WaitStatus)
-	return ok && ws.Signaled() && slices.Contains(stopSignals(), ws.Signal())
+	return ok && ws.Signaled() && slices.Contains(signals, ws.Signal())
 }
 
 // statusUnmounted is what a supervised daemon exits with that was unmounted
