@@ -37,6 +37,40 @@ func (s Status) Field(name string) string {
 	return ""
 }
 
+// NoID stands for a user or a group that is not known. Nobody has it: chown(2).
+const NoID = ^uint32(0)
+
+// FSIDs returns the user and the group by which file systems decide what a thread may do,
+// see credentials(7). Both are NoID if they are not known, or if the thread is the
+// kernel's own, which may act for anybody.
+func (s Status) FSIDs() (uid, gid uint32) {
+	uid, known := s.fsID("Uid")
+	gid, known2 := s.fsID("Gid")
+	if !known || !known2 || s.Field("Kthread") == "1" {
+		return NoID, NoID
+	}
+	return uid, gid
+}
+
+// fsID returns the last number of four: real, effective, saved and file system ID.
+func (s Status) fsID(name string) (id uint32, known bool) {
+	ids := strings.Fields(s.Field(name))
+	if len(ids) != 4 {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(ids[3], 10, 32)
+	return uint32(n), err == nil
+}
+
+// FSIDs reads those of a thread.
+func FSIDs(tid uint32) (uid, gid uint32) {
+	if tid == 0 {
+		return NoID, NoID
+	}
+	s, _ := ReadStatus(int(tid))
+	return s.FSIDs()
+}
+
 // WaitsAt returns the function of the kernel in which a thread waits, see wchan in
 // proc_pid_wchan(5); "" where that is not known, or it does not wait. It waits for nobody.
 func WaitsAt(tid int) string {
