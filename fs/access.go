@@ -31,10 +31,14 @@ func (fs *FS) mayCreateIn(h *fuse.InHeader, dir string) error {
 type rights struct {
 	UID, GID uint32
 	Groups   []uint32
+	Mapped   bool // the IDs are not the caller's own, see mappedRights
 }
 
 // rightsOf returns those of the caller.
 func (fs *FS) rightsOf(h *fuse.InHeader) (x rights, err error) {
+	if fs.idmap {
+		return mappedRights(h)
+	}
 	x = rights{UID: h.Uid, GID: h.Gid}
 	if h.Uid != 0 && fs.privileged {
 		x.Groups, err = groupsOf(h.Pid)
@@ -52,11 +56,14 @@ func (fs *FS) withRightsOf(h *fuse.InHeader, do func() error) error {
 }
 
 func (fs *FS) withRights(x *rights, do func() error) error {
-	if x.UID == 0 || !fs.privileged && x.UID == fs.uid {
+	if x.UID == 0 && !x.Mapped || !fs.privileged && x.UID == fs.uid {
 		return do()
 	}
 	if !fs.privileged {
 		return unix.EACCES // an ordinary user's daemon cannot ask for another
+	}
+	if x.UID == procid.NoID || x.GID == procid.NoID {
+		return unix.EACCES // the kernel would let the daemon's stay
 	}
 	answer := make(chan error)
 	go func() {
@@ -74,6 +81,13 @@ func (fs *FS) withRights(x *rights, do func() error) error {
 		}
 		setFSID(unix.SYS_SETFSGID, x.GID)
 		setFSID(unix.SYS_SETFSUID, x.UID) // which takes the capabilities to pass checks away
+		if x.UID == 0 {
+			none := capabilities{header: fs.caps.header}
+			if err := none.set(); err != nil {
+				answer <- err
+				return
+			}
+		}
 		answer <- do()
 	}()
 	return <-answer
@@ -96,7 +110,8 @@ func (fs *FS) walk(dir string) (int, error) {
 // mayRemove reports whether the caller could remove a directory with all that is
 // in it: the daemon does it for nobody else. The caller holds FS.ns.
 func (fs *FS) mayRemove(h *fuse.InHeader, dir string) error {
-	if h.Uid == 0 {
+	uid := fs.userOf(h)
+	if uid == 0 {
 		return nil
 	}
 	return fs.withRightsOf(h, func() error {
@@ -113,10 +128,10 @@ func (fs *FS) mayRemove(h *fuse.InHeader, dir string) error {
 		if err := errors.Join(statAt(fd, "", &up), statAt(fd, name, &st)); err != nil {
 			return err
 		}
-		if stuck(&up, &st, h.Uid) {
+		if stuck(&up, &st, uid) {
 			return unix.EACCES
 		}
-		return fs.mayEmpty(dir, h.Uid)
+		return fs.mayEmpty(dir, uid)
 	})
 }
 
@@ -184,6 +199,10 @@ func groupsOf(tid uint32) ([]uint32, error) {
 	if err != nil {
 		return nil, err
 	}
+	return groupsIn(status)
+}
+
+func groupsIn(status procid.Status) ([]uint32, error) {
 	var groups []uint32
 	for f := range strings.FieldsSeq(status.Field("Groups")) {
 		g, err := strconv.ParseUint(f, 10, 32)

@@ -13,8 +13,8 @@ import (
 // accounting reports whether a file is being opened by acct(2). In its exit(2) a process
 // waits until that file is written: should the daemon die, its own end would wait for
 // itself, and that of all others behind it.
-func accounting(in *fuse.OpenIn) bool {
-	if in.Uid != 0 || in.Flags&(unix.O_ACCMODE|unix.O_APPEND|unix.O_TRUNC) != unix.O_WRONLY|unix.O_APPEND {
+func (fs *FS) accounting(in *fuse.OpenIn) bool {
+	if in.Flags&(unix.O_ACCMODE|unix.O_APPEND|unix.O_TRUNC) != unix.O_WRONLY|unix.O_APPEND || fs.userOf(&in.InHeader) != 0 {
 		return false
 	}
 	path := "/proc/" + strconv.FormatUint(uint64(in.Pid), 10) + "/syscall"

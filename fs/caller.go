@@ -60,6 +60,9 @@ func (fs *FS) asUser(uid, gid uint32, f func() error) error {
 	if !fs.privileged || uid == 0 && gid == fs.gid {
 		return f()
 	}
+	if uid == procid.NoID || gid == procid.NoID {
+		return unix.EOVERFLOW // as for who has no number there
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if gid != fs.gid { // root's daemon may have another group, as by sg(1)

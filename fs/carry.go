@@ -27,6 +27,9 @@ import (
 // the state, too.
 const HandoverFormat = 5
 
+// HandoverIDMap is what a program can also do that goes on where IDs may be mapped.
+const HandoverIDMap = "idmap"
+
 // carried is what a daemon knows.
 type carried struct {
 	Format     int
@@ -76,7 +79,7 @@ type carriedOptions struct {
 	Depth                              int
 	Owner                              string
 	DenyUnlocked, NoLocking            bool
-	NoPassthrough, Observe             bool
+	NoPassthrough, Observe, IDMap      bool
 	StateDir                           string
 	Strict, Compat                     bool
 	OnCrash                            string

@@ -20,6 +20,7 @@ type command struct {
 	fs     *FS
 	cancel <-chan struct{}
 	header *fuse.InHeader
+	uid    uint32 // of who gives it
 
 	permitted bool // the caller may make entries in dir
 
@@ -110,7 +111,7 @@ func (c *command) tell(l lockstate.Lock) fuse.Status {
 }
 
 // admin reports whether the caller may do what is not a holder's to do.
-func (c *command) admin() bool { return c.header.Uid == 0 || c.header.Uid == c.fs.uid }
+func (c *command) admin() bool { return c.uid == 0 || c.uid == c.fs.uid }
 
 // notAdmin refuses what only an admin may do.
 func (c *command) notAdmin() fuse.Status {
@@ -225,7 +226,7 @@ func (c *command) ofClient(p *procid.Process, d *lockstate.Dir) (l lockstate.Loc
 		l, holds, unsure = c.fs.table.HeldOn(p, d, c.token)
 		return l, holds, notYet(unsure), nil
 	}
-	l, err = c.fs.table.OfClient(d, c.client, c.header.Uid)
+	l, err = c.fs.table.OfClient(d, c.client, c.uid)
 	return l, err == nil, nil, err
 }
 
@@ -233,7 +234,7 @@ func (c *command) ofClient(p *procid.Process, d *lockstate.Dir) (l lockstate.Loc
 func (c *command) renew() fuse.Status {
 	d := c.fs.table.At(split(c.dir)...)
 	defer c.fs.table.Forget(d)
-	l, err := c.fs.table.Renew(d, c.client, c.header.Uid, c.ttl)
+	l, err := c.fs.table.Renew(d, c.client, c.uid, c.ttl)
 	if err != nil {
 		return c.fail(err)
 	}
@@ -251,7 +252,7 @@ func (c *command) join() fuse.Status {
 	}
 	d := c.fs.table.At(split(c.dir)...)
 	defer c.fs.table.Forget(d)
-	l, err := c.fs.table.Join(p, d, c.client, c.header.Uid, c.fs.procs.Alive)
+	l, err := c.fs.table.Join(p, d, c.client, c.uid, c.fs.procs.Alive)
 	if err != nil {
 		return c.fail(err)
 	}
@@ -280,7 +281,7 @@ func (c *command) breakDir() fuse.Status {
 		defer fs.table.Forget(d)
 		for _, l := range fs.table.On(d) {
 			found = true
-			fs.log.Warn("lock broken", "dir", l.Path, "pid", l.Owner.Pid, "token", l.Token, "by", c.by(), "uid", c.header.Uid, "why", c.why)
+			fs.log.Warn("lock broken", "dir", l.Path, "pid", l.Owner.Pid, "token", l.Token, "by", c.by(), "uid", c.uid, "why", c.why)
 			status := c.endLock(l, how)
 			_, there := fs.table.Lock(l.Token)
 			endedByItself := status == statusOf(lockstate.ErrNoLock) && !there
@@ -300,7 +301,7 @@ func (c *command) breakDir() fuse.Status {
 		case err != nil:
 			return c.fail(fmt.Errorf("lock file %s: %w", o, err))
 		case !taken:
-			fs.log.Warn("orphaned lock file removed", "dir", dir, "file", o, "by", c.by(), "uid", c.header.Uid, "why", c.why)
+			fs.log.Warn("orphaned lock file removed", "dir", dir, "file", o, "by", c.by(), "uid", c.uid, "why", c.why)
 		}
 	}
 	if !found {

@@ -23,6 +23,9 @@ func (s *Server) mount(o *Options) error {
 		note = err.Error()
 		_, err = s.connect(o, opts, transport.Threads)
 	}
+	if err == nil && o.IDMap && !s.fs.idmap {
+		s.warn("the kernel maps no IDs of FUSE mounts, as Linux does from 6.12 on: --idmap has no effect")
+	}
 	switch {
 	case errors.Is(err, transport.ErrGone):
 		return fmt.Errorf("%s: %w", s.mountpoint, ErrUnmounted)
@@ -53,6 +56,10 @@ func (fs *FS) mountOptions() *fuse.MountOptions {
 		ExtraCapabilities: fuse.CAP_DONT_MASK | fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_READDIRPLUS_AUTO | fuse.CAP_HANDLE_KILLPRIV_V2 | fuse.CAP_EXPORT_SUPPORT,
 		Debug:             o.Debug,
 		Logger:            log.New(logWriter{o.Log}, "", 0),
+	}
+	if o.IDMap {
+		opts.IDMappedMount = true
+		opts.ExtraCapabilities |= fuse.CAP_SETXATTR_EXT // see SetXAttr
 	}
 	if o.NoPassthrough || o.Compat || !fs.privileged {
 		opts.DisabledCapabilities |= fuse.CAP_PASSTHROUGH

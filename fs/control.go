@@ -186,7 +186,7 @@ func (c *control) openFile(in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	case writes(in.Flags) && !c.writable():
 		return fuse.EACCES
 	case c.show != nil:
-		text, err := c.dir.newText(c.show(c.dir.fs), in.Uid)
+		text, err := c.dir.newText(c.show(c.dir.fs), c.dir.fs.userOf(&in.InHeader))
 		if err != nil {
 			return statusOf(err)
 		}

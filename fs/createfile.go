@@ -5,6 +5,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // createTries bounds how often Create begins again.
@@ -73,12 +74,12 @@ func (fs *FS) createOnce(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 }
 
 // newFileHandle is the handle of a file that is about to be made.
-func newFileHandle(in *fuse.CreateIn) *handle {
-	return &handle{uid: in.Uid, tid: in.Pid, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
+func (fs *FS) newFileHandle(in *fuse.CreateIn) *handle {
+	return &handle{uid: fs.openerOf(&in.InHeader, in.Flags), tid: in.Pid, flags: in.Flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC | unix.O_TMPFILE)}
 }
 
 func (fs *FS) create(m *making, in *fuse.CreateIn, out *fuse.CreateOut) error {
-	h := newFileHandle(in)
+	h := fs.newFileHandle(in)
 	r, fd, record := m.r, -1, uint64(0)
 	r.admitted.handle = h
 	lockFile := fs.isLockName(r.parent, r.name)
@@ -175,6 +176,9 @@ func (fs *FS) createExisting(r *request, in *fuse.CreateIn, out *fuse.CreateOut)
 	}
 	open := &fuse.OpenIn{InHeader: *r.header, Flags: in.Flags}
 	open.NodeId = out.EntryOut.NodeId
+	if fs.idmap {
+		open.Uid, open.Gid = procid.NoID, procid.NoID // as in other requests to open
+	}
 	n := fs.nodes.get(open.NodeId)
 	if status = statusOf(fs.mayOpen(r.header, n, in.Flags)); status == fuse.OK {
 		status = fs.Open(r.cancel, open, &out.OpenOut)
@@ -203,7 +207,7 @@ func (fs *FS) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "tmpfile", node: parent}
 	var st unix.Statx_t
-	h := newFileHandle(in)
+	h := fs.newFileHandle(in)
 	return fs.attempt(r, false, func() (err error) {
 		d, err := fs.back.dir(parent)
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 const (
@@ -45,12 +46,13 @@ type watch struct {
 	how    func() lockstate.Ending
 }
 
-func newCtl(fs *FS, in *fuse.OpenIn) controlFile { return &ctl{fs: fs, uid: in.Uid} }
+func newCtl(fs *FS, in *fuse.OpenIn) controlFile { return &ctl{fs: fs, uid: fs.userOf(&in.InHeader)} }
 
 func (f *ctl) close() {}
 
 func (f *ctl) write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) fuse.Status {
-	if in.Uid != f.uid {
+	uid := f.fs.userOf(&in.InHeader)
+	if uid != f.uid || uid == procid.NoID {
 		// A program with another user's rights, whose output somebody has
 		// sent here, lends them to nobody.
 		return f.fail(unix.EPERM)
@@ -76,7 +78,7 @@ func (f *ctl) write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) fuse.
 			f.mu.Unlock()
 			continue
 		}
-		c := &command{fs: f.fs, cancel: cancel, header: &in.InHeader}
+		c := &command{fs: f.fs, cancel: cancel, header: &in.InHeader, uid: uid}
 		status := c.run(s)
 		if status != fuse.OK {
 			c.answer.Error = unix.ErrnoName(syscall.Errno(status))
@@ -115,7 +117,7 @@ func (f *ctl) read(cancel <-chan struct{}, in *fuse.ReadIn) ([]byte, fuse.Status
 		return part(answer, in), fuse.OK
 	}
 	if !isClosed(w.ended) {
-		leave, err := f.fs.control.parked.enter(in.Uid, 1)
+		leave, err := f.fs.control.parked.enter(f.fs.userOf(&in.InHeader), 1)
 		if err != nil {
 			return nil, statusOf(err)
 		}

@@ -62,7 +62,7 @@ func (l *lineLimit) pass(now time.Time) (unlogged []any, ok bool) {
 // add notes one refusal.
 func (d *denialLog) add(fs *FS, r *request, status fuse.Status, err error, held *lockstate.HeldError) {
 	x := lockstate.Denial{
-		Time: time.Now(), Times: 1, Op: r.op, Path: r.path(), UID: r.header.Uid, Reason: err.Error(),
+		Time: time.Now(), Times: 1, Op: r.op, Path: r.path(), UID: fs.userOf(r.header), Reason: err.Error(),
 		Errno: unix.ErrnoName(syscall.Errno(status)),
 	}
 	if p := r.process(); p != nil {

@@ -89,7 +89,7 @@ func (r *eventReader) read(cancel <-chan struct{}, in *fuse.ReadIn) ([]byte, fus
 		}
 		if leave == nil {
 			var err error
-			if leave, err = r.fs.control.parked.enter(in.Uid, 1); err != nil {
+			if leave, err = r.fs.control.parked.enter(r.fs.userOf(&in.InHeader), 1); err != nil {
 				return nil, statusOf(err)
 			}
 			defer leave()

@@ -101,6 +101,7 @@ type FS struct {
 	watched map[procid.ID]*procid.Process // protected by watchMu
 
 	kernel transport.Kernel // set before the first request is answered
+	idmap  bool             // likewise: see idmap.go
 }
 
 func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) (*FS, error) {

@@ -145,7 +145,7 @@ func (fs *FS) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 			return err
 		}
 		defer p.done()
-		err = fs.spending(in.Uid, entrySize, func() error {
+		err = fs.callerSpends(&in.InHeader, entrySize, func() error {
 			if p.name == "" {
 				return unix.Linkat(fs.back.proc, procName(p.fd), dir, name, unix.AT_SYMLINK_FOLLOW)
 			}

@@ -83,7 +83,7 @@ func (fs *FS) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	if n.vanished() || fs.openedStale(n, in) {
 		return fs.stale.gone(true, &in.InHeader)
 	}
-	if accounting(in) {
+	if fs.accounting(in) {
 		return fuse.EINVAL
 	}
 	if in.Flags&unix.O_ACCMODE != unix.O_RDONLY {
@@ -116,7 +116,7 @@ type opening struct {
 
 func (o *opening) try() error {
 	fs, in, n := o.r.fs, o.in, o.n
-	h := &handle{uid: in.Uid, tid: in.Pid, flags: in.Flags}
+	h := &handle{uid: fs.openerOf(&in.InHeader, in.Flags), tid: in.Pid, flags: in.Flags}
 	if in.NodeId != n.id {
 		h.as = in.NodeId
 	}

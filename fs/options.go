@@ -31,6 +31,7 @@ type Options struct {
 	DenyUnlocked  bool          // writing needs a lock (W4)
 	NoLocking     bool          // everything passes; nothing is a lock
 	NoPassthrough bool          // all data goes through the daemon
+	IDMap         bool          // the mount's IDs may be mapped; for root, from Linux 6.12 on
 	Observe       bool          // everything passes; refusals are only noted
 	StateDir      string        // "": /var/lib/stagefs, for ordinary users below XDG_STATE_HOME (S1)
 	Strict        bool          // refuse to mount while there are ways under it (M5)
@@ -138,6 +139,12 @@ func (o *Options) Validate() error {
 	}
 	if o.Compat && o.Transport == transport.Uring {
 		return &OptionError{"transport", o.Transport, "is more than Linux 5.10 offers: leave out --compat"}
+	}
+	if o.IDMap && o.Compat {
+		return &OptionError{"idmap", "on", "is more than Linux 5.10 offers: leave out --compat"}
+	}
+	if o.IDMap && unix.Geteuid() != 0 {
+		return &OptionError{"idmap", "on", "is for root alone, as only root can map the IDs of a mount"}
 	}
 	for _, l := range []struct {
 		option string

@@ -158,7 +158,11 @@ func (c *candidate) writeOutLocked(r *request, dir int, name string, keep bool) 
 	if keep {
 		first = c.name
 	}
-	err = c.fs.asCaller(r.header, func() (err error) {
+	uid, gid := r.header.Uid, r.header.Gid
+	if c.fs.idmap {
+		uid, gid = c.uid, c.gid // link(2) and rename(2) tell nothing
+	}
+	err = c.fs.asUser(uid, gid, func() (err error) {
 		fd, err = openAt(dir, first, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, c.mode&0o7777)
 		return err
 	})

@@ -6,6 +6,8 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // The file operations of a private candidate.
@@ -23,11 +25,14 @@ func (c *candidate) closed(h *handle) {
 
 // addLocked makes a handle for the caller of an open.
 func (c *candidate) addLocked(header *fuse.InHeader, flags uint32) (*handle, error) {
-	h := &handle{node: c.node, cand: c, uid: header.Uid, flags: flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC)}
+	h := &handle{node: c.node, cand: c, uid: c.fs.openerOf(header, flags), flags: flags &^ (unix.O_CREAT | unix.O_EXCL | unix.O_TRUNC)}
 	if c.lockFile {
 		x, err := c.fs.rightsOf(header)
 		if err != nil {
 			return nil, err
+		}
+		if header.Uid == procid.NoID && len(c.handles) > 0 {
+			x = *c.handles[0].rights // who made it came by the same mount
 		}
 		h.opener, h.rights = c.owner, &x
 	}

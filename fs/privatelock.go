@@ -89,7 +89,7 @@ func (c *candidate) makeLockFileLocked(dir int, by *rights) (fd int, err error) 
 		fd, err = openAt(dir, c.name, flags|unix.O_CREAT|unix.O_EXCL, c.mode&0o7777)
 		return err
 	}
-	if by.UID == 0 {
+	if by.UID == 0 || by.Mapped { // of whom the kernel has found that he may
 		err = c.fs.asUser(by.UID, by.GID, open)
 	} else {
 		err = c.fs.withRights(by, open)
@@ -121,7 +121,7 @@ func (c *candidate) mayOpenLocked(dir, fd int, st *unix.Statx_t) error {
 			mode = unix.R_OK | unix.W_OK
 		}
 		err := checkFlags(st, h.flags)
-		if err == nil && h.flags&unix.O_NOATIME != 0 && h.rights.UID != 0 && h.rights.UID != st.Uid {
+		if err == nil && h.flags&unix.O_NOATIME != 0 && (h.rights.UID != 0 || h.rights.Mapped) && h.rights.UID != st.Uid {
 			err = unix.EPERM
 		}
 		if err == nil {

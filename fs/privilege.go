@@ -76,7 +76,14 @@ func (fs *FS) withoutPrivileges(h *fuse.InHeader, st *unix.Statx_t) uint32 {
 
 // inGroup reports whether the caller is of a group.
 func inGroup(h *fuse.InHeader, gid uint32) bool {
-	return h.Gid == gid || slices.Contains(strings.Fields(statusField(h.Pid, "Groups")), strconv.FormatUint(uint64(gid), 10))
+	if h.Gid == gid {
+		return true
+	}
+	s, _ := procid.ReadStatus(int(h.Pid))
+	if _, own := s.FSIDs(); h.Gid == procid.NoID && own == gid {
+		return true
+	}
+	return slices.Contains(strings.Fields(s.Field("Groups")), strconv.FormatUint(uint64(gid), 10))
 }
 
 // mayKeepPrivileges reports whether the caller has CAP_FSETID, and that over a file
@@ -87,8 +94,8 @@ func mayKeepPrivileges(h *fuse.InHeader, st *unix.Statx_t) bool {
 
 // ownerOrCapable reports whether the caller may change the mode of a file with these
 // attributes, as inode_owner_or_capable does in the kernel.
-func ownerOrCapable(h *fuse.InHeader, st *unix.Statx_t) bool {
-	return h.Uid == st.Uid || hasCapability(h, unix.CAP_FOWNER) && hasID(h, "uid_map", st.Uid)
+func (fs *FS) ownerOrCapable(h *fuse.InHeader, st *unix.Statx_t) bool {
+	return fs.userOf(h) == st.Uid || hasCapability(h, unix.CAP_FOWNER) && hasID(h, "uid_map", st.Uid)
 }
 
 // asKeeper runs a change of the file that fd is open on, and by which the backing may
@@ -174,7 +181,7 @@ func (fs *FS) setAttrKills(n *node, in *fuse.SetAttrIn) error {
 	if st.Mode&(unix.S_ISUID|unix.S_ISGID) == 0 || !flagged && mayKeepPrivileges(&in.InHeader, &st) {
 		return nil
 	}
-	if nothing && len(n.writers()) == 0 && fs.withoutPrivileges(&in.InHeader, &st) != uint32(st.Mode) && !ownerOrCapable(&in.InHeader, &st) {
+	if nothing && len(n.writers()) == 0 && fs.withoutPrivileges(&in.InHeader, &st) != uint32(st.Mode) && !fs.ownerOrCapable(&in.InHeader, &st) {
 		return unix.EPERM // no write takes them away, but chown(2) to nobody new: the kernel lets all do that
 	}
 	return fs.killPrivileges(n, &in.InHeader, &st)

@@ -131,7 +131,7 @@ func (c *command) restore() fuse.Status {
 	fs.tidyHidden()
 	fs.hiddenMu.Unlock()
 	if status == fuse.OK {
-		fs.log.Info("restored from quarantine", "dir", c.dir, "id", c.id, "by", c.by(), "uid", c.header.Uid)
+		fs.log.Info("restored from quarantine", "dir", c.dir, "id", c.id, "by", c.by(), "uid", c.uid)
 	} else {
 		c.answer.Message = x.message
 	}
@@ -252,7 +252,7 @@ func (c *command) discardQuarantined() fuse.Status {
 			continue
 		}
 		n++
-		fs.log.Info("quarantine discarded", "id", q.ID, "dir", string(q.Dir), "by", c.by(), "uid", c.header.Uid)
+		fs.log.Info("quarantine discarded", "id", q.ID, "dir", string(q.Dir), "by", c.by(), "uid", c.uid)
 	}
 	fs.clearings.Go(fs.emptyTrash)
 	switch {

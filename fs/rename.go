@@ -145,7 +145,7 @@ func (fs *FS) renamePlain(m *renaming, from, to int) error {
 		leaving.Add(1)
 		defer leaving.Add(-1)
 	}
-	err = fs.spending(m.r.header.Uid, entrySize, func() error {
+	err = fs.callerSpends(m.r.header, entrySize, func() error {
 		return unix.Renameat2(from, m.from.name, to, m.to.name, m.flags)
 	})
 	if err != nil {
@@ -202,7 +202,7 @@ func (fs *FS) renameAlone(m *renaming, from, to int) error {
 	if m.flags&unix.RENAME_WHITEOUT != 0 {
 		err = fs.asCaller(m.r.header, move) // the whiteout is new, and the caller's
 	} else {
-		err = fs.spending(m.r.header.Uid, entrySize, move)
+		err = fs.callerSpends(m.r.header, entrySize, move)
 	}
 	if err == nil {
 		fs.renameUnderWay(m, fs.table.LastToken())

@@ -166,8 +166,12 @@ func (fs *FS) checkProgram(f *os.File) error {
 	if err != nil {
 		return fmt.Errorf("the caller's program does not start: %w: %s", err, strings.TrimSpace(errs.String()))
 	}
-	if !slices.Contains(strings.Fields(string(out)), strconv.Itoa(HandoverFormat)) {
+	can := strings.Fields(string(out))
+	if !slices.Contains(can, strconv.Itoa(HandoverFormat)) {
 		return fmt.Errorf("the caller's program cannot go on from format %d, but from %q; restart the daemon instead: %w", HandoverFormat, out, unix.EPROTONOSUPPORT)
+	}
+	if fs.idmap && !slices.Contains(can, HandoverIDMap) {
+		return fmt.Errorf("the caller's program knows nothing of --idmap; restart the daemon without it instead: %w", unix.EPROTONOSUPPORT)
 	}
 	return nil
 }

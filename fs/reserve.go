@@ -1,6 +1,9 @@
 package fs
 
-import "golang.org/x/sys/unix"
+import (
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
 
 // ext4 and its like keep blocks back that only one user may have: root, unless
 // tune2fs(8) was told another. They ask for the fsuid of who writes. That is
@@ -13,15 +16,33 @@ const entrySize = 1 << 20
 
 // spending runs a change in the name of a user that may take so many bytes.
 func (fs *FS) spending(uid uint32, size uint64, change func() error) error {
-	if uid == 0 || !fs.privileged {
-		return change()
-	}
 	// Changing the fsuid takes longer than asking whether it matters.
-	var st unix.Statfs_t
-	if unix.Fstatfs(fs.back.root, &st) == nil && (st.Bfree == st.Bavail || st.Bavail > shortRoom(&st)+size/uint64(st.Bsize)) {
+	if uid == 0 || !fs.privileged || !fs.isScarce(size) {
 		return change()
 	}
 	return fs.asUser(uid, 0, change)
+}
+
+// callerSpends is spending by who sent a request.
+func (fs *FS) callerSpends(h *fuse.InHeader, size uint64, change func() error) error {
+	if fs.idmap && !fs.isScarce(size) {
+		return change()
+	}
+	return fs.spending(fs.payerOf(h), size, change)
+}
+
+// isScarce reports whether so many bytes may be some that are kept back.
+func (fs *FS) isScarce(size uint64) bool {
+	var st unix.Statfs_t
+	err := unix.Fstatfs(fs.back.root, &st)
+	return err != nil || st.Bfree != st.Bavail && st.Bavail <= shortRoom(&st)+size/uint64(st.Bsize)
+}
+
+// keepsBack reports whether there are blocks that only one user may have.
+func (fs *FS) keepsBack() bool {
+	var st unix.Statfs_t
+	err := unix.Fstatfs(fs.back.root, &st)
+	return err != nil || st.Bfree != st.Bavail
 }
 
 // spender is in whose name a file is registered that h is the first to pass: who

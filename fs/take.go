@@ -25,7 +25,7 @@ func (c *command) acquire() fuse.Status {
 	q := lockstate.Request{
 		Dir: d, Kind: lockstate.Explicit, Protocol: "command", Command: true,
 		Why: c.why, OnCrash: c.onCrash, New: c.isNew,
-		Client: c.client, UID: c.header.Uid, TTL: c.ttl,
+		Client: c.client, UID: c.uid, TTL: c.ttl,
 	}
 	if c.shared {
 		q.Kind = lockstate.Shared
@@ -126,7 +126,7 @@ func (t *turn) try() (status fuse.Status, done bool) {
 
 // blocker tells who is in the way.
 func (t *turn) blocker() (procid.ID, bool) {
-	q := lockstate.Request{Process: t.r.proc, Dir: t.d, Kind: lockstate.Explicit, Client: t.c.client, UID: t.c.header.Uid}
+	q := lockstate.Request{Process: t.r.proc, Dir: t.d, Kind: lockstate.Explicit, Client: t.c.client, UID: t.c.uid}
 	if t.c.shared {
 		q.Kind = lockstate.Shared
 	}
@@ -148,7 +148,7 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 	t := &turn{c: c, r: r, d: d, take: take}
 	ahead, client := fs.holds(r.proc, d), false
 	if c.client != "" {
-		_, err := fs.table.OfClient(d, c.client, c.header.Uid)
+		_, err := fs.table.OfClient(d, c.client, c.uid)
 		client = err == nil
 		ahead = ahead || client
 	}
@@ -174,7 +174,7 @@ func (c *command) inLine(r *request, d *lockstate.Dir, take func() error) fuse.S
 			return t.over(status)
 		}
 	}
-	leave, err := fs.control.parked.enter(c.header.Uid, 1)
+	leave, err := fs.control.parked.enter(c.uid, 1)
 	if err != nil {
 		return c.fail(err)
 	}

@@ -18,7 +18,7 @@ const (
 
 // attach is called before the first request.
 func (fs *FS) attach(k transport.Kernel) {
-	fs.kernel = k
+	fs.kernel, fs.idmap = k, k.MapsIDs()
 	fs.nodes.validFor = validity(fs.back.root, k)
 }
 

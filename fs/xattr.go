@@ -150,11 +150,14 @@ func shownXattrs(h *fuse.InHeader, list []byte) []byte {
 // SetXAttr is setxattr(2), and how an ACL is set.
 func (fs *FS) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
 	return fs.changeXAttr(cancel, &in.InHeader, "setxattr", attr, func(p place) error {
-		err := fs.spending(in.Uid, entrySize, func() error {
+		err := fs.callerSpends(&in.InHeader, entrySize, func() error {
 			return fs.withAttr(&in.InHeader, attr, func() error { return fs.back.setxattr(p, attr, data, int(in.Flags)) })
 		})
 		if err != nil || attr != "system.posix_acl_access" {
 			return err
+		}
+		if fs.idmap && in.SetXAttrFlags&fuse.SETXATTR_ACL_KILL_SGID == 0 {
+			return nil // the kernel knows the mapping
 		}
 		return fs.dropSetgid(&in.InHeader, p)
 	})
@@ -165,8 +168,11 @@ func (fs *FS) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string,
 // backing it was the daemon that set it.
 func (fs *FS) dropSetgid(h *fuse.InHeader, p place) error {
 	var st unix.Statx_t
-	if err := p.stat(&st); err != nil || st.Mode&unix.S_ISGID == 0 || inGroup(h, st.Gid) || mayKeepPrivileges(h, &st) {
+	if err := p.stat(&st); err != nil || st.Mode&unix.S_ISGID == 0 {
 		return err
+	}
+	if !fs.idmap && (inGroup(h, st.Gid) || mayKeepPrivileges(h, &st)) {
+		return nil
 	}
 	return fs.back.chmod(p, uint32(st.Mode)&0o7777&^unix.S_ISGID)
 }

@@ -28,7 +28,7 @@ func (c *command) versionCommand() *cli.Command {
 				return err
 			}
 			if ctx.Bool("handover") {
-				fmt.Fprintln(c.out, fs.HandoverFormat)
+				fmt.Fprintln(c.out, fs.HandoverFormat, fs.HandoverIDMap)
 				return nil
 			}
 			fmt.Fprintf(c.out, "stagefs %s\n", versionText())

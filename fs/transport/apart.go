@@ -67,7 +67,7 @@ func (w *waits) count(uid uint32, n int) {
 // place to it, and needs another one or ends.
 func (e *entry) aside() (n int, at *slot, left bool) {
 	u, p, h := e.uring, e.place, *e.place.request()
-	if h.Opcode == opSetlkw && u.conn.waits.full(h.Uid) {
+	if h.Opcode == opSetlkw && u.conn.waits.full(u.conn.userOf(&h)) {
 		return p.fail(h.Unique, unix.ENOLCK), nil, false
 	}
 	var over atomic.Bool // one of the two is done with the other

@@ -13,6 +13,8 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
 // Opcodes and notifications that a transport has to know.
@@ -220,6 +222,22 @@ func (c *conn) TellsNames() bool {
 
 // tellsNames reports whether a kernel with that minor version of the protocol does.
 func tellsNames(minor uint32) bool { return minor >= 44 }
+
+func (c *conn) MapsIDs() bool { return mapsIDs(c.opts, (*fuse.InitIn)(unsafe.Pointer(&c.init[0]))) }
+
+// mapsIDs is what comes of what is wanted and what the kernel offers.
+func mapsIDs(o *fuse.MountOptions, init *fuse.InitIn) bool {
+	return o.IDMappedMount && init.Flags64()&fuse.CAP_ALLOW_IDMAP != 0
+}
+
+// userOf returns who has sent a request, procid.NoID if that is not known.
+func (c *conn) userOf(h *fuse.InHeader) uint32 {
+	if !c.MapsIDs() {
+		return h.Uid
+	}
+	uid, _ := procid.FSIDs(h.Pid)
+	return uid
+}
 
 func (c *conn) Stopping() bool { return c.stopping.Load() || c.ended.Load() }
 

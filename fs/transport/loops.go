@@ -192,15 +192,15 @@ func (c *conn) write(answer []byte) {
 func (l *loops) aside(req []byte) {
 	c, req := l.conn, slices.Clone(req)
 	h := headerAt(req)
-	size := 64
+	size, uid := 64, uint32(0)
 	switch h.Opcode {
 	case opSetlkw:
-		if c.waits.full(h.Uid) {
+		if uid = c.userOf(h); c.waits.full(uid) {
 			var out [outHeaderSize]byte
 			c.write(out[:reply(out[:], h.Unique, fuse.Status(unix.ENOLCK), 0)])
 			return
 		}
-		c.waits.count(h.Uid, 1)
+		c.waits.count(uid, 1)
 	case opRead:
 		size = l.size
 	}
@@ -210,7 +210,7 @@ func (l *loops) aside(req []byte) {
 		defer c.threads.Done()
 		defer c.inflight.remove(at)
 		if h.Opcode == opSetlkw {
-			defer c.waits.count(h.Uid, -1)
+			defer c.waits.count(uid, -1)
 		}
 		l.answer(at, h.Unique, [][]byte{req}, [][]byte{make([]byte, size)})
 	}()

@@ -28,8 +28,9 @@ func (c *conn) wait(at *slot, h *fuse.InHeader, in, out [][]byte) int {
 		}
 	})
 	if h.Opcode == opSetlkw {
-		c.waits.count(h.Uid, 1)
-		defer c.waits.count(h.Uid, -1)
+		uid := c.userOf(h)
+		c.waits.count(uid, 1)
+		defer c.waits.count(uid, -1)
 	}
 	n := c.handle(at, unique, in, out)
 	if look.Stop() {

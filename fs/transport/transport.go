@@ -51,6 +51,9 @@ type Kernel interface {
 	// Stopping reports whether what waits is cancelled because the transport
 	// stops, or as the kernel has let go: not by a signal to who waits.
 	Stopping() bool
+	// MapsIDs reports whether the IDs of a mount may be mapped. Then requests do not tell
+	// who has sent them.
+	MapsIDs() bool
 	// Requests tells how many requests have begun to be carried out, by name;
 	// nil: they are not counted.
 	Requests() map[string]uint64
@@ -112,7 +115,7 @@ func Start(fd int, o Options) (t Transport, note string, err error) {
 			unix.Close(news)
 			return nil, "", err
 		}
-		t := goFuse{s, news}
+		t := goFuse{s, news, mapsIDs(o.Mount, s.KernelSettings())}
 		o.Attach(t)
 		return t, "", nil
 	}
@@ -122,7 +125,8 @@ func Start(fd int, o Options) (t Transport, note string, err error) {
 // goFuse is go-fuse's own server.
 type goFuse struct {
 	*fuse.Server
-	news int // a descriptor for what it has no message for; lasts as long as the process
+	news int  // a descriptor for what it has no message for; lasts as long as the process
+	ids  bool // see MapsIDs
 }
 
 func (goFuse) Name() string { return Fuse }
@@ -142,6 +146,8 @@ func (goFuse) Resume(*State) {}
 
 func (g goFuse) ForgetNames()     { _, _ = unix.Write(g.news, notification(notifyIncEpoch, nil)) }
 func (g goFuse) TellsNames() bool { return tellsNames(g.KernelSettings().Minor) }
+
+func (g goFuse) MapsIDs() bool { return g.ids }
 
 func (goFuse) Stopping() bool { return false }
 

@@ -53,7 +53,7 @@ _stagefs() {
 	'' | help)
 		mapfile -t COMPREPLY < <(compgen -W "$commands --help --version" -- "$cur")
 		return ;;
-	mount) options='--lock-name --shared-name --candidate --depth --owner --unlocked --enforce --disable-locking --on-crash --state-dir --strict --grace --options --no-passthrough --transport --compat --debug --daemon --supervise --replace --log' ;;
+	mount) options='--lock-name --shared-name --candidate --depth --owner --unlocked --enforce --disable-locking --on-crash --state-dir --strict --grace --options --no-passthrough --idmap --transport --compat --debug --daemon --supervise --replace --log' ;;
 	umount | unmount) options='--lazy' ;;
 	run)
 		options='--nonblock --wait --conflict-exit-code --shared --why --create-once --destroy-on-failure --on-crash --owner --client --client-file --ttl --kill-after'
