@@ -286,3 +286,24 @@ func TestIDMapOption(t *testing.T) {
 		t.Errorf("--idmap by an ordinary user: %q, want status 64, and whom it is for", r)
 	}
 }
+
+// TestIDMapReserve: who is root on a mapped mount alone gets nothing of what ext4 keeps back
+// for root.
+func TestIDMapReserve(t *testing.T) {
+	needIDMap(t)
+	fill := func(dir string) (mib int) {
+		a := agentAs(t, shift)
+		a.must("open", "file", filepath.Join(idMapped(t, dir, shifted), "file"), "rdwr,creat,excl")
+		for ; a.Try("pwrite", "file", "x", itoa(1<<20), itoa(mib<<20)) == "ok"; mib++ {
+		}
+		a.Kill()
+		return mib
+	}
+	want := fill(newImage(t, 32, "-m", "20").static())
+	for _, opts := range [][]string{nil, {"--no-passthrough"}} {
+		m := newImage(t, 32, "-m", "20").mount(append([]string{"--idmap"}, opts...)...)
+		if got := fill(m.Path); got != want {
+			t.Errorf("with options %q the file system was full after %d MiB, want %d", opts, got, want)
+		}
+	}
+}
