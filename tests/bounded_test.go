@@ -58,12 +58,10 @@ func (m *Mount) openFiles() int {
 	return len(entries)
 }
 
-// TestFaultTexts: what open control files show takes a bounded part of the daemon's
-// memory, whoever opens them how often, and root is told all the same.
-func TestFaultTexts(t *testing.T) {
-	m := mount(t)
-	a := stranger(t)
-	for i := range 20 { // few locks, with long names, of which JSON makes six times as much
+// lockLongNames takes few locks, with long names, of which JSON makes six times as much.
+func (m *Mount) lockLongNames(a *Agent) {
+	m.t.Helper()
+	for i := range 20 {
 		dir := m.At("D" + itoa(i))
 		for range 15 {
 			a.must("mkdir", dir)
@@ -72,6 +70,14 @@ func TestFaultTexts(t *testing.T) {
 		a.must("mkdir", dir)
 		a.must("creat", dir+"/devserver", "wronly,creat,excl")
 	}
+}
+
+// TestFaultTexts: what open control files show takes a bounded part of the daemon's
+// memory, whoever opens them how often, and root is told all the same.
+func TestFaultTexts(t *testing.T) {
+	m := mount(t)
+	a := stranger(t)
+	m.lockLongNames(a)
 	list, err := os.ReadFile(m.control("locks.json"))
 	mustDo(t, err)
 	const most = 64 << 20

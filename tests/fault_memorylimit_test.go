@@ -3,7 +3,6 @@
 package tests
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,20 +29,9 @@ func mountLimited(t *testing.T, bytes int, opts ...string) *Mount {
 	need(t, "root", "fuse")
 	dir := staticDir(t)
 	m := newMount(t, dir, dir+".mnt")
-	m.cmdBin = filepath.Join(tempDir(t), "stagefs")
-	script := fmt.Sprintf("#!/bin/sh\necho $$ >%s/cgroup.procs && exec %s \"$@\"\n", memoryCgroup(t, bytes), stagefsBin())
-	mustDo(t, os.WriteFile(m.cmdBin, []byte(script), 0o755))
-	m.serve(opts...)
-	a := agent(t)
-	for i := range 20 {
-		dir := m.At("D" + itoa(i))
-		for range 15 {
-			a.must("mkdir", dir)
-			dir += "/" + strings.Repeat("\x01", 250)
-		}
-		a.must("mkdir", dir)
-		a.must("creat", dir+"/devserver", "wronly,creat,excl")
-	}
+	m.startedBy("echo $$ >"+memoryCgroup(t, bytes)+"/cgroup.procs || exit", opts...)
+	m.awaitReady()
+	m.lockLongNames(agent(t))
 	return m
 }
 
