@@ -307,3 +307,24 @@ func TestIDMapReserve(t *testing.T) {
 		}
 	}
 }
+
+// TestIDMapKilled: who has taken a lock by a mapped mount keeps it when the daemon is killed,
+// and is refused no more nor less by the next one.
+func TestIDMapKilled(t *testing.T) {
+	needIDMap(t)
+	m := mount(t, "--idmap")
+	at := idMapped(t, m.Path, swapped)
+	a, b := stranger(t), stranger(t)
+	a.must("mkdir", filepath.Join(at, "D"))
+	b.must("mkdir", m.At("E"))
+	m.restart(nil, "--idmap")
+	m.wantOwner("D", a.Pid)
+	m.wantOwner("E", b.Pid)
+	again := idMapped(t, m.Path, swapped)
+	a.must("creat", filepath.Join(again, "D/own"), "wronly,creat")
+	a.want("EBUSY", "creat", filepath.Join(again, "E/x"), "wronly,creat")
+	b.want("EBUSY", "creat", m.At("D/x"), "wronly,creat")
+	a.want("EPERM", "put", m.control("ctl"), "break E because\n", "")
+	a.Kill()
+	m.awaitFree("D")
+}
