@@ -96,6 +96,7 @@ var (
 	ErrStrict         = errors.New("there are ways under the mount")
 	ErrNoAtimes       = errors.New("access times cannot change otherwise than they do")
 	ErrNoMount        = errors.New("no stagefs mount")
+	ErrMountLocked    = errors.New("the mount is locked in this mount namespace")
 	ErrDetached       = errors.New("the mount is busy: detached, and served until the last file is closed")
 )
 

@@ -34,20 +34,30 @@ func (s *Server) unmount(lazy bool) error {
 }
 
 // Unmount unmounts a stagefs mount, a dead one too. lazy detaches one that is
-// busy. It returns an error that wraps EBUSY, EPERM or [ErrNoMount].
+// busy. It returns an error that wraps EBUSY, EPERM, [ErrNoMount] or [ErrMountLocked].
 func Unmount(mountpoint string, lazy bool) error {
 	at, err := AbsoluteOf(mountpoint) // which asks nothing of the mount
 	if err != nil {
 		return err
 	}
-	mounts, err := ReadMounts()
-	if err != nil {
-		return err
+	for tried := 0; ; {
+		mounts, err := ReadMounts()
+		if err != nil {
+			return err
+		}
+		m := TopMount(mounts, at)
+		if m == nil || !m.IsStagefs() {
+			return fmt.Errorf("%s: %w", mountpoint, ErrNoMount)
+		}
+		if m.ID == tried { // mount_namespaces(7): it came with others from a namespace with more privilege
+			return fmt.Errorf("umount %s: %w", at, ErrMountLocked)
+		}
+		// A daemon that takes a dead mount's place detaches that: its own is left then.
+		if err = detach(at, lazy); !errors.Is(err, ErrNoMount) {
+			return err
+		}
+		tried = m.ID
 	}
-	if m := TopMount(mounts, at); m == nil || !m.IsStagefs() {
-		return fmt.Errorf("%s: %w", mountpoint, ErrNoMount)
-	}
-	return detach(at, lazy)
 }
 
 // UnmountDead detaches the dead mount at an absolute path where the mount table

@@ -79,6 +79,39 @@ func TestUmountPassing(t *testing.T) {
 	}
 }
 
+// TestUmountBeside: umount unmounts what is left where the mount that it found was
+// detached before it could, as a daemon detaches the dead one that it replaces.
+func TestUmountBeside(t *testing.T) {
+	needInject(t)
+	m := mountOver(t)
+	mustDo(t, unix.Mount(m.Path, m.Path, "", unix.MS_BIND, ""))
+	raced := m.inject(&fault{call: unix.SYS_UMOUNT2, errno: unix.EINVAL, times: 1, is: func(asked) bool {
+		return unix.Unmount(m.Path, 0) == nil
+	}})
+	if r := run(t, m.cmdBin, "umount", m.Path); r.Status != 0 || mountedAt(m.Path) {
+		t.Errorf("%v; still mounted: %v", r, mountedAt(m.Path))
+	}
+	if did := raced.did(); did[0] != 1 {
+		t.Errorf("it was too late %d times, want once", did[0])
+	}
+}
+
+// TestUmountLocked: a mount that came into a mount namespace from one with more privilege
+// stays, and umount says why.
+func TestUmountLocked(t *testing.T) {
+	need(t, "unshare")
+	m := mountOver(t)
+	for _, lazy := range []string{"--lazy=false", "--lazy"} {
+		r := run(t, "unshare", "-Ur", "-m", stagefsBin(), "umount", lazy, m.Path)
+		if r.Status != 77 || !strings.Contains(r.Err, "locked in this mount namespace") {
+			t.Errorf("umount %s: %v", lazy, r)
+		}
+	}
+	if !mountedAt(m.Path) {
+		t.Error("unmounted")
+	}
+}
+
 // TestUmountElsewhere: a mount that a mount namespace has a copy of is served on;
 // umount, the next mount and doctor say so, and where it is.
 func TestUmountElsewhere(t *testing.T) {

@@ -122,6 +122,7 @@ func explain(err error) (status int, text string) {
 		{stagefs.ErrStrict, exitHeld, "end what is named, or mount without --strict"},
 		{stagefs.ErrNoAtimes, exitUnavailable, "leave them as they are there"},
 		{stagefs.ErrNoMount, exitUnavailable, "mount one with: stagefs mount DIR"},
+		{stagefs.ErrMountLocked, exitNoPerm, "unmount it where it was mounted: this namespace has it from one with more privilege"},
 		{stagefs.ErrNotExist, exitNoInput, "make it first"},
 	} {
 		if errors.Is(err, known.is) {
