@@ -62,7 +62,7 @@ func (fs *FS) statNode(n *node, st *unix.Statx_t) error {
 // GetAttr is stat(2).
 func (fs *FS) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	if c := fs.control.node(in.NodeId); c != nil {
-		c.fillAttr(&out.Attr)
+		fs.control.getAttr(c, in.NodeId, &out.Attr)
 		return fuse.OK
 	}
 	n := fs.nodes.get(in.NodeId)
@@ -156,7 +156,7 @@ func (fs *FS) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut
 		// ENOSYS would end statx(2) for the whole mount.
 		var a fuse.AttrOut
 		if c != nil {
-			c.fillAttr(&a.Attr)
+			fs.control.getAttr(c, in.NodeId, &a.Attr)
 		} else {
 			n.candidate().attr(&a)
 		}

@@ -20,6 +20,7 @@ type carriedControlDir struct {
 // A carriedControl is an open control file.
 type carriedControl struct {
 	Kind string // text, ctl or events
+	Node uint64 // 0: not known, by a program before this was noted
 	Text []byte // of a text; the answer of a ctl; the rest of a line of events
 
 	Watched  bool // a ctl file waits for the end of a lock
@@ -37,16 +38,19 @@ func (d *controlDir) carry() carriedControlDir {
 	defer d.mu.Unlock()
 	c := carriedControlDir{Since: d.since, Fresh: d.fresh.Load(), Next: d.next, Open: make(map[uint64]carriedControl)}
 	for fh, f := range d.opened {
-		switch f := f.(type) {
+		var x carriedControl
+		switch f := f.controlFile.(type) {
 		case *controlText:
-			c.Open[fh] = carriedControl{Kind: "text", Text: f.text, UID: f.uid}
+			x = carriedControl{Kind: "text", Text: f.text, UID: f.uid}
 		case *ctl:
-			c.Open[fh] = f.carry()
+			x = f.carry()
 		case *eventReader:
 			f.mu.Lock()
-			c.Open[fh] = carriedControl{Kind: "events", Text: f.rest, Next: f.next, Nonblock: f.nonblock}
+			x = carriedControl{Kind: "events", Text: f.rest, Next: f.next, Nonblock: f.nonblock}
 			f.mu.Unlock()
 		}
+		x.Node = f.node
+		c.Open[fh] = x
 	}
 	return c
 }
@@ -72,13 +76,14 @@ func (d *controlDir) takeUp(c carriedControlDir) {
 	for fh, x := range c.Open {
 		switch x.Kind {
 		case "text":
-			d.opened[fh], _ = d.newText(x.Text, x.UID) // what was open stays so, counted or not
+			t, _ := d.newText(x.Text, x.UID) // what was open stays so, counted or not
+			d.add(fh, t, x.Node)
 		case "ctl":
-			d.opened[fh] = d.fs.ctlAgain(x)
+			d.add(fh, d.fs.ctlAgain(x), x.Node)
 		case "events":
 			r := newEventReader(d.fs, new(fuse.OpenIn)).(*eventReader)
 			r.next, r.rest, r.nonblock = x.Next, x.Text, x.Nonblock
-			d.opened[fh] = r
+			d.add(fh, r, x.Node)
 		}
 	}
 }

@@ -43,17 +43,26 @@ type controlDir struct {
 	since time.Time
 	files []*control // the directory itself first; the rest in listing order
 
-	fresh atomic.Uint64 // how many node numbers were given to files that wait
+	fresh atomic.Uint64 // how many node numbers were given to files
 
 	mu       sync.Mutex
-	opened   map[uint64]controlFile
-	nodes    map[uint64]uint64 // of those that may wait, by handle
+	opened   map[uint64]openControl // by handle
+	nodes    map[uint64]openNode    // by number
 	next     uint64
 	shutting chan struct{} // closed when the mount is about to end (M4)
 
 	parked bound // requests that wait
-	texts  bound // bytes of open files of text
+	bytes  bound // of open files of text
 }
+
+// An openControl is an open control file, and the number of its node.
+type openControl struct {
+	controlFile
+	node uint64
+}
+
+// An openNode is how often a node is open, and the bytes of the text that was opened last.
+type openNode struct{ opens, size int }
 
 // firstControlHandle keeps the numbers of the control files' handles apart from
 // all others.
@@ -65,20 +74,20 @@ const firstControl = 2
 // controlIno is the inode number that the mount shows of a control file.
 func controlIno(node uint64) uint64 { return 1<<63 | node }
 
-// Each lookup of a file that a write may wait in gives it a new node number:
-// the kernel locks an inode while a write to it lasts, and nobody is to wait
-// for another's wait.
+// Each lookup of a file gives it a new node number: the kernel locks an inode while a
+// write to it lasts, and nobody is to wait for another's wait; nor are the pages that
+// sendfile(2) reads of a text to be those of an earlier one.
 const (
 	firstFresh = 1 << 62
 	freshStep  = 1 << 8
 )
 
 func (d *controlDir) init(fs *FS) {
-	d.fs, d.since, d.opened, d.next = fs, time.Now(), make(map[uint64]controlFile), firstControlHandle
-	d.nodes = make(map[uint64]uint64)
+	d.fs, d.since, d.opened, d.next = fs, time.Now(), make(map[uint64]openControl), firstControlHandle
+	d.nodes = make(map[uint64]openNode)
 	d.shutting = make(chan struct{})
 	d.parked.most, d.parked.mostUser, d.parked.full = maxParked, maxParkedUser, errParked
-	d.texts.most, d.texts.mostUser, d.texts.full = maxTexts, maxTextsUser, errTexts
+	d.bytes.most, d.bytes.mostUser, d.bytes.full = maxTexts, maxTextsUser, errTexts
 	d.files = []*control{
 		{name: ControlDir, mode: unix.S_IFDIR | 0o555},
 		{name: "ctl", mode: unix.S_IFREG | 0o666, open: newCtl},
@@ -151,6 +160,8 @@ func (d *controlDir) lookup(h *fuse.InHeader, parent *node, name string) (c *con
 	return nil, true
 }
 
+func (c *control) isDir() bool { return c.mode&unix.S_IFMT == unix.S_IFDIR }
+
 func (c *control) fillAttr(a *fuse.Attr) {
 	a.Ino, a.Mode, a.Nlink = controlIno(c.id), c.mode, 1
 	a.Uid, a.Gid, a.Blksize = c.dir.fs.uid, c.dir.fs.gid, 4096
@@ -160,12 +171,20 @@ func (c *control) fillAttr(a *fuse.Attr) {
 
 func (c *control) fillEntry(out *fuse.EntryOut) {
 	out.NodeId = c.id
-	if c.open != nil {
-		out.NodeId += firstFresh + freshStep*c.dir.fresh.Add(1)
-	} else {
-		out.SetEntryTimeout(c.dir.fs.nodes.validFor)
-	}
 	c.fillAttr(&out.Attr)
+	if c.isDir() {
+		out.SetEntryTimeout(c.dir.fs.nodes.validFor)
+		return
+	}
+	out.NodeId += firstFresh + freshStep*c.dir.fresh.Add(1)
+}
+
+// getAttr is stat(2) of a node. What nobody has open shows no size, as in proc(5).
+func (d *controlDir) getAttr(c *control, node uint64, a *fuse.Attr) {
+	c.fillAttr(a)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a.Size = uint64(d.nodes[node].size)
 }
 
 // writable reports whether the file can be written to.
@@ -201,38 +220,67 @@ func (c *control) openFile(in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	defer d.mu.Unlock()
 	out.Fh = d.next
 	d.next++
-	d.opened[out.Fh] = f
-	if c.open != nil {
-		d.nodes[out.Fh] = in.NodeId
+	if d.nodes[in.NodeId].opens == 0 {
+		d.tellSize(in.NodeId, f)
 	}
+	d.add(out.Fh, f, in.NodeId)
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO | c.flags
 	return fuse.OK
 }
 
+// add notes an open file. The mutex is held.
+func (d *controlDir) add(fh uint64, f controlFile, node uint64) {
+	d.opened[fh] = openControl{f, node}
+	n := d.nodes[node]
+	n.opens++
+	if t, ok := f.(*controlText); ok {
+		n.size = len(t.text)
+	}
+	d.nodes[node] = n
+}
+
+// tellSize makes the kernel, which holds a file that is not open to be empty, read with
+// sendfile(2) and splice(2), too. Nobody has the node open, so that no page of it is being
+// read. The mutex is held.
+func (d *controlDir) tellSize(node uint64, f controlFile) {
+	switch f := f.(type) {
+	case *controlText:
+		if last := len(f.text) - 1; last >= 0 {
+			d.fs.kernel.NotifyStore(node, int64(last), f.text[last:])
+		}
+	case *eventReader:
+		d.fs.kernel.NotifyStore(node, 1<<40, []byte{0}) // the read tells them to do otherwise
+	}
+}
+
 func (d *controlDir) release(fh uint64) {
 	d.mu.Lock()
-	f := d.opened[fh]
-	delete(d.opened, fh)
-	delete(d.nodes, fh)
+	f, ok := d.opened[fh]
+	if ok {
+		delete(d.opened, fh)
+		if n := d.nodes[f.node]; n.opens > 1 {
+			d.nodes[f.node] = openNode{n.opens - 1, n.size}
+		} else {
+			delete(d.nodes, f.node)
+		}
+	}
 	d.mu.Unlock()
-	if f != nil {
+	if ok {
 		f.close()
 	}
 }
 
-// known returns node numbers of control files that the kernel may know: of those
-// that are read from and written to while somebody waits, some that it does.
+// known returns node numbers of control files that the kernel knows: of open ones.
 func (d *controlDir) known(most int) (ids []uint64) {
-	for _, c := range d.files[1:] {
-		ids = append(ids, c.id)
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, id := range d.nodes {
+	for id := range d.nodes {
 		if most--; most < 0 {
 			break
 		}
-		ids = append(ids, id)
+		if id != 0 { // see carriedControl
+			ids = append(ids, id)
+		}
 	}
 	return ids
 }
@@ -240,7 +288,7 @@ func (d *controlDir) known(most int) (ids []uint64) {
 func (d *controlDir) handle(fh uint64) controlFile {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.opened[fh]
+	return d.opened[fh].controlFile
 }
 
 func (d *controlDir) read(cancel <-chan struct{}, in *fuse.ReadIn) (fuse.ReadResult, fuse.Status) {
@@ -275,14 +323,14 @@ func part(content []byte, in *fuse.ReadIn) []byte {
 type controlText struct {
 	text  []byte
 	uid   uint32 // who opened it
-	leave func() // gives back what it takes of controlDir.texts; nil: nothing
+	leave func() // gives back what it takes of controlDir.bytes; nil: nothing
 }
 
 // newText returns an open file of text, or an error if its user has too much open.
 func (d *controlDir) newText(text []byte, uid uint32) (t *controlText, err error) {
 	t = &controlText{text: text, uid: uid}
 	if uid != 0 {
-		t.leave, err = d.texts.enter(uid, len(text))
+		t.leave, err = d.bytes.enter(uid, len(text))
 	}
 	return t, err
 }

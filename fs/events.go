@@ -78,6 +78,11 @@ func (r *eventReader) close() {
 func (r *eventReader) write(<-chan struct{}, *fuse.WriteIn, []byte) fuse.Status { return fuse.EBADF }
 
 func (r *eventReader) read(cancel <-chan struct{}, in *fuse.ReadIn) ([]byte, fuse.Status) {
+	if in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
+		// It is for a page of the cache, where events have no place: who is told this by
+		// sendfile(2) goes on with read(2).
+		return nil, fuse.EINVAL
+	}
 	var leave func()
 	for {
 		b, bell := r.take(int(in.Size))

@@ -109,9 +109,8 @@ func (m *Mount) start(opts []string) {
 		state, err = filepath.Rel(wd, m.State)
 		mustDo(m.t, err)
 	}
-	args := append([]string{"mount", "--state-dir", state}, opts...)
-	args = append(args, strings.Fields(os.Getenv("STAGEFS_MOUNT_OPTS"))...)
-	args = append(args, dir)
+	args := append([]string{"mount", "--state-dir", state}, strings.Fields(os.Getenv("STAGEFS_MOUNT_OPTS"))...)
+	args = append(append(args, opts...), dir) // a test's own go by what comes last
 	if m.Path != m.Dir {
 		args = append(args, m.Path)
 	}

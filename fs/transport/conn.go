@@ -53,8 +53,9 @@ const (
 	opRename2     = 45
 
 	notifyInvalInode = 2
-	notifyIncEpoch   = 8
+	notifyStore      = 4
 	notifyRetrieve   = 5
+	notifyIncEpoch   = 8
 )
 
 const (
@@ -212,6 +213,12 @@ func (c *conn) InodeNotify(node uint64, off, length int64) fuse.Status {
 		c.opts.Logger.Printf("notify: inode n%d off %d length %d: %v", node, off, length, err)
 	}
 	return fuse.ToStatus(err)
+}
+
+func (c *conn) NotifyStore(node uint64, off int64, content []byte) {
+	m := fuse.NotifyStoreOut{Nodeid: node, Offset: uint64(off), Size: uint32(len(content))}
+	// ENOENT: the kernel has let it go meanwhile.
+	_ = c.notify(notifyStore, append((*[unsafe.Sizeof(m)]byte)(unsafe.Pointer(&m))[:], content...))
 }
 
 func (c *conn) ForgetNames() { _ = c.notify(notifyIncEpoch, nil) } // EINVAL: see TellsNames

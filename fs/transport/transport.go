@@ -30,6 +30,10 @@ type Kernel interface {
 	// InodeNotify makes the kernel forget an inode's attributes, and its
 	// content from off on unless off is negative.
 	InodeNotify(node uint64, off, length int64) fuse.Status
+	// NotifyStore gives the kernel content of a file, at most 4 KiB, which makes it take
+	// the file to be no shorter, until it asks for the attributes again. It waits for
+	// reads of that page that are under way, and so for the daemon.
+	NotifyStore(node uint64, off int64, content []byte)
 	// DropPages makes the kernel forget so many bytes of a file from off on, soon; 0:
 	// all that follow. It waits for reads of them that are under way, and so for the
 	// daemon.
@@ -130,6 +134,10 @@ type goFuse struct {
 }
 
 func (goFuse) Name() string { return Fuse }
+
+func (g goFuse) NotifyStore(node uint64, off int64, content []byte) {
+	g.InodeNotifyStoreCache(node, off, content)
+}
 
 func (g goFuse) DropPages(node uint64, off, length int64) { go g.InodeNotify(node, off, length) }
 
