@@ -107,14 +107,13 @@ func (fs *FS) walk(dir string) (int, error) {
 	return fd, err
 }
 
-// mayRemove reports whether the caller could remove a directory with all that is
+// mayRemove reports whether somebody could remove a directory with all that is
 // in it: the daemon does it for nobody else. The caller holds FS.ns.
-func (fs *FS) mayRemove(h *fuse.InHeader, dir string) error {
-	uid := fs.userOf(h)
-	if uid == 0 {
+func (fs *FS) mayRemove(x *rights, dir string) error {
+	if x.UID == 0 && !x.Mapped {
 		return nil
 	}
-	return fs.withRightsOf(h, func() error {
+	return fs.withRights(x, func() error {
 		parent, name := cutLast(dir)
 		fd, err := fs.walk(parent)
 		if err != nil {
@@ -128,10 +127,10 @@ func (fs *FS) mayRemove(h *fuse.InHeader, dir string) error {
 		if err := errors.Join(statAt(fd, "", &up), statAt(fd, name, &st)); err != nil {
 			return err
 		}
-		if stuck(&up, &st, uid) {
+		if stuck(&up, &st, x.UID) {
 			return unix.EACCES
 		}
-		return fs.mayEmpty(dir, uid)
+		return fs.mayEmpty(dir, x.UID)
 	})
 }
 

@@ -180,7 +180,7 @@ func (c *command) release() fuse.Status {
 		if status := c.othersIn(l); status != fuse.OK {
 			return status
 		}
-		err := c.fs.locked(false, func() error { return c.fs.mayRemove(c.header, l.Path) })
+		err := c.fs.locked(false, func() error { return c.mayRemove(l.Path) })
 		if errors.Is(err, unix.EACCES) {
 			c.answer.Message = "not all of it is yours to remove"
 			return fuse.EACCES

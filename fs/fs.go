@@ -100,8 +100,9 @@ type FS struct {
 	watchMu sync.Mutex
 	watched map[procid.ID]*procid.Process // protected by watchMu
 
-	kernel transport.Kernel // set before the first request is answered
-	idmap  bool             // likewise: see idmap.go
+	kernel  transport.Kernel // set before the first request is answered
+	idmap   bool             // likewise: see idmap.go
+	permits permits
 }
 
 func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) (*FS, error) {

@@ -46,6 +46,9 @@ func (fs *FS) notFound(id uint64) fuse.Status {
 
 // Mknod is mknod(2).
 func (fs *FS) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
+	if fs.idmap && name == lockstate.PermitName {
+		return fs.permits.give(fs, &in.InHeader)
+	}
 	m := &making{r: &request{fs: fs, cancel: cancel, header: &in.InHeader, op: "mknod", name: name}, protocol: "mknod"}
 	m.socket = in.Mode&unix.S_IFMT == unix.S_IFSOCK
 	m.do = func(dir int) error {

@@ -60,7 +60,7 @@ func (c *command) await() fuse.Status {
 	// A directory that is not there yet is waited for where it would be made.
 	there := c.dir
 	_ = c.fs.locked(false, func() error {
-		for c.fs.mayCreateIn(c.header, c.dir) == unix.ENOENT && c.dir != "." {
+		for c.mayCreate() == unix.ENOENT && c.dir != "." {
 			c.dir = path.Dir(c.dir)
 		}
 		return nil
@@ -245,7 +245,7 @@ func (c *command) placeOf(d *lockstate.Dir) error {
 	if c.permitted {
 		return nil
 	}
-	err := c.fs.mayCreateIn(c.header, c.dir)
+	err := c.mayCreate()
 	c.permitted = err == nil
 	return err
 }

@@ -81,6 +81,12 @@ type Denial struct {
 	Reason    string    `json:"reason"`
 }
 
+// PermitName is the name of a file that mknod(2) makes nowhere where the IDs of a mount may
+// be mapped (mount --idmap): it fails with EALREADY for who may make entries in the directory
+// by the mapping of the mount that it came by, and a command that was refused for want of
+// that right succeeds within 5 s.
+const PermitName = ".stagefs-permit"
+
 // An Answer is what a read of the ctl file tells of the last command that was
 // written through the same descriptor. Which fields are there depends on the
 // command and on its outcome.
@@ -106,6 +112,7 @@ type Answer struct {
 	// Of a command that failed.
 	Error    string    `json:"error,omitempty"`   // the name of its errno
 	Message  string    `json:"message,omitempty"` // what to do about it
+	Permit   []byte    `json:"permit,omitempty"`  // a path in the mount: see [PermitName]
 	Held     *Row      `json:"held,omitempty"`    // the lock in the way
 	Blockers []Blocker `json:"blockers,omitempty"`
 }

@@ -124,6 +124,9 @@ func (c *command) control(dir, verb, more string) error {
 	}
 	defer ctl.Close()
 	answer, err := sendLine(ctl, line)
+	if errors.Is(err, unix.EACCES) && len(answer.Permit) > 0 && client.Permit(mountpoint, string(answer.Permit)) {
+		answer, err = sendLine(ctl, line)
+	}
 	text := harmless(answer.Message)
 	switch {
 	case err == nil && text != "":

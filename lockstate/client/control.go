@@ -86,7 +86,10 @@ func readNames(root string) (names []string) {
 }
 
 // ctlFile is a conn on a real mount.
-type ctlFile struct{ fd int }
+type ctlFile struct {
+	fd   int
+	root string
+}
 
 func openControl(root string) (conn, error) {
 	for {
@@ -100,7 +103,7 @@ func openControl(root string) (conn, error) {
 		if err != nil {
 			return nil, notAnswering(root, &os.PathError{Op: "open", Path: filepath.Join(root, controlDir, "ctl"), Err: err})
 		}
-		return &ctlFile{fd}, nil
+		return &ctlFile{fd, root}, nil
 	}
 }
 
@@ -125,6 +128,35 @@ func (f *ctlFile) close() {
 }
 
 func (f *ctlFile) command(ctx context.Context, line string, undo func(*reply) string) (*reply, error) {
+	r, err := f.once(ctx, line, undo)
+	for range maxPermits {
+		if !errors.Is(err, unix.EACCES) || len(r.Permit) == 0 || ctx.Err() != nil || !Permit(f.root, string(r.Permit)) {
+			break
+		}
+		r, err = f.once(ctx, line, undo)
+	}
+	return r, err
+}
+
+// maxPermits is how often a permit may be lost before it is of use.
+const maxPermits = 3
+
+// Permit shows the daemon, which cannot know that where IDs are mapped (mount --idmap),
+// that this process may make entries in a directory, or in the nearest to it that is there.
+// What it answered to a command that failed with EACCES tells the file, relative to the
+// root of the mount: in which directory, and by a name that it lets nobody make. Permit
+// reports whether the command is worth another try. Who calls Acquire need not care.
+func Permit(root, file string) bool {
+	for dir, name := filepath.Dir(file), filepath.Base(file); ; dir = filepath.Dir(dir) {
+		err := ignoringEINTR(func() error { return unix.Mknod(filepath.Join(root, dir, name), unix.S_IFIFO, 0) })
+		if err != unix.ENOENT || dir == "." {
+			return err == unix.EALREADY
+		}
+	}
+}
+
+// once is command without a permit.
+func (f *ctlFile) once(ctx context.Context, line string, undo func(*reply) string) (*reply, error) {
 	fd := f.fd
 	late, err := f.interruptible(ctx, func() error {
 		_, err := unix.Pwrite(fd, []byte(line+"\n"), 0)

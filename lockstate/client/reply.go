@@ -26,6 +26,7 @@ type reply struct {
 
 	// Of a refusal.
 	Message  string    `json:"message"`
+	Permit   []byte    `json:"permit"` // see [Permit]
 	Held     *Holder   `json:"held"`
 	Blockers []Blocker `json:"blockers"`
 
