@@ -253,7 +253,7 @@ func (fs *FS) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Statu
 func (fs *FS) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
 	src, dst := fs.handles.get(in.FhIn, in.NodeId), fs.handles.get(in.FhOut, in.NodeIdOut)
 	if !src.isFile() || !dst.isFile() || dst.lock == nil && dst.opener == nil {
-		return 0, fuse.EBADF
+		return 0, fuse.Status(unix.EOPNOTSUPP) // the kernel reads and writes itself
 	}
 	f := dst.node.lockFile()
 	paged := f.paging > 0

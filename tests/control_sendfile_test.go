@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"io"
 	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"testing"
@@ -147,11 +146,13 @@ func TestControlSendfileClients(t *testing.T) {
 	need(t, "python3")
 	m := mount(t)
 	manyLocks(t, m)
+	openDir(t, m.Back("into"))
 	for _, call := range []string{
 		"shutil.copyfile(sys.argv[1], sys.argv[2])",
 		"i, o = open(sys.argv[1]), open(sys.argv[2], 'w')\nwhile os.sendfile(o.fileno(), i.fileno(), None, 1 << 20): pass",
+		"i, o = open(sys.argv[1]), open(sys.argv[2], 'w')\nwhile os.copy_file_range(i.fileno(), o.fileno(), 1 << 20): pass",
 	} {
-		to := filepath.Join(tempDir(t), "copy")
+		to := m.At("into/copy")
 		if r := run(t, "python3", "-c", "import os, shutil, sys\n"+call, m.control("locks"), to); r.Status != 0 {
 			t.Fatal(r)
 		}
