@@ -185,6 +185,7 @@ func (d *controlDir) getAttr(c *control, node uint64, a *fuse.Attr) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a.Size = uint64(d.nodes[node].size)
+	a.Blocks = (a.Size + 511) / 512 // or programs look for holes
 }
 
 // writable reports whether the file can be written to.
@@ -309,6 +310,15 @@ func (d *controlDir) write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte
 		return 0, status
 	}
 	return uint32(len(data)), fuse.OK
+}
+
+// lseek serves SEEK_DATA and SEEK_HOLE.
+func (d *controlDir) lseek(in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
+	size := 0
+	if t, ok := d.handle(in.Fh).(*controlText); ok {
+		size = len(t.text)
+	}
+	return seekWhole(uint64(size), in, out)
 }
 
 // part returns what a read at an offset gets of content.

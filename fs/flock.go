@@ -73,7 +73,7 @@ func lockOf(in *fuse.LkIn) advisory.Lock {
 func (fs *FS) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse.Status {
 	n := fs.nodes.get(in.NodeId)
 	if n == nil {
-		return fuse.EBADF
+		return fs.noLocks(in)
 	}
 	out.Lk = fuse.FileLock{Typ: unix.F_UNLCK}
 	get := fs.advisory.Get
@@ -120,6 +120,14 @@ func (fs *FS) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse
 	return fuse.OK
 }
 
+// noLocks is the answer for a node that is no file of the backing.
+func (fs *FS) noLocks(in *fuse.LkIn) fuse.Status {
+	if fs.control.node(in.NodeId) != nil {
+		return fuse.Status(unix.EOPNOTSUPP)
+	}
+	return fuse.EBADF
+}
+
 // SetLk is F_SETLK, and flock(2) with LOCK_NB.
 func (fs *FS) SetLk(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
 	return fs.setLock(cancel, in, false)
@@ -133,7 +141,7 @@ func (fs *FS) SetLkw(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
 func (fs *FS) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) fuse.Status {
 	h, at, lockFile, unclear := fs.lockedBy(in)
 	if h == nil {
-		return fuse.EBADF
+		return fs.noLocks(in)
 	}
 	h.flushed.Store(0) // it is in use
 	want, node := lockOf(in), h.node.id

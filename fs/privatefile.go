@@ -190,16 +190,8 @@ func (c *candidate) write(in *fuse.WriteIn, data []byte) (n uint32, status fuse.
 func (c *candidate) lseek(in *fuse.LseekIn, out *fuse.LseekOut) (status fuse.Status, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	size := uint64(len(c.data))
-	switch {
-	case c.won.Load():
+	if c.won.Load() {
 		return 0, false
-	case in.Offset >= size:
-		return fuse.Status(unix.ENXIO), true
 	}
-	out.Offset = in.Offset
-	if in.Whence == unix.SEEK_HOLE {
-		out.Offset = size
-	}
-	return fuse.OK, true
+	return seekWhole(uint64(len(c.data)), in, out), true
 }

@@ -186,6 +186,9 @@ func (fs *FS) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 // kernel's, of which the backing knows nothing yet, they are written first: what cp(1) takes
 // for a hole it does not read.
 func (fs *FS) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
+	if fs.control.node(in.NodeId) != nil {
+		return fs.control.lseek(in, out)
+	}
 	h := fs.handles.get(in.Fh, in.NodeId)
 	if h != nil && h.cand != nil {
 		if status, ok := h.cand.lseek(in, out); ok {
@@ -216,15 +219,20 @@ func (fs *FS) seekInData(h *handle, in *fuse.LseekIn, out *fuse.LseekOut) fuse.S
 		if err := unix.Fstat(fd, &st); err != nil {
 			return err
 		}
-		if in.Offset >= uint64(st.Size) {
-			return unix.ENXIO
-		}
-		out.Offset = in.Offset
-		if in.Whence == unix.SEEK_HOLE {
-			out.Offset = uint64(st.Size)
-		}
-		return nil
+		return errorOf(seekWhole(uint64(st.Size), in, out))
 	}))
+}
+
+// seekWhole is lseek(2) in a file of so many bytes without a hole.
+func seekWhole(size uint64, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
+	if in.Offset >= size {
+		return fuse.Status(unix.ENXIO)
+	}
+	out.Offset = in.Offset
+	if in.Whence == unix.SEEK_HOLE {
+		out.Offset = size
+	}
+	return fuse.OK
 }
 
 // Fallocate is fallocate(2).

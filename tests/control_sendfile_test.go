@@ -133,6 +133,15 @@ func TestControlSendfile(t *testing.T) {
 				if size := stat(t, f); size != len(want) {
 					t.Errorf("%s: st_size %d of %d bytes that are open", file, size, len(want))
 				}
+				if hole, err := unix.Seek(int(f.Fd()), 0, unix.SEEK_HOLE); len(want) > 0 && (err != nil || hole != int64(len(want))) {
+					t.Errorf("%s: a hole at %d of %d bytes, %v", file, hole, len(want), err)
+				}
+				if _, err := unix.Seek(int(f.Fd()), int64(len(want)), unix.SEEK_DATA); err != unix.ENXIO {
+					t.Errorf("%s: SEEK_DATA at the end: %v, want ENXIO", file, err)
+				}
+				if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != unix.EOPNOTSUPP {
+					t.Errorf("%s: flock: %v, want EOPNOTSUPP", file, err)
+				}
 			}
 		})
 	}
@@ -148,6 +157,7 @@ func TestControlSendfileClients(t *testing.T) {
 	manyLocks(t, m)
 	openDir(t, m.Back("into"))
 	for _, call := range []string{
+		"os.execlp('cp', 'cp', sys.argv[1], sys.argv[2])",
 		"shutil.copyfile(sys.argv[1], sys.argv[2])",
 		"i, o = open(sys.argv[1]), open(sys.argv[2], 'w')\nwhile os.sendfile(o.fileno(), i.fileno(), None, 1 << 20): pass",
 		"i, o = open(sys.argv[1]), open(sys.argv[2], 'w')\nwhile os.copy_file_range(i.fileno(), o.fileno(), 1 << 20): pass",
