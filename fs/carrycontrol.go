@@ -3,7 +3,6 @@ package fs
 import (
 	"time"
 
-	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
@@ -81,8 +80,8 @@ func (d *controlDir) takeUp(c carriedControlDir) {
 		case "ctl":
 			d.add(fh, d.fs.ctlAgain(x), x.Node)
 		case "events":
-			r := newEventReader(d.fs, new(fuse.OpenIn)).(*eventReader)
-			r.next, r.rest, r.nonblock = x.Next, x.Text, x.Nonblock
+			r := d.fs.newEventReader(x.Nonblock)
+			r.next, r.rest = x.Next, x.Text
 			d.add(fh, r, x.Node)
 		}
 	}

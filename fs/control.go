@@ -23,9 +23,9 @@ type control struct {
 	id    uint64
 	name  string
 	mode  uint32
-	show  func(*FS) []byte                    // a file of text
-	open  func(*FS, *fuse.OpenIn) controlFile // a file that does more
-	flags uint32                              // for the kernel, of an open file
+	show  func(*FS) []byte                             // a file of text
+	open  func(*FS, *fuse.OpenIn) (controlFile, error) // a file that does more
+	flags uint32                                       // for the kernel, of an open file
 	dir   *controlDir
 }
 
@@ -92,7 +92,7 @@ func (d *controlDir) init(fs *FS) {
 		{name: ControlDir, mode: unix.S_IFDIR | 0o555},
 		{name: "ctl", mode: unix.S_IFREG | 0o666, open: newCtl},
 		{name: "denials", mode: unix.S_IFREG | 0o444, show: (*FS).showDenials},
-		{name: "events", mode: unix.S_IFREG | 0o444, open: newEventReader, flags: fuse.FOPEN_NONSEEKABLE | fuse.FOPEN_STREAM},
+		{name: "events", mode: unix.S_IFREG | 0o444, open: openEvents, flags: fuse.FOPEN_NONSEEKABLE | fuse.FOPEN_STREAM},
 		{name: "locks", mode: unix.S_IFREG | 0o444, show: (*FS).showLocks},
 		{name: "locks.json", mode: unix.S_IFREG | 0o444, show: (*FS).showLocksJSON},
 		{name: "metrics", mode: unix.S_IFREG | 0o444, show: (*FS).showMetrics},
@@ -212,7 +212,10 @@ func (c *control) openFile(in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 		}
 		f = text
 	case c.open != nil:
-		f = c.open(c.dir.fs, in)
+		var err error
+		if f, err = c.open(c.dir.fs, in); err != nil {
+			return statusOf(err)
+		}
 	default:
 		return fuse.Status(unix.EISDIR)
 	}

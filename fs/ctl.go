@@ -46,12 +46,18 @@ type watch struct {
 	how    func() lockstate.Ending
 }
 
-func newCtl(fs *FS, in *fuse.OpenIn) controlFile { return &ctl{fs: fs, uid: fs.userOf(&in.InHeader)} }
+func newCtl(fs *FS, in *fuse.OpenIn) (controlFile, error) {
+	uid, err := fs.commanderOf(&in.InHeader)
+	return &ctl{fs: fs, uid: uid}, err
+}
 
 func (f *ctl) close() {}
 
 func (f *ctl) write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) fuse.Status {
-	uid := f.fs.userOf(&in.InHeader)
+	uid, err := f.fs.commanderOf(&in.InHeader)
+	if err != nil {
+		return f.fail(syscall.Errno(statusOf(err)))
+	}
 	if uid != f.uid || uid == procid.NoID {
 		// A program with another user's rights, whose output somebody has
 		// sent here, lends them to nobody.

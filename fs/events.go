@@ -53,7 +53,11 @@ type eventReader struct {
 	rest []byte // of a line that did not fit into a read
 }
 
-func newEventReader(fs *FS, in *fuse.OpenIn) controlFile {
+func openEvents(fs *FS, in *fuse.OpenIn) (controlFile, error) {
+	return fs.newEventReader(in.Flags&unix.O_NONBLOCK != 0), nil
+}
+
+func (fs *FS) newEventReader(nonblock bool) *eventReader {
 	fs.table.Listen(1)
 	g := fs.events
 	g.mu.Lock()
@@ -62,7 +66,7 @@ func newEventReader(fs *FS, in *fuse.OpenIn) controlFile {
 	if g.ring == nil {
 		g.ring = make([]lockstate.Event, eventsKept)
 	}
-	return &eventReader{fs: fs, next: g.next, nonblock: in.Flags&unix.O_NONBLOCK != 0}
+	return &eventReader{fs: fs, next: g.next, nonblock: nonblock}
 }
 
 func (r *eventReader) close() {

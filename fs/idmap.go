@@ -30,6 +30,15 @@ func (fs *FS) userOf(h *fuse.InHeader) uint32 {
 	return uid
 }
 
+// commanderOf is userOf for who gives commands, and is to be told if this daemon is too short
+// of something to look at him.
+func (fs *FS) commanderOf(h *fuse.InHeader) (uid uint32, err error) {
+	if uid = fs.userOf(h); uid == procid.NoID && fs.idmap {
+		_, err = procid.ReadStatus(int(h.Pid))
+	}
+	return uid, ifShort(err)
+}
+
 // payerOf returns in whose name blocks are taken for who sent a request, see spending. Who is
 // not known may not have those that are kept back.
 func (fs *FS) payerOf(h *fuse.InHeader) uint32 {

@@ -75,9 +75,13 @@ func TestFaultDescriptors(t *testing.T) {
 // directory made without its lock a trap. Whoever was seen first in between is known as
 // the child that it is when there are descriptors again.
 func TestFaultDescriptorsUnknown(t *testing.T) {
-	for _, opts := range [][]string{nil, {"--enforce=observe"}} {
-		t.Run(strings.Join(opts, ""), func(t *testing.T) {
-			m := mount(t, opts...)
+	for _, opt := range []string{"--enforce=all", "--enforce=observe", "--idmap"} {
+		t.Run(opt, func(t *testing.T) {
+			if opt == "--idmap" {
+				needIDMap(t)
+			}
+			observes := opt == "--enforce=observe"
+			m := mount(t, opt)
 			holder, rival := agent(t), agent(t)
 			holder.must("mkdir", m.At("D"))
 			holder.must("put", m.At("D/f"), "before", "creat")
@@ -92,11 +96,11 @@ func TestFaultDescriptorsUnknown(t *testing.T) {
 			m.limitFiles(t, int(old.Cur))
 			t.Logf("heard: %v", heard)
 			for who, got := range heard {
-				if got != "ENFILE" && (opts == nil || got != "ok") {
+				if got != "ENFILE" && (!observes || got != "ok") {
 					t.Errorf("%s hears %s", who, got)
 				}
 			}
-			if opts != nil {
+			if observes {
 				return
 			}
 			holder.must("thread", "put", m.At("D/f"), "thread", "")
