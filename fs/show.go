@@ -129,7 +129,7 @@ func (fs *FS) showLocks() []byte {
 			pid = "-" // who took the lease is gone
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%d\t%s\n", plain(r.Dir), r.Kind, r.Protocol, r.Token,
-			r.Since.UTC().Format(time.RFC3339), pid, r.UID, shorten(ownerText(r)))
+			r.Since.UTC().Format(time.RFC3339), pid, r.UID, ownerText(r))
 		for _, k := range r.Blockers {
 			fmt.Fprintf(w, "  open: %s\t\t\t\t\t%s\n", plain(k.Path), blockerText(k))
 		}
@@ -149,23 +149,32 @@ func blockerText(b lockstate.Blocker) string {
 	if b.Pid == 0 {
 		return "-\t\tnot known"
 	}
-	return fmt.Sprintf("%d\t\t%s", b.Pid, shorten(plain(b.Cmd)))
+	return fmt.Sprintf("%d\t\t%s", b.Pid, brief(b.Cmd))
 }
 
 // ownerText tells whose lock a row is.
 func ownerText(r lockstate.Row) string {
 	if r.Client != "" {
-		return fmt.Sprintf("client %s for %.1f s", plain(r.Client), r.Deadline)
+		return fmt.Sprintf("client %s for %.1f s", brief(r.Client), r.Deadline)
 	}
-	return plain(r.Cmd)
+	return brief(r.Cmd)
 }
 
-// shorten keeps a command line from filling a screen.
-func shorten(s string) string {
-	if len(s) > 120 {
-		return strings.ToValidUTF8(s[:117], "") + "..."
+// maxBrief is how long brief lets a text be, in bytes.
+const maxBrief = 120
+
+// brief is plain for as much of a command line as does not fill a screen.
+func brief(s string) string {
+	shown := ""
+	if len(s) <= maxBrief {
+		shown = plain(s)
 	}
-	return s
+	for n := min(len(s), maxBrief-len("...")); shown == "" || len(shown) > maxBrief; n-- {
+		if n == len(s) || utf8.RuneStart(s[n]) {
+			shown = plain(s[:n] + "...")
+		}
+	}
+	return shown
 }
 
 // printable is r, or a blank where r could end a line or drive a terminal.

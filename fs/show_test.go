@@ -36,15 +36,21 @@ func FuzzPlain(f *testing.F) {
 	})
 }
 
-// TestShorten: a command line is cut between two characters, whatever they are.
-func TestShorten(t *testing.T) {
+// TestBrief: a command line is cut between two characters, whatever they are, and before it
+// is quoted.
+func TestBrief(t *testing.T) {
 	for in, want := range map[string]string{
-		"make":                       "make",
-		strings.Repeat("x", 121):     strings.Repeat("x", 117) + "...",
-		strings.Repeat("\u00e9", 61): strings.Repeat("\u00e9", 58) + "...",
+		"make":                             "make",
+		strings.Repeat("x", 121):           strings.Repeat("x", 117) + "...",
+		strings.Repeat("\u00e9", 61):       strings.Repeat("\u00e9", 58) + "...",
+		"make " + strings.Repeat("x", 112): `"make ` + strings.Repeat("x", 112) + `"`,
+		"make " + strings.Repeat("x", 114): `"make ` + strings.Repeat("x", 110) + `..."`,
+		strings.Repeat("\n", 61):           `"` + strings.Repeat(`\n`, 57) + `..."`,
+		strings.Repeat("\xff", 30):         `"` + strings.Repeat(`\xff`, 28) + `..."`,
+		"":                                 `""`,
 	} {
-		if got := shorten(in); got != want {
-			t.Errorf("shorten(%q) = %q, want %q", in, got, want)
+		if got := brief(in); got != want {
+			t.Errorf("brief(%q) = %q, want %q", in, got, want)
 		}
 	}
 }

@@ -112,6 +112,17 @@ func TestBench(t *testing.T) {
 	}
 }
 
+// TestTotal: the same figures have one sum, and so one report.
+func TestTotal(t *testing.T) {
+	kinds := map[string]float64{"a": 1e16, "b": 1, "c": -1e16, "d": 1, "e": 0.1}
+	want := total(kinds)
+	for range 100 {
+		if got := total(kinds); got != want {
+			t.Fatalf("total = %v, then %v", want, got)
+		}
+	}
+}
+
 // left is what belongs to runs below a directory.
 func left(dir string) []string {
 	found, _ := filepath.Glob(filepath.Join(dir, "stagefs-bench-*"))

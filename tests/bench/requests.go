@@ -59,10 +59,7 @@ func reportRequests(w io.Writer, r *Results) {
 		lines := 0
 		for _, row := range r.rows() {
 			kinds := requestsOf(r.Samples, row, of)
-			sum := 0.0
-			for _, n := range kinds {
-				sum += n
-			}
+			sum := total(kinds)
 			bare := spreadOf(perOp(r.Samples, row, side{bareName, stateFree})).Median
 			if sum < 0.5 || bare == 0 {
 				continue
@@ -75,6 +72,14 @@ func reportRequests(w io.Writer, r *Results) {
 			fmt.Fprintf(w, "%s\t%.1f\t%s\t%s\t%s\t%s\n", row, sum, short(sum*empty/bare), short(x.Spread.Median), known(x.Limit), kindsText(kinds, sum))
 		}
 	}
+}
+
+// total adds up always in the same order, on which the last digit depends.
+func total(kinds map[string]float64) (sum float64) {
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		sum += kinds[kind]
+	}
+	return sum
 }
 
 // kindsText names those that make up nearly all.
