@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +39,8 @@ func TestIDMapCommands(t *testing.T) {
 	as(root, "0 ", "run", at("made"), "touch", at("made/file"))
 	owned("made/file", 0)
 	as(user, "0 ", "run", at("theirs"), "touch", at("theirs/file"))
+	mustDo(t, os.MkdirAll(m.Back("closed0/D"), 0o700))
+	mustDo(t, os.Chown(m.Back("closed0"), 1000, 1000))
 	owned("theirs/file", 1000)
 	root.must("chmod", at("made"), "0755")
 	user.must("chmod", at("theirs"), "0755")
@@ -45,6 +48,16 @@ func TestIDMapCommands(t *testing.T) {
 	as(other, "77 ", "wait", at("theirs"))
 	as(user, "77 ", "run", "-n", at("made"), "true")
 	as(root, "0 ", "run", at("made"), "true")
+	as(root, "77 ", "run", "-n", at("theirs"), "true")
+
+	// The root of a user namespace passes over the modes of what is mapped there.
+	inside := agentBy(t, &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER, UidMappings: shifted, GidMappings: shifted, GidMappingsEnableSetgroups: true,
+		Credential: &syscall.Credential{},
+	})
+	as(inside, "0 ", "run", at("theirs"), "touch", at("theirs/root"))
+	owned("theirs/root", 0)
+	as(inside, "0 ", "run", at("closed0/D"), "touch", at("closed0/D/file"))
 
 	// Beneath what the user outside of the mapping may not search.
 	user.must("mkdir", at("closed"), "0700")
