@@ -90,10 +90,11 @@ func TestL1FailedRenewals(t *testing.T) {
 				t.Fatalf("lost though a renewal came through in time: %v", l.Err())
 			}
 		}
+		fail(true)
+		synctest.Wait() // a renewal may be due at this moment, too
 		l.mu.Lock()
 		last := l.deadline
 		l.mu.Unlock()
-		fail(true)
 		time.Sleep(last - s.now() - time.Millisecond)
 		synctest.Wait()
 		if isLost(l) {
