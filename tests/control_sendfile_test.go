@@ -174,6 +174,22 @@ func TestControlSendfileClients(t *testing.T) {
 	}
 }
 
+// TestControlSendfileReplaced: so does who has opened one before another daemon goes on.
+func TestControlSendfileReplaced(t *testing.T) {
+	m := mountOver(t)
+	manyLocks(t, m)
+	f, err := os.Open(m.control("locks"))
+	mustDo(t, err)
+	defer f.Close()
+	m.replace()
+	st, err := f.Stat()
+	mustDo(t, err)
+	all, err := spliced(t, f)
+	if want, _ := io.ReadAll(io.NewSectionReader(f, 0, 1<<30)); err != nil || len(want) == 0 || !bytes.Equal(all, want) || st.Size() != int64(len(want)) {
+		t.Errorf("%d bytes, st_size %d, %v; read(2) gives %d", len(all), st.Size(), err, len(want))
+	}
+}
+
 // TestControlSendfileEvents: events are no pages. splice(2) says so, and does not wait;
 // a program goes on with read(2) then.
 func TestControlSendfileEvents(t *testing.T) {
