@@ -76,28 +76,35 @@ func (c *command) permit(dir string) (rights, error) {
 		return rights{}, unix.EACCES
 	}
 	if p, _ := c.process(); p != nil {
-		for at := dir; ; at = path.Dir(at) {
-			var st unix.Statx_t
-			fd, err := c.fs.walk(at)
-			if err == nil {
-				err = statAt(fd, "", &st)
-				unix.Close(fd)
-			}
-			if err == unix.ENOENT && at != "." {
-				continue
-			}
-			as, ok := c.fs.permits.find(p.ID(), c.fs.identityOf(&st))
-			if err != nil || !ok {
-				break
-			}
-			if at != dir {
-				return rights{}, unix.ENOENT
-			}
+		at, id, err := c.fs.nearest(dir)
+		as, ok := c.fs.permits.find(p.ID(), id)
+		switch {
+		case err != nil || !ok:
+		case at != dir:
+			return rights{}, unix.ENOENT
+		default:
 			return as, nil
 		}
 	}
 	c.answer.Permit = []byte(join(dir, lockstate.PermitName))
 	return rights{}, unix.EACCES
+}
+
+// nearest returns a directory, or the nearest above it that is there.
+func (fs *FS) nearest(dir string) (at string, id identity, err error) {
+	for at = dir; ; at = path.Dir(at) {
+		fd, err := fs.walk(at)
+		if err == unix.ENOENT && at != "." {
+			continue
+		}
+		if err != nil {
+			return "", id, err
+		}
+		defer unix.Close(fd)
+		var st unix.Statx_t
+		err = statAt(fd, "", &st)
+		return at, fs.identityOf(&st), err
+	}
 }
 
 // mayCreate reports whether the caller could make an entry in the command's directory.

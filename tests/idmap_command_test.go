@@ -15,10 +15,7 @@ import (
 // TestIDMapCommands: by a mapped mount, commands lock what the kernel lets their user make
 // entries in, and nothing else.
 func TestIDMapCommands(t *testing.T) {
-	needIDMap(t)
-	m := mount(t, "--idmap")
-	front := idMapped(t, m.Path, shifted)
-	at := func(name string) string { return filepath.Join(front, name) }
+	m, at := mountedMapped(t, shifted)
 	mustDo(t, os.Chmod(m.Path, 0o777))
 	root, user, rival, other := agentAs(t, shift), agentAs(t, shift+1000), agentAs(t, shift+1000), agentAs(t, shift+2000)
 	as := func(a *Agent, want string, args ...string) {
@@ -108,10 +105,7 @@ func TestIDMapCommands(t *testing.T) {
 // TestIDMapPermitAttack: a permit is of use to whom it was given alone, and for the directory
 // that it was given for.
 func TestIDMapPermitAttack(t *testing.T) {
-	needIDMap(t)
-	m := mount(t, "--idmap")
-	front := idMapped(t, m.Path, shifted)
-	at := func(name string) string { return filepath.Join(front, name) }
+	m, at := mountedMapped(t, shifted)
 	mustDo(t, os.Chmod(m.Path, 0o777))
 	for dir, uid := range map[string]int{"own": 1000, "others": 2000, "roots": 0} {
 		mustDo(t, os.Mkdir(m.Back(dir), 0o755))

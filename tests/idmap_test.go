@@ -53,6 +53,16 @@ func mountMapped(t *testing.T, dir, at string, ids []syscall.SysProcIDMap) error
 	return unix.MoveMount(tree, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
+// mountedMapped serves a directory whose IDs may be mapped, and names what is in it by a
+// mount that does.
+func mountedMapped(t *testing.T, ids []syscall.SysProcIDMap) (m *Mount, at func(name string) string) {
+	t.Helper()
+	needIDMap(t)
+	m = mount(t, "--idmap")
+	front := idMapped(t, m.Path, ids)
+	return m, func(name string) string { return filepath.Join(front, name) }
+}
+
 // needIDMap skips the test where the kernel maps no IDs of FUSE mounts.
 func needIDMap(t *testing.T) {
 	t.Helper()
@@ -210,10 +220,7 @@ func TestIDMapLocks(t *testing.T) {
 // TestIDMapPrivate: a file that nobody but its maker sees at first belongs to the user whom
 // the mount says, and who is nobody but mapped to root does not get at others' lock files.
 func TestIDMapPrivate(t *testing.T) {
-	needIDMap(t)
-	m := mount(t, "--idmap")
-	front := idMapped(t, m.Path, swapped)
-	at := func(name string) string { return filepath.Join(front, name) }
+	m, at := mountedMapped(t, swapped)
 	wantRoots := func(name string) {
 		t.Helper()
 		var st unix.Stat_t
@@ -311,13 +318,17 @@ func TestIDMapReserve(t *testing.T) {
 // TestIDMapKilled: who has taken a lock by a mapped mount keeps it when the daemon is killed,
 // and is refused no more nor less by the next one.
 func TestIDMapKilled(t *testing.T) {
-	needIDMap(t)
-	m := mount(t, "--idmap")
-	at := idMapped(t, m.Path, swapped)
+	m, at := mountedMapped(t, swapped)
 	a, b := stranger(t), stranger(t)
-	a.must("mkdir", filepath.Join(at, "D"))
+	a.must("mkdir", at("D"))
+	a.must("mkdir", at("C"), "0755")
+	a.mustCommand(m, "release C")
+	if r := runCmdAs(t, a, "acquire", at("C")); !strings.HasPrefix(r, "0 ") { // which is root's outside of the mapping
+		t.Errorf("acquire: %q", r)
+	}
 	b.must("mkdir", m.At("E"))
 	m.restart(nil, "--idmap")
+	m.wantOwner("C", a.Pid)
 	m.wantOwner("D", a.Pid)
 	m.wantOwner("E", b.Pid)
 	again := idMapped(t, m.Path, swapped)
