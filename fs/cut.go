@@ -23,6 +23,7 @@ func (f *file) cutLocked(h *handle, cuts bool) {
 	if cuts {
 		h.cuts = true
 		f.cutting++
+		f.replacedLocked()
 	}
 	f.doubtLocked(f.inDoubt || f.cutting > 0 && f.handles() > 1)
 }

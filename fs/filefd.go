@@ -195,6 +195,9 @@ func (fs *FS) truncateOpen(h *handle) error {
 // The caller holds FS.ns.
 func (fs *FS) truncate(n *node, p place, h *handle, size int64) error {
 	if h != nil && fs.truncatesBy(h) >= 0 {
+		f := h.node.lockFile()
+		f.replacedLocked()
+		h.node.unlockFile(f)
 		return fs.writeFD(h, nil, "", func(fd int) error {
 			return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
 		})

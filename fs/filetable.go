@@ -42,6 +42,12 @@ type file struct {
 	inDoubt bool
 	unsized atomic.Bool
 
+	// replaced is when the content was last cut off through a handle that may still write
+	// the new one (UnixNano), or 0, and late what is to be closed only after that one. See
+	// late.go.
+	replaced int64
+	late     []lateFD
+
 	hot       *hotDir   // while there are writers, or handles that linger
 	lingering []*handle // closed, but perhaps still mapped
 	watched   bool      // the node is pinned for them

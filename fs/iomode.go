@@ -305,12 +305,14 @@ func (fs *FS) closeOwnLocked(f *file, h *handle) {
 	if fd < 0 {
 		return
 	}
-	unix.Close(fd)
 	h.fd.set(-1)
-	fs.spare.give()
-	if h.flags&unix.O_ACCMODE != unix.O_RDONLY {
-		f.writing--
+	own := lateFD{fd, h.flags&unix.O_ACCMODE != unix.O_RDONLY}
+	if f.comesLateLocked(h) {
+		f.late = append(f.late, own)
+		return
 	}
+	fs.closeLocked(f, own)
+	fs.closeLateLocked(f)
 }
 
 // keepLocked makes fd what the file is read by, if there is room for it.
@@ -340,6 +342,9 @@ func (fs *FS) end(h *handle) {
 	}
 	fs.checkLocked(f, f.fd)
 	fs.passedLocked(f)
+	if f.handles() == 0 {
+		fs.closeLateLocked(f)
+	}
 	if f.handles() == 0 && f.fd >= 0 {
 		unix.Close(f.fd)
 		f.fd = -1

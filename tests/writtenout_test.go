@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -45,6 +46,83 @@ func TestM2WrittenOut(t *testing.T) {
 	}
 }
 
+// TestM2WrittenOutLate: the same if the daemon hears of an earlier close(2) only after the
+// truncation. That is on its way on a core that does nothing but what is in this test, for
+// which it has a queue of its own over io_uring.
+func TestM2WrittenOutLate(t *testing.T) {
+	if runtime.NumCPU() < 2 {
+		t.Skip("needs two cores")
+	}
+	bare := filepath.Join(staticDir(t), "file")
+	open := func(path string) (*os.File, error) { return os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0) }
+	if !rewritten(t, bare, bare, open, time.Second) {
+		t.Skip("the file system of the directory does not do so itself")
+	}
+	cutMounts(t, func(m *Mount) error {
+		path := m.At("file")
+		content := bytes.Repeat([]byte("content "), 4<<10)
+		mustDo(t, os.WriteFile(path, content, 0o644))
+		first, err := os.Create(path)
+		mustDo(t, err)
+		_, err = first.Write(content)
+		mustDo(t, err)
+		mustDo(t, first.Sync())
+		var closed, truncated atomic.Bool
+		over := make(chan error)
+		go func() {
+			runtime.LockOSThread() // for good
+			onCore(0)
+			err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
+			if err == nil {
+				err = first.Close()
+			}
+			closed.Store(true)
+			for err == nil && !truncated.Load() {
+			}
+			over <- err
+		}()
+		type opened struct {
+			file *os.File
+			err  error
+		}
+		second := make(chan opened)
+		go func() {
+			runtime.LockOSThread()
+			onCore(1)
+			for !closed.Load() {
+			}
+			f, err := open(path)
+			truncated.Store(true)
+			second <- opened{f, err}
+		}()
+		f := <-second
+		err = <-over
+		mustDo(t, f.err)
+		defer f.file.Close()
+		if errors.Is(err, unix.EPERM) {
+			t.Skip("may not have a thread scheduled first")
+		}
+		mustDo(t, err)
+		_, err = f.file.Write(content)
+		mustDo(t, err)
+		look, err := os.Open(m.Back("file"))
+		mustDo(t, err)
+		defer look.Close()
+		mustDo(t, f.file.Close())
+		if !getsPlace(t, look, 10*time.Second) {
+			return errors.New("what was written before close(2) is in memory alone")
+		}
+		return nil
+	})
+}
+
+// onCore keeps the calling thread on a core.
+func onCore(i int) {
+	var one unix.CPUSet
+	one.Set(i)
+	unix.SchedSetaffinity(0, &one) // where there is none, the race is lost
+}
+
 // rewritten replaces the content of a file, and reports whether that has its place on the
 // disk soon. back is the file in its file system.
 func rewritten(t *testing.T, path, back string, cut func(path string) (*os.File, error), within time.Duration) bool {
@@ -64,6 +142,12 @@ func rewritten(t *testing.T, path, back string, cut func(path string) (*os.File,
 	look, err := os.Open(back) // and close(2) only at the end: that writes out, too
 	mustDo(t, err)
 	defer look.Close()
+	return getsPlace(t, look, within)
+}
+
+// getsPlace reports whether [hasPlace] does within that time.
+func getsPlace(t *testing.T, look *os.File, within time.Duration) bool {
+	t.Helper()
 	for until := time.Now().Add(within); ; time.Sleep(10 * time.Millisecond) {
 		placed, err := hasPlace(look)
 		if err == unix.EOPNOTSUPP || err == unix.ENOTTY {
