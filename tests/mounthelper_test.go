@@ -28,6 +28,10 @@ func TestMountHelper(t *testing.T) {
 	if r := run(t, helper, "--help"); r.Status != 0 || !strings.HasPrefix(r.Out, "usage: mount -t fuse.stagefs") || r.Err != "" {
 		t.Errorf("--help: %v", r)
 	}
+	// Without that name, mount(8) calls mount.fuse(8), and that one calls the program so.
+	if r := run(t, stagefsBin(), dir, dir, "-o", "rw,dev,suid"); r.Status != 64 || !strings.Contains(r.Err, "ln -s "+stagefsBin()+" /sbin/mount.fuse.stagefs\n") {
+		t.Errorf("without the link: %v, want it named", r)
+	}
 	r := run(t, helper, dir, dir+"/", "-n", "-o", "rw,nofail,allow_other,depth=2,lock-name=LOCK,state-dir="+state)
 	t.Cleanup(func() { run(t, "umount", dir) })
 	if mounts := mountsBelow(filepath.Dir(dir)); r.Status != 0 || r.Out != "" || r.Err != "" || len(mounts) != 1 {
