@@ -30,7 +30,7 @@ func mountAsUser(o *Options, mountpoint string, flags uintptr) (int, error) {
 		opts = append(opts, "allow_other")
 	}
 	var said bytes.Buffer
-	cmd := exec.Command("fusermount3", "-o", strings.Join(opts, ","), "--", mountpoint)
+	cmd := fusermountCommand("-o", strings.Join(opts, ","), "--", mountpoint)
 	cmd.Env = append(os.Environ(), "_FUSE_COMMFD=3")
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.Stderr = &said
@@ -63,6 +63,28 @@ func mountAsUser(o *Options, mountpoint string, flags uintptr) (int, error) {
 		}
 	}
 	return -1, fmt.Errorf("%s: %w: fusermount3 passed no descriptor", mountpoint, ErrNoFuse)
+}
+
+// LookFusermount returns the path of fusermount3. As for execvp(3), no PATH stands for
+// /bin and /usr/bin: mount(8) takes it away from what it runs for an ordinary user.
+func LookFusermount() (string, error) {
+	path, err := exec.LookPath("fusermount3")
+	if _, ok := os.LookupEnv("PATH"); err != nil && !ok {
+		for _, dir := range []string{"/bin/", "/usr/bin/"} {
+			if path, err = exec.LookPath(dir + "fusermount3"); err == nil {
+				break
+			}
+		}
+	}
+	return path, err
+}
+
+func fusermountCommand(args ...string) *exec.Cmd {
+	path, err := LookFusermount()
+	if err != nil {
+		path = "fusermount3" // Run says what is wrong
+	}
+	return exec.Command(path, args...)
 }
 
 // UserAllowOther reports whether fusermount3 lets ordinary users open their mounts to

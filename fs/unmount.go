@@ -92,7 +92,7 @@ func fusermount(at string, lazy bool) error {
 	if lazy {
 		args = append(args, "-z")
 	}
-	out, err := exec.Command("fusermount3", append(args, "--", at)...).CombinedOutput()
+	out, err := fusermountCommand(append(args, "--", at)...).CombinedOutput()
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return fmt.Errorf("umount %s: %w: fusermount3 is missing; install fuse3", at, ErrNoFuse)

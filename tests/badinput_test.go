@@ -138,6 +138,34 @@ func TestBadCwd(t *testing.T) {
 	m.wantStatus(0, "", "run", m.At("D"), "true")
 }
 
+// TestBadCwdGone: one that is in a mount which was detached, or whose daemon was killed and
+// has a successor, was not removed, and its path leads out of it.
+func TestBadCwdGone(t *testing.T) {
+	m := mountOver(t)
+	agent(t).must("mkdir", m.At("D"))
+	gone := func(end func()) {
+		t.Helper()
+		in, tell, err := os.Pipe()
+		mustDo(t, err)
+		shell := exec.Command("sh", "-c", `for command in locks check release acquire; do [ "$command" = locks ] && read told; "$0" $command . ; echo $?; done; cd "$PWD"`, stagefsBin())
+		shell.Dir, shell.Stdin = m.At("D"), in
+		p := startCmd(t, shell)
+		end()
+		tell.Close()
+		in.Close()
+		want := strings.Repeat("stagefs: the working directory is in a mount that is gone; cd to its path anew, or to another one\n", 4)
+		if r := p.Wait(); r.Status != 0 || r.Out != strings.Repeat("66\n", 4) || r.Err != want {
+			t.Errorf("in a mount that is gone: %v, want status 66 four times, and each time what to do; then 0", r)
+		}
+	}
+	gone(func() { m.restart(nil) })
+	gone(func() {
+		if r := run(t, stagefsBin(), "umount", "--lazy", m.Path); r.Status != 0 {
+			t.Fatal(r)
+		}
+	})
+}
+
 // TestBadLog: a FIFO for the log that nobody reads keeps no mount waiting; nor is a
 // directory made for it.
 func TestBadLog(t *testing.T) {

@@ -4,6 +4,7 @@ package tests
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -26,6 +27,10 @@ func TestMountHelper(t *testing.T) {
 	}
 	if r := run(t, helper, "--help"); r.Status != 0 || !strings.HasPrefix(r.Out, "usage: mount -t fuse.stagefs") || r.Err != "" {
 		t.Errorf("--help: %v", r)
+	}
+	// Without that name, mount(8) calls mount.fuse(8), and that one calls the program so.
+	if r := run(t, stagefsBin(), dir, dir, "-o", "rw,dev,suid"); r.Status != 64 || !strings.Contains(r.Err, "ln -s "+stagefsBin()+" /sbin/mount.fuse.stagefs\n") {
+		t.Errorf("without the link: %v, want it named", r)
 	}
 	r := run(t, helper, dir, dir+"/", "-n", "-o", "rw,nofail,allow_other,depth=2,lock-name=LOCK,state-dir="+state)
 	t.Cleanup(func() { run(t, "umount", dir) })
@@ -76,5 +81,29 @@ func TestMountHelperRemount(t *testing.T) {
 				t.Errorf("remount,%s: %v, want status %d, and %q said", c.first+c.last, r, c.status, c.says)
 			}
 		}
+	}
+}
+
+// TestMountHelperUser: mount(8) lets an ordinary user mount what fstab(5) has with "user",
+// and takes the environment away from its helper: fusermount3 is found without PATH, and
+// the state is in the user's home directory without HOME.
+func TestMountHelperUser(t *testing.T) {
+	need(t, "root", "fuse", "unshare", "fusermount3")
+	dir, home := staticDir(t), staticDir(t)
+	const script = `set -e
+		sed "s|^nobody:.*|nobody:x:65534:65534::$2:/bin/sh|" /etc/passwd >"$3/passwd"
+		echo "$1 $1 fuse.stagefs noauto,user 0 0" >"$3/fstab"
+		mount --bind "$3/passwd" /etc/passwd
+		mount --bind "$3/fstab" /etc/fstab
+		mount -t tmpfs -o mode=755 helpers /sbin
+		ln -s "$0" /sbin/mount.fuse.stagefs
+		chown nobody "$1" "$2"
+		nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
+		nobody mount "$1"
+		nobody grep '^state' "$1/.stagefs/version"
+		nobody umount "$1"`
+	r := runCmd(t, exec.Command("unshare", "--mount", "--propagation=private", "sh", "-c", script, stagefsBin(), dir, home, tempDir(t)))
+	if want := "state " + home + "/.local/state/stagefs\n"; r.Status != 0 || r.Out != want {
+		t.Errorf("mount(8) by an ordinary user: %v, want %q", r, want)
 	}
 }

@@ -16,6 +16,7 @@ func TestCommandWords(t *testing.T) {
 	m := mount(t)
 	openDir(t, m.Back("D"))
 	mustDo(t, os.Mkdir(m.Back("shut"), 0o755))
+	mustDo(t, os.Symlink("none", m.Back("dangling")))
 	long, far := m.At(strings.Repeat("n", 256)), m.At(strings.Repeat("/nnn", 1024))
 	file := tempDir(t) + "/client"
 	mustDo(t, os.WriteFile(file, []byte(strings.Repeat("n", 300)+"\n"), 0o600))
@@ -51,6 +52,8 @@ func TestCommandWords(t *testing.T) {
 		{"", []string{"acquire", m.At("none")}, 66, m.At("none") + ": no such directory; make it first"},
 		{"", []string{"acquire", m.At(".stagefs")}, 66, ".stagefs is a reserved name"},
 		{"", []string{"run", m.At(".stagefs"), "true"}, 66, ".stagefs is a reserved name"},
+		{"", []string{"acquire", m.At("dangling")}, 66, m.At("dangling") + ": a symlink to nothing; make what it names first: none"},
+		{"", []string{"wait", m.At("dangling")}, 66, m.At("dangling") + ": a symlink to nothing; make what it names first: none"},
 		{"", []string{"wait", m.At("none")}, 0, m.At("none") + " is missing"},
 		{"", []string{"wait", m.At(".stagefs")}, 66, ".stagefs is a reserved name"},
 		{"", []string{"wait", m.At(".stagefs/x/y")}, 66, ".stagefs is a reserved name"},

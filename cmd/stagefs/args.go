@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,6 +42,8 @@ func normalize(app *cli.App, args []string) ([]string, error) {
 	}
 	cmd := app.Command(args[name])
 	switch {
+	case cmd == nil && name == 0 && strings.HasPrefix(args[0], "/") && slices.Contains(args, "-o"): // mount.fuse(8), which mount(8) calls then
+		return nil, usagef("mount(8) needs a link to this program: ln -s %s /sbin/mount.fuse.stagefs", shellWord(ownPath()))
 	case cmd == nil && name > 0 && didYouMean(args[name], commandNames(app)) == "": // the value of an option
 		return nil, usagef("%s is no command; options with a value follow the command, see stagefs --help", quote(args[name]))
 	case cmd == nil:
@@ -54,6 +57,14 @@ func normalize(app *cli.App, args []string) ([]string, error) {
 		return []string{"help", cmd.Name}, nil // whatever else is said
 	}
 	return append([]string{cmd.Name}, rest...), nil
+}
+
+func ownPath() string {
+	path, err := os.Executable()
+	if err != nil {
+		return "/usr/local/bin/stagefs"
+	}
+	return path
 }
 
 func unknownCommand(app *cli.App, name string) error {

@@ -157,6 +157,7 @@ func TestUsage(t *testing.T) {
 		{"version x", 64, "", "too many arguments"},
 		{"lokcs", 64, "", "did you mean locks?"},
 		{"frobnicate", 64, "", "unknown command frobnicate;"},
+		{"/d /d -o rw,dev,suid", 64, "", "needs a link"},
 		{"--json", 64, "", "unknown option --json"},
 		{"--help", 0, "stagefs --help | --version", ""},
 		{"locks --jsn", 64, "", "did you mean --json?"},

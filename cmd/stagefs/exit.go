@@ -56,7 +56,7 @@ func explain(err error) (status int, text string) {
 		return exit.status, exit.text
 	}
 	if noDirectory(err) {
-		return exitNoInput, "the working directory was removed; cd to another one"
+		return exitNoInput, "the working directory " + whyNoDirectory()
 	}
 	var option *stagefs.OptionError
 	if errors.As(err, &option) {
@@ -140,6 +140,15 @@ func explain(err error) (status int, text string) {
 func noDirectory(err error) bool {
 	var call *os.SyscallError
 	return errors.As(err, &call) && call.Syscall == "getwd" && errors.Is(err, unix.ENOENT)
+}
+
+// whyNoDirectory tells why the working directory has no path, and what to do.
+func whyNoDirectory() string {
+	path := make([]byte, unix.PathMax)
+	if n, err := unix.Getcwd(path); err == nil && n > 0 && path[0] != '/' { // "(unreachable)/…"
+		return "is in a mount that is gone; cd to its path anew, or to another one"
+	}
+	return "was removed; cd to another one"
 }
 
 // explainServed tells who serves a directory already, and what to do.

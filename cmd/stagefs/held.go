@@ -307,6 +307,9 @@ func lockError(dir string, held int, err error) error {
 		if reserved(dir) {
 			return exitf(exitNoInput, "%s: no such directory; %s is a reserved name in the root of a mount", quote(dir), fs.ControlDir)
 		}
+		if to, err := os.Readlink(dir); err == nil {
+			return exitf(exitNoInput, "%s: a symlink to nothing; make what it names first: %s", quote(dir), quote(to))
+		}
 		return exitf(exitNoInput, "%s: no such directory; make it first", quote(dir))
 	}
 	return err

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 
@@ -141,7 +140,7 @@ func (m machine) ownsMounts() bool {
 }
 
 func (m machine) checkFusermount() finding {
-	path, err := exec.LookPath("fusermount3")
+	path, err := fs.LookFusermount()
 	if err != nil {
 		return finding{"fusermount3", statusFail, "missing; ordinary users can't mount without it", "apt-get install fuse3"}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/user"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -356,9 +357,13 @@ func DefaultDir() (string, error) {
 	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "stagefs"), nil
 	}
-	home, err := os.UserHomeDir()
-	if err != nil {
-		return "", fmt.Errorf("no state directory: %w", err)
+	home := os.Getenv("HOME")
+	if !filepath.IsAbs(home) { // mount(8) takes it away from what it runs for an ordinary user
+		who, err := user.LookupId(strconv.Itoa(os.Geteuid()))
+		if err != nil || !filepath.IsAbs(who.HomeDir) {
+			return "", errors.New("no state directory: HOME is not set, and the user has no home directory")
+		}
+		home = who.HomeDir
 	}
 	return filepath.Join(home, ".local", "state", "stagefs"), nil
 }
