@@ -3,6 +3,7 @@ package fs
 import (
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/advisory"
@@ -21,43 +22,75 @@ import (
 
 // deadlocked reports whether x waits for itself. One who stands behind x and does so
 // is told.
-func (fs *FS) deadlocked(x *waiting) bool {
+func (fs *FS) deadlocked(x *waiting, cancel <-chan struct{}) bool {
+	for closing := (time.Time{}); ; {
+		// close(2) returns before the RELEASE: who waits anew may seem to be in
+		// the way still.
+		told, again := fs.tellDeadlock(x, more(&closing, closeTime))
+		if !again {
+			return told
+		}
+		select {
+		case <-time.After(closePause):
+		case <-cancel:
+			return false
+		}
+	}
+}
+
+// tellDeadlock is one search. again: it is to be repeated, as the circle may open by itself.
+func (fs *FS) tellDeadlock(x *waiting, patient bool) (told, again bool) {
 	w := &fs.waits
 	w.searching.Lock()
 	defer w.searching.Unlock()
 	if x.told() {
-		return true
+		return true, false
 	}
 	if w.waiters() < 2 {
-		return false
+		return false, false
 	}
+	victim, passing := fs.circle(x)
+	switch {
+	case victim == nil:
+		return false, false
+	case passing && patient:
+		return false, true
+	case victim != x:
+		close(victim.dead)
+	}
+	return victim == x, false
+}
+
+// circle returns who is to hear of the circle that x is part of: nil if there is none.
+// passing: it needs what is about to be closed.
+func (fs *FS) circle(x *waiting) (victim *waiting, passing bool) {
 	front := fs.leader(x)
 	if front == nil {
-		return false
+		return nil, false
 	}
 	var chain []*waiting
 	for y := front; ; {
-		id, ok := y.blocker()
+		id, soon, ok := y.blocker()
 		if !ok || id == y.proc.ID() {
-			return false // the latter is two owners of one process: OFD locks
+			return nil, false // the latter is two owners of one process: OFD locks
 		}
+		passing = passing || soon
 		if id == x.proc.ID() && x.hears {
-			return true
+			return x, passing
 		}
-		next := w.latest(id)
+		next := fs.waits.latest(id)
 		if next == nil || slices.Contains(chain, next) {
-			return false // or a circle that this line has no part in
+			return nil, false // or a circle that this line has no part in
 		}
-		if again, ok := y.blocker(); !ok || again != id {
-			return false // it may have waited only since it is in nobody's way any more
+		if again, _, ok := y.blocker(); !ok || again != id {
+			return nil, false // it may have waited only since it is in nobody's way any more
 		}
 		chain = append(chain, next)
 		if next.dir == x.dir && fs.leader(next) == front {
-			close(next.dead)
-			return false
+			return next, passing
 		}
 		if y = fs.leader(next); y == nil {
-			return false
+			return nil, false
 		}
 	}
 }
@@ -109,20 +142,31 @@ func (w *waitList) latest(id procid.ID) *waiting {
 }
 
 // blockerOf returns who is in the way of a request by a process: the owner of a lock
-// or of a write handle; or else of a lock on the lock file.
-func (fs *FS) blockerOf(q lockstate.Request, node uint64, want *advisory.Lock) (procid.ID, bool) {
+// or of a write handle; or else of a lock on the lock file. soon: a descriptor of what is
+// in the way was closed, perhaps the last one.
+func (fs *FS) blockerOf(q lockstate.Request, node uint64, want *advisory.Lock) (id procid.ID, soon, ok bool) {
 	var held *lockstate.HeldError
 	if err := fs.table.Probe(q); errors.As(err, &held) {
-		return owner(held), held.Lock.Client == ""
+		return owner(held), fs.endsSoon(held), held.Lock.Client == ""
 	} else if err != nil || want == nil {
-		return procid.ID{}, false
+		return procid.ID{}, false, false
 	}
 	node = fs.nodes.settledAs(node)
 	l, taken := fs.advisory.Get(node, *want)
 	if !taken {
-		return procid.ID{}, false
+		return procid.ID{}, false, false
 	}
-	return fs.table.OwnerBy(keyOf(node, &l))
+	id, ok = fs.table.OwnerBy(keyOf(node, &l))
+	return id, fs.wasClosed(l.Handle, node), ok
+}
+
+// endsSoon reports whether what refuses may end by itself, as its descriptors were closed,
+// or the mappings that outlived them.
+func (fs *FS) endsSoon(held *lockstate.HeldError) bool {
+	if held.Err == lockstate.ErrOpen {
+		return fs.settleLingering(held) || fs.closingSoon(held)
+	}
+	return fs.isClosing(held.Lock)
 }
 
 // owner returns whom a refusal is waited for.

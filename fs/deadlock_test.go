@@ -11,7 +11,7 @@ import (
 // that one's search for a deadlock comes to him, is not told that there is one (M2).
 func TestDeadlockOver(t *testing.T) {
 	fs, dir := &FS{}, new(lockstate.Dir)
-	waits := func(pid int, blocker func() (procid.ID, bool)) *waiting {
+	waits := func(pid int, blocker func() (id procid.ID, soon, ok bool)) *waiting {
 		return &waiting{
 			dir: dir, proc: procid.Recorded(procid.ID{Pid: pid, Start: 1}, 0, nil), write: true, hears: true,
 			turn: make(chan struct{}), dead: make(chan struct{}), blocker: blocker,
@@ -19,19 +19,19 @@ func TestDeadlockOver(t *testing.T) {
 	}
 	var holder *waiting
 	held := true
-	x := waits(1, func() (procid.ID, bool) {
+	x := waits(1, func() (procid.ID, bool, bool) {
 		was := held
 		if was {
 			held = false
 			fs.waits.join(holder, false)
 		}
-		return holder.proc.ID(), was
+		return holder.proc.ID(), false, was
 	})
-	holder = waits(2, func() (procid.ID, bool) { return procid.ID{}, false })
+	holder = waits(2, func() (procid.ID, bool, bool) { return procid.ID{}, false, false })
 	other := waits(3, nil)
 	fs.waits.join(x, false)
 	fs.waits.join(other, false)
-	if fs.deadlocked(x) || holder.told() {
+	if fs.deadlocked(x, nil) || holder.told() {
 		t.Error("one of two is told of a deadlock that there is not")
 	}
 }

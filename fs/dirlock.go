@@ -145,10 +145,10 @@ func (d *dirLock) keepLess(key fdKey) {
 }
 
 // blocker returns what tells who is in the way.
-func (d *dirLock) blocker(r *request) func() (procid.ID, bool) {
+func (d *dirLock) blocker(r *request) func() (id procid.ID, soon, ok bool) {
 	q, node, want := d.asks(), d.h.node.id, d.want
 	q.Process = r.proc
-	return func() (procid.ID, bool) { return d.fs.blockerOf(q, node, &want) }
+	return func() (procid.ID, bool, bool) { return d.fs.blockerOf(q, node, &want) }
 }
 
 // dropOld gives up what the description had.

@@ -242,7 +242,7 @@ func (r *request) tryClosing(node uint64, try func() error) fuse.Status {
 
 // awaitRelease waits a moment if a lock is such a description's. since is when that began.
 func (r *request) awaitRelease(node uint64, l *advisory.Lock, since *time.Time) outcome {
-	if h := r.fs.handles.get(l.Handle, node); h != nil && !h.wasFlushed() || !more(since, releaseTime) {
+	if !r.fs.wasClosed(l.Handle, node) || !more(since, releaseTime) {
 		return ends
 	}
 	return after(r.rest(100 * time.Microsecond))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stagefs/stagefs/fs/transport"
 	"github.com/stagefs/stagefs/lockstate"
+	"github.com/stagefs/stagefs/lockstate/advisory"
 )
 
 const (
@@ -126,9 +127,29 @@ func (fs *FS) closingSoon(held *lockstate.HeldError) bool {
 func (fs *FS) isClosing(l lockstate.Lock) bool {
 	return len(l.Keys) > 0 && len(l.Files) == 0 && !l.LostKey && !l.Command && !slices.ContainsFunc(l.Keys, func(k any) bool {
 		key := k.(fdKey)
-		h := fs.handles.get(key.id, key.node)
-		return !key.flock || h != nil && time.Since(time.Unix(0, h.flushed.Load())) > releaseTime
+		id, ok := fs.descriptionOf(key)
+		h := fs.handles.get(id, key.node)
+		return !ok || h != nil && time.Since(time.Unix(0, h.flushed.Load())) > releaseTime
 	})
+}
+
+// descriptionOf returns by which description a lock was set: it may be an OFD lock.
+func (fs *FS) descriptionOf(key fdKey) (id uint64, ok bool) {
+	if key.flock {
+		return key.id, true
+	}
+	locks := fs.advisory.Locks(key.node)
+	i := slices.IndexFunc(locks, func(l advisory.Lock) bool { return keyOf(key.node, &l) == key })
+	if i < 0 {
+		return 0, false
+	}
+	return locks[i].Handle, true
+}
+
+// wasClosed reports whether a descriptor of a description was closed, perhaps the last one.
+func (fs *FS) wasClosed(id, node uint64) bool {
+	h := fs.handles.get(id, node)
+	return h == nil || h.wasFlushed()
 }
 
 // awaitSettled waits until the lock ends, until something beneath it is

@@ -125,7 +125,7 @@ func (t *turn) try() (status fuse.Status, done bool) {
 }
 
 // blocker tells who is in the way.
-func (t *turn) blocker() (procid.ID, bool) {
+func (t *turn) blocker() (id procid.ID, soon, ok bool) {
 	q := lockstate.Request{Process: t.r.proc, Dir: t.d, Kind: lockstate.Explicit, Client: t.c.client, UID: t.c.uid}
 	if t.c.shared {
 		q.Kind = lockstate.Shared

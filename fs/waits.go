@@ -26,9 +26,9 @@ type waiting struct {
 	keeps func() bool   // tells whether it has a lock by the same descriptor already; nil: no
 
 	// For the search for deadlocks; see [FS.deadlocked].
-	hears   bool                     // it takes part, and is told
-	blocker func() (procid.ID, bool) // tells who has what it waits for
-	dead    chan struct{}            // closed when it is told; waitList.searching
+	hears   bool                                 // it takes part, and is told
+	blocker func() (id procid.ID, soon, ok bool) // tells who has what it waits for; see [FS.blockerOf]
+	dead    chan struct{}                        // closed when it is told; waitList.searching
 
 	// Protected by waitList.mu, as is who closes turn.
 	called bool // it has its turn, but others stand before it: see callHolders
@@ -240,7 +240,7 @@ func (fs *FS) enqueue(x *waiting, protocol string, ahead bool) {
 func (fs *FS) await(x *waiting, cancel <-chan struct{}, over <-chan time.Time, try func() (status fuse.Status, done bool)) fuse.Status {
 	next := (<-chan struct{})(x.turn)
 	var look <-chan time.Time
-	if !x.hasTurn() && fs.deadlocked(x) {
+	if !x.hasTurn() && fs.deadlocked(x, cancel) {
 		return fuse.Status(unix.EDEADLK)
 	}
 	for {
@@ -260,7 +260,7 @@ func (fs *FS) await(x *waiting, cancel <-chan struct{}, over <-chan time.Time, t
 				return status
 			}
 		}
-		if fs.deadlocked(x) {
+		if fs.deadlocked(x, cancel) {
 			return fuse.Status(unix.EDEADLK)
 		}
 		look = nil

@@ -4,6 +4,7 @@ package tests
 
 import (
 	"fmt"
+	"os"
 	"testing"
 )
 
@@ -116,6 +117,18 @@ func TestM2LockFileDeadlock(t *testing.T) {
 		s.wantTurn(b, at(0))
 		s.wantTurn(child, at(0))
 	})
+	t.Run("of who has a file open that another waits for, and has closed one descriptor of it", func(t *testing.T) {
+		s, at := newDeadlockStage(t, m, "open", 1)
+		a, b := locker(t), locker(t)
+		a.must("open", "file", s.At(at(0), "file"), "wronly,creat")
+		a.must("dup", "file", "closed")
+		s.wait(b, at(0), 1)
+		a.must("close", "closed")
+		a.must("open", at(0), s.At(at(0), "devserver"), "rdwr")
+		a.want("EDEADLK", "setlkw", at(0), "wr")
+		a.must("close", "file")
+		s.wantTurn(b, at(0))
+	})
 	t.Run("closed by a lock that passes on", func(t *testing.T) {
 		s, at := newDeadlockStage(t, m, "passes", 1)
 		a, b, last := locker(t), locker(t), locker(t)
@@ -212,4 +225,52 @@ func TestM2LockFileNoDeadlock(t *testing.T) {
 			t.Errorf("the child's wait = %s, want ok", status)
 		}
 	})
+}
+
+// countLocked locks a file, adds one to the number in another one, and closes both, again
+// and again.
+const countLocked = `
+import fcntl, os, struct, sys
+call, lock, path = sys.argv[1:4]
+print("ready", flush=True)
+sys.stdin.readline()
+for i in range(40):
+    fd = os.open(lock, os.O_RDWR)
+    fcntl.fcntl(fd, {"setlkw": 7, "ofdsetlkw": 38}[call], struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
+    with open(path, "r+") as f:
+        n = int(f.read())
+        f.seek(0)
+        f.write(str(n + 1))
+    os.close(fd)
+print("over", flush=True)
+`
+
+// TestM2LockAgainNoDeadlock: who locks a lock file again at once hears of no deadlock
+// because of what it has closed before (M2): close(2) does not wait for the kernel to tell
+// of that, and meanwhile somebody else, for whom it is in the way, stands first in line.
+func TestM2LockAgainNoDeadlock(t *testing.T) {
+	need(t, "python3")
+	m := mount(t)
+	for _, call := range []string{"setlkw", "ofdsetlkw"} {
+		t.Run(call, func(t *testing.T) {
+			m := m.on(t)
+			file := m.lockFile(call)
+			count := m.At(call, "count")
+			mustDo(t, os.WriteFile(m.Back(call, "count"), []byte("0"), 0o666))
+			all := make([]*program, 12)
+			for i := range all {
+				all[i] = startLines(t, nil, "python3", "-c", countLocked, call, file, count)
+				all[i].hear("ready")
+			}
+			for _, p := range all {
+				p.tell("go")
+			}
+			for _, p := range all {
+				p.hear("over")
+			}
+			if n, err := os.ReadFile(count); string(n) != "480" || err != nil {
+				t.Errorf("the count = %q, %v, want 480", n, err)
+			}
+		})
+	}
 }
