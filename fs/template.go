@@ -20,7 +20,8 @@ import (
 //	host.hex-pid           before 0.9
 //	host-hex-hex.pid       the same in nova, whose threads are green
 //	host.pid               both with threaded=False
-//	host.pid_….lck         Ruby's lockfile: pid, program, time, a number
+//	.host_pid_….lck        Ruby's lockfile: pid, program, time, a number
+//	host.pid_….lck         before 2.0
 //	.lk12345hexhost        liblockfile: pid, time, host
 //	_xxx.xxxxxx.host       procmail: pid and time in its own digits, host
 //
@@ -226,12 +227,16 @@ func cutRubyName(name string) (pid string, ok bool) {
 		}
 		rest = rest[:i]
 	}
-	rest, _, ok = strings.Cut(rest, "_")
-	i := strings.LastIndexByte(rest, '.')
-	if !ok || i <= 0 || !isPid(rest[i+1:]) {
+	host, rest, ok := strings.Cut(rest, "_")
+	if strings.HasPrefix(host, ".") {
+		pid, _, ok = strings.Cut(rest, "_")
+		return pid, ok && len(host) > 1 && isPid(pid)
+	}
+	i := strings.LastIndexByte(host, '.')
+	if !ok || i <= 0 || !isPid(host[i+1:]) {
 		return "", false
 	}
-	return rest[i+1:], true
+	return host[i+1:], true
 }
 
 const shlock = "shlock"
