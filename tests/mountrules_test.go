@@ -232,7 +232,7 @@ func TestM4Twice(t *testing.T) {
 	a.must("chdir", m.At("D"))
 	mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
 	m.awaitFrozen(agent(t), "E")
-	time.Sleep(time.Second) // sooner it is one with the first
+	time.Sleep(200 * time.Millisecond) // sooner it is one with the first
 	mustDo(t, m.cmd.Process.Signal(syscall.SIGTERM))
 	eventually(t, "it ends", m.dead)
 }

@@ -78,7 +78,7 @@ type serving struct {
 	server   server
 	mounting bool // server is not there yet
 	stopped  bool
-	first    time.Time      // when the first signal came
+	first    time.Time      // when the first signal was carried out
 	stopping chan error     // what Shutdown returned
 	entry    *fs.MountEntry // as it was before Shutdown, if it was seen
 	gone     chan struct{}  // closed at the end
@@ -133,9 +133,9 @@ func (m *serving) tellUsers(entry fs.MountEntry) {
 // if that is at once.
 func (m *serving) signalled(ctx context.Context, sig os.Signal) error {
 	if !m.stopped {
-		m.first = time.Now()
 		m.stop(ctx) // before something is said, which nobody may take off
 		m.say("%v: unmounting %s", sig, quote(target(m.o)))
+		m.first = time.Now() // what has come meanwhile came at once
 		return nil
 	}
 	if again := time.Since(m.first); again < secondTime || m.mounting && again < mountTime {
@@ -176,8 +176,9 @@ func (m *serving) alsoAt() string {
 const (
 	// tellTime is how long who is inside may need to leave before it is named.
 	tellTime = time.Second
-	// secondTime is how soon a second signal is one with the first.
-	secondTime = time.Second
+	// secondTime is how soon a second signal is one with the first: less than it takes
+	// somebody to press Ctrl-C twice.
+	secondTime = 200 * time.Millisecond
 	// mountTime is the same while it is being mounted.
 	mountTime = 2 * time.Second
 )
