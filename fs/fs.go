@@ -82,6 +82,7 @@ type FS struct {
 	capsOff   capsOff
 	labels    labels
 	copiedUp  copiedUp
+	copyUps   copyUps
 	listers   listers
 	ahead     readahead
 	lockLooks lockLooks

@@ -34,7 +34,7 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 	}
 	r := &request{fs: fs, cancel: cancel, header: &in.InHeader, op: setAttrName(in), node: n}
 	r.quiet = preparesLock(in) && r.waitsWith(n)
-	s := setting{r: r, in: in, n: n, h: h, prepares: r.quiet}
+	s := setting{r: r, in: in, n: n, h: h, prepares: r.quiet, keeps: fs.copiesUp(n, in)}
 	status := fs.attempt(r, false, s.try)
 	if status == fuse.Status(unix.ESTALE) && fs.nodes.get(in.NodeId) != n {
 		return fs.SetAttr(cancel, in, out) // it was private a moment ago
@@ -44,6 +44,9 @@ func (fs *FS) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		return fs.stale.gone(n.isFile(), &in.InHeader) // by whatever
 	case status == fuse.OK:
 		fs.touched(r, n)
+		if fs.modeToKeep(n, in) {
+			fs.copyUps.given(in.Pid, n)
+		}
 	case status == fuse.EBUSY && s.refusal != nil && s.prepares:
 		// A9, A10: succeeds and changes nothing
 		if err := fs.stat(n, h, &s.st); err != nil {
@@ -73,6 +76,7 @@ type setting struct {
 	// prepares: it is what programs do to a lock file or a candidate before they lock or
 	// link it, and is not to fail for being refused.
 	prepares bool
+	keeps    bool // an overlay's, which takes no suid and sgid bits and no capabilities away
 }
 
 func (s *setting) try() error {
@@ -112,7 +116,7 @@ func (s *setting) try() error {
 		}
 		defer op.End()
 	}
-	if err := fs.setAttr(n, h, in); err != nil {
+	if err := s.set(); err != nil {
 		return err
 	}
 	if admitted && in.Valid&^(fuse.FATTR_FH|fuse.FATTR_LOCKOWNER) == 0 {
@@ -199,6 +203,19 @@ func setAttrName(in *fuse.SetAttrIn) string {
 		return "chown" // to nobody new
 	}
 	return "utimes"
+}
+
+func (s *setting) set() error {
+	fs := s.r.fs
+	if !s.keeps {
+		return fs.setAttr(s.n, s.h, s.in)
+	}
+	p, err := fs.back.place(s.n)
+	if err != nil {
+		return err
+	}
+	defer p.done()
+	return fs.keeping(s.n, p, func() error { return fs.setAttrs(s.n, s.h, s.in) })
 }
 
 func (fs *FS) setAttr(n *node, h *handle, in *fuse.SetAttrIn) error {

@@ -34,6 +34,9 @@ func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, de
 		}
 		return uint32(copy(dest, v)), fuse.OK
 	}
+	if attr == capsAttr {
+		fs.copyUps.ended(h.Pid)
+	}
 	if tellsPlain(attr) && fs.isPlain(n.plain.load()) {
 		return 0, statusOf(fs.labels.missing(attr))
 	}
@@ -149,7 +152,7 @@ func shownXattrs(h *fuse.InHeader, list []byte) []byte {
 
 // SetXAttr is setxattr(2), and how an ACL is set.
 func (fs *FS) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
-	return fs.changeXAttr(cancel, &in.InHeader, "setxattr", attr, func(p place) error {
+	status := fs.changeXAttr(cancel, &in.InHeader, "setxattr", attr, func(p place) error {
 		err := fs.callerSpends(&in.InHeader, entrySize, func() error {
 			return fs.withAttr(&in.InHeader, attr, func() error { return fs.back.setxattr(p, attr, data, int(in.Flags)) })
 		})
@@ -161,6 +164,12 @@ func (fs *FS) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string,
 		}
 		return fs.dropSetgid(&in.InHeader, p)
 	})
+	if status == fuse.OK && attr == capsAttr {
+		if n := fs.nodes.get(in.NodeId); n != nil {
+			fs.copyUps.given(in.Pid, n)
+		}
+	}
+	return status
 }
 
 // dropSetgid takes the setgid bit away when somebody outside the file's group
@@ -182,7 +191,7 @@ func (fs *FS) RemoveXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string)
 	status := fs.changeXAttr(cancel, h, "removexattr", attr, func(p place) error {
 		return fs.withAttr(h, attr, func() error { return fs.back.removexattr(p, attr) })
 	})
-	if status == fuse.OK && attr == "security.capability" {
+	if status == fuse.OK && attr == capsAttr {
 		if n := fs.nodes.get(h.NodeId); n != nil {
 			fs.capsOff.removed(n.id, h.Pid)
 		}

@@ -6,7 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -193,5 +195,87 @@ func TestS1Overlay(t *testing.T) {
 	}
 	if got := rival.Try("creat", m.At("left/devserver"), "wronly,creat,excl"); got != "ok" {
 		t.Errorf("the lock file of a dead owner is made anew: %s", got)
+	}
+}
+
+// TestM2OverlayPrivileges: a program that an overlay in the mount copies up keeps its suid
+// and sgid bits and its capabilities; chown(2) and truncate(2) take them away, as ever.
+func TestM2OverlayPrivileges(t *testing.T) {
+	need(t, "root", "fuse")
+	const capabilities = "security.capability"
+	may := []byte("\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00") // cap_net_raw=ep
+	type file struct {
+		mode, uid, gid uint32
+		capable        bool
+	}
+	look := func(path string) file {
+		var st unix.Stat_t
+		mustDo(t, unix.Stat(path, &st))
+		_, err := unix.Getxattr(path, capabilities, nil)
+		return file{st.Mode & 0o7777, st.Uid, st.Gid, err == nil}
+	}
+	runtime.LockOSThread() // the daemon knows threads
+	defer runtime.UnlockOSThread()
+	m := mount(t)
+	files := map[string]file{"suid": {mode: 0o4755}, "sgid": {0o2755, 0, 42, false}, "user": {0o6755, 33, 42, false}, "caps": {0o755, 0, 0, true}, "both": {0o4755, 33, 0, true}}
+	make := func(path string, f file) {
+		mustDo(t, os.WriteFile(path, []byte("program"), 0o755))
+		mustDo(t, unix.Chown(path, int(f.uid), int(f.gid)))
+		mustDo(t, unix.Chmod(path, f.mode))
+		if f.capable {
+			mustDo(t, unix.Setxattr(path, capabilities, may, 0))
+		}
+	}
+	openDir(t, m.At("D"))
+	for name, f := range files {
+		make(m.At("D/"+name), f)
+		mustDo(t, unix.Truncate(m.At("D/"+name), 3))
+		if f.capable = false; look(m.At("D/"+name)) != f {
+			t.Errorf("%s after truncate(2): %+v, want %+v", name, look(m.At("D/"+name)), f)
+		}
+		mustDo(t, unix.Unlink(m.At("D/"+name)))
+		make(m.At("D/"+name), f)
+		mustDo(t, unix.Chown(m.At("D/"+name), 7, 7))
+		if got, want := look(m.At("D/"+name)), (file{0o755, 7, 7, false}); got != want {
+			t.Errorf("%s after chown(2): %+v, want %+v", name, got, want)
+		}
+	}
+	for i, opts := range []string{"", ",metacopy=on"} {
+		merged, dir := tempDir(t), m.At(strconv.Itoa(i))
+		for _, name := range []string{"", "lower", "upper", "work"} {
+			openDir(t, filepath.Join(dir, name))
+		}
+		for name, f := range files {
+			make(filepath.Join(dir, "lower", name), f)
+		}
+		err := unix.Mount("overlay", merged, "overlay", 0, "lowerdir="+dir+"/lower,upperdir="+dir+"/upper,workdir="+dir+"/work"+opts)
+		if err != nil {
+			t.Skipf("no overlay can be mounted here: %v", err)
+		}
+		t.Cleanup(func() { unix.Unmount(merged, unix.MNT_DETACH) })
+		for name, want := range files {
+			path := filepath.Join(merged, name)
+			mustDo(t, unix.Rename(path, path+".new"))
+			mustDo(t, unix.Rename(path+".new", path))
+			if got := look(path); got != want {
+				t.Errorf("%s by an overlay%s: copied up it is %+v, want %+v", name, opts, got, want)
+			}
+			if content, err := os.ReadFile(path); string(content) != "program" {
+				t.Errorf("%s by an overlay%s: copied up, %q, %v", name, opts, content, err)
+			}
+			mustDo(t, unix.Chown(path, 7, 7))
+			if got, want := look(path), (file{0o755, 7, 7, false}); got != want {
+				t.Errorf("%s by an overlay%s: after chown(2) it is %+v, want %+v", name, opts, got, want)
+			}
+			mustDo(t, unix.Unlink(path))
+		}
+		for name, f := range files { // one call that copies up and takes away
+			path := filepath.Join(dir, "lower", name)
+			make(path+"-2", f)
+			mustDo(t, unix.Chown(filepath.Join(merged, name+"-2"), 7, 7))
+			if got, want := look(filepath.Join(merged, name+"-2")), (file{0o755, 7, 7, false}); got != want {
+				t.Errorf("%s by an overlay%s: copied up by chown(2) it is %+v, want %+v", name, opts, got, want)
+			}
+		}
 	}
 }
