@@ -74,16 +74,15 @@ func (fs *FS) withoutPrivileges(h *fuse.InHeader, st *unix.Statx_t) uint32 {
 	return mode
 }
 
-// inGroup reports whether the caller is of a group.
+// inGroup reports whether the caller is of a group. By an overlay, a request has the IDs of
+// who mounted that, and by a mount with mapped IDs it may have none.
 func inGroup(h *fuse.InHeader, gid uint32) bool {
-	if h.Gid == gid {
-		return true
-	}
 	s, _ := procid.ReadStatus(int(h.Pid))
-	if _, own := s.FSIDs(); h.Gid == procid.NoID && own == gid {
-		return true
+	_, own := s.FSIDs()
+	if own == procid.NoID {
+		own = h.Gid
 	}
-	return slices.Contains(strings.Fields(s.Field("Groups")), strconv.FormatUint(uint64(gid), 10))
+	return own == gid || slices.Contains(strings.Fields(s.Field("Groups")), strconv.FormatUint(uint64(gid), 10))
 }
 
 // mayKeepPrivileges reports whether the caller has CAP_FSETID, and that over a file

@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"cmp"
+
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
@@ -125,9 +127,22 @@ func (s *setting) try() error {
 		}
 	}
 	if fd := h.openFD(); fd >= 0 {
-		return statAt(fd, "", &s.st)
+		err := statAt(fd, "", &s.st)
+		return cmp.Or(err, s.killsForOverlay())
 	}
-	return fs.statNode(n, &s.st)
+	err := fs.statNode(n, &s.st)
+	return cmp.Or(err, s.killsForOverlay())
+}
+
+// killsForOverlay takes the privileges of a file away that somebody without CAP_FSETID has
+// truncated by an overlay. The kernel asks for that by the capabilities of whoever mounted
+// the overlay.
+func (s *setting) killsForOverlay() error {
+	fs, in := s.r.fs, s.in
+	if in.Valid&fuse.FATTR_SIZE == 0 || s.keeps || s.st.Mode&(unix.S_ISUID|unix.S_ISGID) == 0 || mayKeepPrivileges(&in.InHeader, &s.st) {
+		return nil
+	}
+	return fs.killPrivileges(s.n, &in.InHeader, &s.st)
 }
 
 // beginOpen admits a change that comes with a write to n through a handle of the

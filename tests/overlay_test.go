@@ -3,6 +3,8 @@
 package tests
 
 import (
+	"encoding/binary"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -277,5 +279,71 @@ func TestM2OverlayPrivileges(t *testing.T) {
 				t.Errorf("%s by an overlay%s: copied up by chown(2) it is %+v, want %+v", name, opts, got, want)
 			}
 		}
+	}
+}
+
+// TestM2OverlayUser: what somebody without CAP_FSETID does by an overlay in the mount takes
+// suid and sgid bits away as in the bare directory, whoever mounted the overlay.
+func TestM2OverlayUser(t *testing.T) {
+	need(t, "root", "fuse")
+	acl := binary.LittleEndian.AppendUint32(nil, 2)
+	for _, e := range [][3]uint32{{1, 7, ^uint32(0)}, {2, 1, 5}, {4, 1, ^uint32(0)}, {0x10, 1, ^uint32(0)}, {0x20, 1, ^uint32(0)}} {
+		acl = binary.LittleEndian.AppendUint16(acl, uint16(e[0]))
+		acl = binary.LittleEndian.AppendUint16(acl, uint16(e[1]))
+		acl = binary.LittleEndian.AppendUint32(acl, e[2])
+	}
+	changes := map[string]func(fd int) error{
+		"ftruncate": func(fd int) error { return unix.Ftruncate(fd, 2) },
+		"write":     func(fd int) error { _, err := unix.Write(fd, []byte("x")); return err },
+		"acl":       func(fd int) error { return unix.Fsetxattr(fd, "system.posix_acl_access", acl, 0) },
+		"fchown":    func(fd int) error { return unix.Fchown(fd, 33, -1) },
+	}
+	runtime.LockOSThread() // whose user is changed; it ends with the test
+	play := func(base string) string {
+		merged := tempDir(t)
+		for _, name := range []string{"", "lower", "upper", "work"} {
+			openDir(t, filepath.Join(base, name))
+		}
+		var names []string
+		for change := range changes {
+			for _, gid := range []int{0, 33, 42} {
+				for _, mode := range []uint32{0o6711, 0o2644} {
+					name := fmt.Sprintf("%s-%d-%o", change, gid, mode)
+					file := filepath.Join(base, "lower", name)
+					mustDo(t, os.WriteFile(file, []byte("content"), 0o644))
+					mustDo(t, unix.Chown(file, 33, gid))
+					mustDo(t, unix.Chmod(file, mode))
+					names = append(names, name)
+				}
+			}
+		}
+		if err := unix.Mount("overlay", merged, "overlay", 0, "lowerdir="+base+"/lower,upperdir="+base+"/upper,workdir="+base+"/work"); err != nil {
+			t.Skipf("no overlay can be mounted here: %v", err)
+		}
+		defer unix.Unmount(merged, unix.MNT_DETACH)
+		dir, err := unix.Open(merged, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		mustDo(t, err)
+		defer unix.Close(dir)
+		slices.Sort(names)
+		var out strings.Builder
+		for _, name := range names {
+			var st unix.Stat_t
+			mustDo(t, unix.Setfsgid(33))
+			mustDo(t, unix.Setfsuid(33))
+			fd, err := unix.Openat(dir, name, unix.O_RDWR|unix.O_CLOEXEC, 0)
+			if err == nil {
+				err = changes[strings.Split(name, "-")[0]](fd)
+			}
+			mustDo(t, unix.Setfsuid(0))
+			mustDo(t, unix.Setfsgid(0))
+			mustDo(t, unix.Fstat(fd, &st))
+			unix.Close(fd)
+			fmt.Fprintf(&out, "%s: %v %o\n", name, err, st.Mode)
+		}
+		return out.String()
+	}
+	want := play(filepath.Join(staticDir(t), "D"))
+	if got := play(mount(t).At("D")); got != want {
+		t.Errorf("not as in the bare directory:\n%s", diff(want, got))
 	}
 }
