@@ -269,7 +269,9 @@ func (b *budget) take() bool {
 
 // keep is for a descriptor that is only kept so that the file need not be opened
 // again. Half of all are left to who cannot do without.
-func (b *budget) keep() bool { return b.left.Load() > b.most/2 && b.take() }
+func (b *budget) keep() bool { return b.plenty() && b.take() }
+
+func (b *budget) plenty() bool { return b.left.Load() > b.most/2 }
 
 func (b *budget) give() { b.left.Add(1) }
 

@@ -307,7 +307,7 @@ func (fs *FS) closeOwnLocked(f *file, h *handle) {
 	}
 	h.fd.set(-1)
 	own := lateFD{fd, h.flags&unix.O_ACCMODE != unix.O_RDONLY}
-	if f.comesLateLocked(h) {
+	if f.comesLateLocked(h) && fs.mayWaitLocked(f) {
 		f.late = append(f.late, own)
 		return
 	}
@@ -334,6 +334,9 @@ func (fs *FS) end(h *handle) {
 	defer n.unlockFile(f)
 	fs.closeOwnLocked(f, h)
 	f.count(h, h.mode, -1)
+	if f.handles() == 0 || f.replacesLocked(h) {
+		fs.closeLateLocked(f)
+	}
 	f.noticedLocked(h)
 	if h.id != 0 && h.writesPast(h.mode) && h.mapsWritable() { // else nobody has had it to map
 		f.lingering = append(f.lingering, h)
@@ -342,9 +345,6 @@ func (fs *FS) end(h *handle) {
 	}
 	fs.checkLocked(f, f.fd)
 	fs.passedLocked(f)
-	if f.handles() == 0 {
-		fs.closeLateLocked(f)
-	}
 	if f.handles() == 0 && f.fd >= 0 {
 		unix.Close(f.fd)
 		f.fd = -1

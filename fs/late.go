@@ -12,6 +12,11 @@ import (
 // that of who had the file open before may come only after the truncation, when there is
 // nothing yet to be written out, and the one that follows the new content would do nothing.
 // So such a descriptor is closed after the next other one, as it would have been before.
+// But there may be any number of them: a mapping, or a descriptor that is sent to somebody,
+// keeps the RELEASE back for as long as one likes.
+
+// lateMost is how many wait so for the next close(2) of a file.
+const lateMost = 64
 
 // A lateFD is a descriptor whose handle is gone.
 type lateFD struct {
@@ -26,6 +31,15 @@ func (f *file) replacedLocked() { f.replaced = time.Now().UnixNano() }
 func (f *file) comesLateLocked(h *handle) bool {
 	closed := h.flushed.Load()
 	return closed != 0 && closed < f.replaced
+}
+
+// mayWaitLocked reports whether there is room for one more that came late.
+func (fs *FS) mayWaitLocked(f *file) bool { return len(f.late) < lateMost && fs.spare.plenty() }
+
+// replacesLocked reports whether the close(2) of h may be that which follows the new content:
+// also without a descriptor of its own, as with O_RDONLY and O_TRUNC.
+func (f *file) replacesLocked(h *handle) bool {
+	return h.flags&(unix.O_ACCMODE|unix.O_TRUNC) != unix.O_RDONLY && !f.comesLateLocked(h)
 }
 
 // closeLocked closes a descriptor that a handle had of its own.

@@ -184,3 +184,58 @@ func hasPlace(f *os.File) (bool, error) {
 	}
 	return n > 0, nil
 }
+
+// TestM2LateBounded: who keeps back the daemon's news of a close(2) until after a truncation,
+// here with a mapping, again and again, takes no more than a few of its descriptors.
+func TestM2LateBounded(t *testing.T) {
+	cutMounts(t, func(m *Mount) error {
+		f, err := os.Create(m.At("file"))
+		mustDo(t, err)
+		defer f.Close()
+		mustDo(t, f.Truncate(2<<12))
+		before := m.openFiles()
+		for range 300 {
+			closed, err := os.OpenFile(m.At("file"), os.O_RDWR, 0)
+			mustDo(t, err)
+			mapped, err := unix.Mmap(int(closed.Fd()), 0, 1<<12, unix.PROT_READ, unix.MAP_SHARED)
+			mustDo(t, err)
+			mustDo(t, closed.Close())
+			mustDo(t, f.Truncate(2<<12))
+			mustDo(t, unix.Munmap(mapped))
+		}
+		eventually(m.t, "most are closed", func() bool { return m.openFiles() < before+100 })
+		return nil
+	})
+}
+
+// TestM2LateClosed: what waits for the close(2) of who has cut a file off does not wait for
+// who only reads it: as long as the daemon has it open for writing, there is no telling
+// whether a mapping still writes to it, and the directory cannot be locked.
+func TestM2LateClosed(t *testing.T) {
+	cutMounts(t, func(m *Mount) error {
+		openDir(t, m.Back("D"))
+		path := m.At("D", "file")
+		first, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o666)
+		mustDo(t, err)
+		mustDo(t, first.Truncate(1<<12))
+		mapped, err := unix.Mmap(int(first.Fd()), 0, 1<<12, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		mustDo(t, err)
+		reader, err := os.Open(path)
+		mustDo(t, err)
+		defer reader.Close()
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		mustDo(t, err)
+		mustDo(t, unix.Sendmsg(pair[0], []byte{0}, unix.UnixRights(int(first.Fd())), nil, 0))
+		mustDo(t, first.Close()) // not the last descriptor: that is on its way
+		mustDo(t, unix.Munmap(mapped))
+		cuts, err := os.OpenFile(path, os.O_RDONLY|os.O_TRUNC, 0)
+		mustDo(t, err)
+		for _, fd := range pair {
+			mustDo(t, unix.Close(fd))
+		}
+		mustDo(t, cuts.Close())
+		a := stranger(t)
+		eventually(m.t, "nobody writes there any more", func() bool { return a.Try("creat", m.At("D/devserver"), "wronly,creat,excl") == "ok" })
+		return nil
+	})
+}
