@@ -185,8 +185,8 @@ func TestUmountOthers(t *testing.T) {
 	if r.Status != 77 || !strings.Contains(r.Err, "was mounted by the user 0") {
 		t.Errorf("stagefs umount: %v; want status 77, and who mounted", r)
 	}
-	r = sh(t, "/", `setpriv --reuid=65534 --regid=65534 --clear-groups env -u HOME -u XDG_STATE_HOME "$1" mount "$2"`, stagefsBin(), m.Dir)
+	r = sh(t, "/", `setpriv --reuid=54321 --regid=65534 --clear-groups env -u HOME -u XDG_STATE_HOME "$1" mount "$2"`, stagefsBin(), m.Dir)
 	if r.Status != 64 || !strings.Contains(r.Err, "--state-dir") {
-		t.Errorf("stagefs mount without HOME: %v; want status 64, and --state-dir named", r)
+		t.Errorf("stagefs mount by a user without a home directory: %v; want status 64, and --state-dir named", r)
 	}
 }
