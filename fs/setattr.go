@@ -1,8 +1,6 @@
 package fs
 
 import (
-	"cmp"
-
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
@@ -126,12 +124,16 @@ func (s *setting) try() error {
 			return err
 		}
 	}
+	var err error
 	if fd := h.openFD(); fd >= 0 {
-		err := statAt(fd, "", &s.st)
-		return cmp.Or(err, s.killsForOverlay())
+		err = statAt(fd, "", &s.st)
+	} else {
+		err = fs.statNode(n, &s.st)
 	}
-	err := fs.statNode(n, &s.st)
-	return cmp.Or(err, s.killsForOverlay())
+	if err != nil {
+		return err
+	}
+	return s.killsForOverlay()
 }
 
 // killsForOverlay takes the privileges of a file away that somebody without CAP_FSETID has
@@ -225,7 +227,7 @@ func (s *setting) set() error {
 	if !s.keeps {
 		return fs.setAttr(s.n, s.h, s.in)
 	}
-	p, err := fs.back.place(s.n)
+	p, err := fs.placeOr(s.n, s.h)
 	if err != nil {
 		return err
 	}
@@ -247,14 +249,22 @@ func (fs *FS) setAttr(n *node, h *handle, in *fuse.SetAttrIn) error {
 	return fs.setAttrs(n, h, in)
 }
 
-func (fs *FS) setAttrs(n *node, h *handle, in *fuse.SetAttrIn) error {
+// placeOr is where n is, or else what h has open of it.
+func (fs *FS) placeOr(n *node, h *handle) (place, error) {
 	p, err := fs.back.place(n)
+	if err == nil {
+		return p, nil
+	}
+	if fd := h.openFD(); fd >= 0 {
+		return place{fd: fd}, nil
+	}
+	return place{}, err
+}
+
+func (fs *FS) setAttrs(n *node, h *handle, in *fuse.SetAttrIn) error {
+	p, err := fs.placeOr(n, h)
 	if err != nil {
-		fd := h.openFD()
-		if fd < 0 {
-			return err
-		}
-		p = place{fd: fd}
+		return err
 	}
 	defer p.done()
 	uid, hasUID := in.GetUID()
