@@ -85,6 +85,9 @@ func Mount(o Options) (_ *Server, err error) {
 	if dead != nil && dead.why != nil && !dead.gone {
 		s.warn(laidOpen, plain(dead.path), dead.why)
 	}
+	if dead := s.deadAt; dead != nil && !dead.gone && !dead.showed(o.Dir) {
+		s.warn("the dead mount of %s, at %s, gives way: to have that served again, mount it elsewhere", plain(dead.entry.Source), plain(dead.path))
+	}
 	if err := s.claim(root, o.Dir); err != nil {
 		return nil, err
 	}

@@ -485,3 +485,30 @@ func TestM1AtOnce(t *testing.T) {
 		<-old
 	}
 }
+
+// TestS1DeadOfAnother: who mounts over the dead mount of another directory is told that
+// this one has given way; whoever takes its own one's place is not. Its locks are there when
+// it is mounted elsewhere.
+func TestS1DeadOfAnother(t *testing.T) {
+	m := mountDir(t, staticDir(t), filepath.Join(tempDir(t), "mnt"))
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	m.kill()
+	dir := staticDir(t)
+	other := newMount(t, dir, dir)
+	other.Path = m.Path
+	other.serve()
+	other.wantLog("the dead mount of "+m.Dir, m.Path, "gives way")
+	mustDo(t, os.Mkdir(other.At("a"), 0o755))
+	if !exists(other.Back("a")) {
+		t.Errorf("%s does not show %s", m.Path, other.Dir)
+	}
+	other.restart(nil)
+	if n := strings.Count(other.Log(), "gives way"); n != 1 {
+		t.Errorf("told %d times, want once:\n%s", n, other.Log())
+	}
+	moved := newMount(t, m.Dir, filepath.Join(tempDir(t), "mnt"))
+	moved.State = m.State
+	moved.serve()
+	moved.wantOwner("D", a.Pid)
+}

@@ -132,7 +132,7 @@ func checkToServe(dir string, mounts []fs.MountEntry) []finding {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return []finding{{ofDirectory, statusFail, quote(dir) + " is missing", "mkdir -p " + shellWord(dir)}}
+		return []finding{missing(dir)}
 	case err != nil:
 		return []finding{{ofDirectory, statusFail, err.Error(), ""}}
 	case !info.IsDir():
@@ -176,6 +176,10 @@ func checkToServe(dir string, mounts []fs.MountEntry) []finding {
 		all = append(all, finding{"attributes", statusNote, "the file system has no extended attributes; nor will the mount, but for its own", ""})
 	}
 	return all
+}
+
+func missing(dir string) finding {
+	return finding{ofDirectory, statusFail, quote(dir) + " is missing", "mkdir -p " + shellWord(dir)}
 }
 
 // servedAlready is about a directory that process pid has to itself.
@@ -233,6 +237,9 @@ func unknownByUUID(why string) finding {
 
 // checkServed looks at a directory that is in a stagefs mount, which answers.
 func checkServed(dir string, mount *fs.MountEntry) finding {
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return missing(dir)
+	}
 	by := ""
 	d, _ := daemonSays(mount.Path)
 	if d.pid != 0 {
