@@ -123,3 +123,13 @@ func startAgain(mount *fs.MountEntry) string {
 	}
 	return "start it again, with its options: " + line + "; only to give it up: stagefs umount " + shellWord(mount.Path)
 }
+
+// mountAt returns the stagefs mount at a path, nil if there is none.
+func mountAt(path string) *fs.MountEntry {
+	mounts, _ := fs.ReadMounts()
+	at, err := fs.AbsoluteOf(path)
+	if m := fs.TopMount(mounts, at); err == nil && m != nil && m.IsStagefs() {
+		return m
+	}
+	return nil
+}
