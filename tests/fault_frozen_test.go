@@ -290,8 +290,12 @@ func TestC5FaultFrozenDead(t *testing.T) {
 	defer thaw() // before anything is waited for that is stuck
 	owner.Kill()
 	for i, argv := range [][]string{
-		{"ls", "-l", m.At("D")}, {"stat", m.At("D/devserver")}, {"cat", m.At("D/devserver")}, {"cat", m.control("locks")},
-		{stagefsBin(), "locks", m.Path}, {stagefsBin(), "why", m.At("D/f")},
+		{"ls", "-l", m.At("D")},
+		{"stat", m.At("D/devserver")},
+		{"cat", m.At("D/devserver")},
+		{"cat", m.control("locks")},
+		{stagefsBin(), "locks", m.Path},
+		{stagefsBin(), "why", m.At("D/f")},
 	} {
 		p := startCmd(t, exec.Command(argv[0], argv[1:]...))
 		eventually(t, fmt.Sprintf("look %d is answered", i), p.over)

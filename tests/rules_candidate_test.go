@@ -87,8 +87,10 @@ func TestA9Names(t *testing.T) {
 			}
 		})
 	}
-	for _, name := range []string{"ordinary", "app-1.0", "app-4f3c2d1.20261125", "app-deadbeef.20261125120000", "app.20261125120000",
-		"devserver.lock.1", "devserver.1", "devserver.lock|elsewhere|1|2", "devserver.tmp.1.1.1", "shlock1", "devserver.lock.bak"} {
+	for _, name := range []string{
+		"ordinary", "app-1.0", "app-4f3c2d1.20261125", "app-deadbeef.20261125120000", "app.20261125120000",
+		"devserver.lock.1", "devserver.1", "devserver.lock|elsewhere|1|2", "devserver.tmp.1.1.1", "shlock1", "devserver.lock.bak",
+	} {
 		agent(t).want("EBUSY", "creat", m.At("D", name), "wronly,creat,excl")
 	}
 }

@@ -181,8 +181,16 @@ func TestDocumentedJSON(t *testing.T) {
 		words[word] = true
 	}
 	for _, v := range []any{
-		lockstate.Listing{}, lockstate.Row{}, lockstate.Waiter{}, lockstate.Orphan{}, lockstate.Blocker{}, lockstate.Denial{},
-		lockstate.Event{}, lockstate.Answer{}, lockstate.Quarantined{}, finding{},
+		lockstate.Listing{},
+		lockstate.Row{},
+		lockstate.Waiter{},
+		lockstate.Orphan{},
+		lockstate.Blocker{},
+		lockstate.Denial{},
+		lockstate.Event{},
+		lockstate.Answer{},
+		lockstate.Quarantined{},
+		finding{},
 	} {
 		for _, f := range reflect.VisibleFields(reflect.TypeOf(v)) {
 			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && !words[name] {
