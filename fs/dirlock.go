@@ -26,6 +26,7 @@ type dirLock struct {
 	want   advisory.Lock
 	waits  bool
 	has    bool // want is set already: the directory's lock is to become what it asks for
+	opened bool // the owner is to be who opened the file, as it was asked last
 }
 
 // try takes the lock if it is free and nobody stands in line for it but those who wait
@@ -82,7 +83,7 @@ func (d *dirLock) wait() fuse.Status {
 		dir: d.at.parent.dir, node: node, name: d.at.name, proc: r.proc, since: time.Now(),
 		write: want.Write, turn: make(chan struct{}), dead: make(chan struct{}),
 		keeps: func() bool { return fs.keptBy(d.at, fs.nodes.settledAs(node), want) },
-		hears: !want.Flock, blocker: d.blocker(r),
+		hears: !want.Flock && !d.opened, blocker: d.blocker(r),
 	}
 	if fs.converts(node, want) {
 		d.dropOld() // flock(2): a conversion is not atomic; two would wait for each other
@@ -170,7 +171,8 @@ func (fs *FS) keptBy(at link, node uint64, want advisory.Lock) bool {
 // request is the caller's, or of who opened the file; ok is false if it was
 // interrupted.
 func (d *dirLock) request() (r *request, ok bool) {
-	p, ok := d.fs.lockOwner(d.in, d.h, d.want)
+	p, opened, ok := d.fs.lockOwner(d.in, d.h, d.want)
+	d.opened = opened
 	return &request{
 		fs: d.fs, cancel: d.cancel, header: &d.in.InHeader, op: "lock", parent: d.at.parent, name: d.at.name,
 		errno: fuse.EAGAIN, proc: p,
@@ -224,10 +226,10 @@ func (d *dirLock) endsWithOther(r *request) bool {
 // reown names another owner if the process that opened the file has died since: who has
 // the description still locks for itself then (A4).
 func (d *dirLock) reown(r *request) (another bool) {
-	if !d.want.Flock || d.fs.procs.Alive(r.proc.ID()) {
+	if d.fs.procs.Alive(r.proc.ID()) {
 		return false
 	}
-	p, ok := d.fs.lockOwner(d.in, d.h, d.want)
+	p, _, ok := d.fs.lockOwner(d.in, d.h, d.want)
 	if !ok || p == nil || p.ID() == r.proc.ID() {
 		return false
 	}

@@ -3,6 +3,7 @@ package fs
 import (
 	"errors"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -248,16 +249,45 @@ func (r *request) awaitRelease(node uint64, l *advisory.Lock, since *time.Time) 
 	return after(r.rest(100 * time.Microsecond))
 }
 
-// lockOwner returns who will own the directory: for flock(2) the process that
+// lockOwner returns who will own the directory: for flock(2) and OFD locks the process that
 // opened the description, so that a script holds what flock(1) locks for it
-// (A4).
-func (fs *FS) lockOwner(in *fuse.LkIn, h *handle, want advisory.Lock) (p *procid.Process, ok bool) {
-	if p := h.openedBy(); want.Flock && p != nil && fs.procs.Alive(p.ID()) {
-		return p, true
+// (A4). opened: it is that one, and not the caller.
+func (fs *FS) lockOwner(in *fuse.LkIn, h *handle, want advisory.Lock) (p *procid.Process, opened, ok bool) {
+	opener := h.openedBy()
+	if want.Flock && opener != nil && fs.procs.Alive(opener.ID()) {
+		return opener, true, true
 	}
 	p, _, ok = fs.process(&in.InHeader)
-	return p, ok
+	if !want.Flock && p != nil && opener != nil && p.ID() != opener.ID() && fs.procs.Alive(opener.ID()) && callsOFD(in.Pid) {
+		return opener, true, ok
+	}
+	return p, false, ok
 }
+
+// callsOFD reports whether a thread that asks for a record lock wants an OFD lock. The kernel
+// does not say; but until it is answered, the thread waits in fcntl(2).
+func callsOFD(tid uint32) bool {
+	var args []string
+	for began := time.Now(); time.Since(began) < callTime; time.Sleep(100 * time.Microsecond) {
+		var waits bool
+		if args, waits = procid.CallArgs(int(tid)); waits {
+			break
+		}
+	}
+	if len(args) < 2 {
+		return false
+	}
+	command, err := strconv.ParseInt(args[1], 0, 64)
+	return err == nil && command >= ofdGetLk && command <= ofdSetLkw
+}
+
+const (
+	// callTime bounds how long the thread of a request may run until it waits for the answer.
+	callTime = 100 * time.Millisecond
+
+	ofdGetLk  = 36 // F_OFD_GETLK and F_OFD_SETLKW of fcntl.h, between which is F_OFD_SETLK
+	ofdSetLkw = 38
+)
 
 // unlock gives up a lock, and what only it kept (R2). By what name the file was
 // locked is of no account: it may have another one by now, or none.

@@ -457,24 +457,74 @@ func TestA8WaitSignal(t *testing.T) {
 func TestA4OpenerDies(t *testing.T) {
 	m := mount(t)
 	file := m.lockFile("D")
-	for range 5 {
-		holder, opener, other := locker(t), locker(t), locker(t)
-		holder.must("open", "x", file, "rdwr")
-		holder.must("flock", "x", "ex")
-		opener.must("open", "x", file, "rdwr")
-		waiter := forked(opener)
-		done := waiter.Start("flock", "x", "ex")
-		m.awaitWaiters("D", 1)
-		opener.Kill()
-		holder.must("flock", "x", "un")
-		if got := done(); got != "ok" {
-			t.Fatalf("the wait ended with %s", got)
+	for _, call := range lockCalls() {
+		for range 2 {
+			holder, opener, other := locker(t), locker(t), locker(t)
+			holder.must("open", "x", file, "rdwr")
+			holder.must(call.tryExclusive("x")...)
+			opener.must("open", "x", file, "rdwr")
+			waiter := forked(opener)
+			done := waiter.Start(call.waitExclusive("x")...)
+			m.awaitWaiters("D", 1)
+			opener.Kill()
+			holder.must(call.unlock("x")...)
+			if got := done(); got != "ok" {
+				t.Fatalf("%s: the wait ended with %s", call.name, got)
+			}
+			m.wantOwner("D", waiter.Pid)
+			other.must("open", "x", file, "rdwr")
+			other.want("EAGAIN", call.tryExclusive("x")...)
+			waiter.must("put", m.At("D/f"), "waiter", "creat")
+			waiter.must(call.unlock("x")...)
+			m.wantFree("D")
 		}
-		m.wantOwner("D", waiter.Pid)
-		other.must("open", "x", file, "rdwr")
-		other.want("EAGAIN", "flock", "x", "ex", "nb")
-		waiter.must("put", m.At("D/f"), "waiter", "creat")
-		waiter.must("flock", "x", "un")
-		m.wantFree("D")
+	}
+}
+
+// TestA4Opener: what a child locks through a description that its parent has opened is the
+// parent's, and does not end with the child, but with fcntl(2) locks proper, which are the
+// child's.
+func TestA4Opener(t *testing.T) {
+	m := mount(t)
+	for _, call := range lockCalls() {
+		for _, waits := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, waits %v", call.name, waits), func(t *testing.T) {
+				m := m.on(t)
+				dir := fmt.Sprint(call.name, waits)
+				file := m.lockFile(dir)
+				opener, rival := locker(t), locker(t)
+				opener.must("open", "x", file, "rdwr")
+				rival.must("open", "x", file, "rdwr")
+				child := forked(opener)
+				if waits {
+					rival.must(call.tryExclusive("x")...)
+					done := child.Start(call.waitExclusive("x")...)
+					m.awaitWaiters(dir, 1)
+					rival.must(call.unlock("x")...)
+					if got := done(); got != "ok" {
+						t.Fatalf("the wait ended with %s", got)
+					}
+				} else {
+					child.must(call.tryExclusive("x")...)
+				}
+				child.must("put", m.At(dir, "f"), "child", "creat")
+				if call.name == "fcntl" {
+					m.wantOwner(dir, child.Pid)
+					opener.want("EBUSY", "put", m.At(dir, "f"), "opener", "")
+					child.Kill()
+					m.awaitFree(dir)
+					return
+				}
+				m.wantOwner(dir, opener.Pid)
+				child.Kill()
+				opener.must("put", m.At(dir, "f"), "opener", "")
+				rival.want("EAGAIN", call.tryExclusive("x")...)
+				rival.want("EBUSY", "put", m.At(dir, "f"), "rival", "")
+				m.wantOwner(dir, opener.Pid)
+				opener.must(call.unlock("x")...)
+				m.wantFree(dir)
+				rival.must(call.tryExclusive("x")...)
+			})
+		}
 	}
 }

@@ -82,6 +82,19 @@ func WaitsAt(tid int) string {
 	return string(b)
 }
 
+// CallArgs returns the arguments of the system call in which a thread waits, as
+// proc_pid_syscall(5) has them; none where they are not known. It waits for nobody who is
+// not in execve(2). waits is false if the thread runs still.
+func CallArgs(tid int) (args []string, waits bool) {
+	var buf [256]byte
+	b, err := readProc(tid, "syscall", buf[:])
+	f := strings.Fields(string(b))
+	if err != nil || len(f) == 0 {
+		return nil, true
+	}
+	return f[1:], f[0] != "running"
+}
+
 // RunTime returns how long a thread has had the processor, see /proc/PID/schedstat in the
 // kernel's documentation (sched-stats). It waits for nobody. ok is false where that is
 // not known.
