@@ -203,8 +203,8 @@ func (t *Table) holds(p *procid.Process, d *Dir, all bool) (holds bool, unsure e
 	})
 }
 
-// HoldsOrShares reports whether p holds the lock that governs d, or is one of those
-// who share d itself (A5).
+// HoldsOrShares reports whether p holds the lock that governs d, or the one on d behind those
+// who share it, or is one of these itself (A5).
 func (t *Table) HoldsOrShares(p *procid.Process, d *Dir) bool {
 	if t.rows.Load() == 0 {
 		return false
@@ -222,6 +222,9 @@ func (t *Table) Has(p *procid.Process, d *Dir) bool {
 
 func (t *Table) holdsOrSharesLocked(p *procid.Process, d *Dir, a *asking) bool {
 	if r := d.governing(); r != nil && t.holdsLocked(r, p, a) {
+		return true
+	}
+	if r := granted(d.rows); r != nil && t.holdsLocked(r, p, a) {
 		return true
 	}
 	return slices.ContainsFunc(d.rows, func(r *row) bool {

@@ -118,9 +118,21 @@ func TestA5InFront(t *testing.T) {
 			}
 			child.must(call.tryShared("x")...)
 			other.want("EAGAIN", call.tryShared("x")...)
+			waits := other.Start(call.wait, "x", call.shared)
+			m.awaitWaiters(dir, 1)
 
+			for _, share := range [][]string{call.tryShared("x"), {call.wait, "x", call.shared}} {
+				owner.want("ok", share...)
+				if got := waits(); got != "ok" {
+					t.Errorf("who waited to share = %s, want ok", got)
+				}
+				other.must(call.unlock("x")...)
+				owner.must(call.unlock("x")...)
+				waits = other.Start(call.wait, "x", call.shared)
+				m.awaitWaiters(dir, 1)
+			}
 			owner.must(call.tryShared("x")...)
-			other.must(call.tryShared("x")...)
+			waits()
 			owner.must(call.unlock("x")...)
 			child.must(call.unlock("x")...)
 			other.want("EAGAIN", call.tryExclusive("x")...)
