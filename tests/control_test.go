@@ -57,6 +57,8 @@ func TestControlHidden(t *testing.T) {
 			{"link", m.control("locks"), m.At("new")},
 			{"creat", m.control("locks"), "wronly"},
 			{"creat", m.control("locks.json"), "wronly,trunc"},
+			{"truncate", m.control("locks"), "0"},
+			{"utimens", m.control("locks")},
 			{"chmod", m.control("locks"), "0"},
 			{"setxattr", m.control("locks"), "user.k", "v"},
 		} {

@@ -387,12 +387,16 @@ func TestFaultStopped(t *testing.T) {
 	holder.must("open", "f", m.At("D/f"), "rdwr,creat")
 	dies.must("mkdir", m.At("E"))
 	dies.must("put", m.At("E/devserver"), "", "creat,excl")
-	token := lessee.mustCommand(m, "acquire L client=x ttl=250ms").Token
+	token := lessee.mustCommand(m, "acquire L client=x ttl=1h").Token
+	writer := lessee.Child()
+	writer.must("open", "w", m.At("L/f"), "wronly,creat")
+	lessee.mustCommand(m, "renew L client=x ttl=250ms")
 	halt(t, m.cmd.Process.Pid)
 	stopped := time.Now()
 	written := holder.Start("put", m.At("D/g"), "written while it was stopped", "creat")
 	made := waits.Start("mkdir", m.At("F"))
 	renewed := lessee.Start("ctl", m.control("ctl"), "renew L client=x")
+	late := writer.Start("write", "w", "late")
 	mustDo(t, syscall.Kill(dies.Pid, syscall.SIGKILL))
 	dies.conn.Close()
 	for time.Since(stopped) < 300*time.Millisecond { // the deadline goes by
@@ -406,6 +410,9 @@ func TestFaultStopped(t *testing.T) {
 	}
 	if got := renewed(); got != "ENOENT" {
 		t.Errorf("the renewal that came too late = %s, want ENOENT", got)
+	}
+	if got := late(); got != "EBUSY" {
+		t.Errorf("the write that came too late = %s, want EBUSY", got)
 	}
 	if again := next.mustCommand(m, "acquire L client=y"); again.Token <= token {
 		t.Errorf("token %d after %d", again.Token, token)

@@ -316,6 +316,40 @@ func TestA5Starve(t *testing.T) {
 	}
 }
 
+// TestA5Fifo: who waits for an exclusive lock does not overtake who waited for a shared one
+// before.
+func TestA5Fifo(t *testing.T) {
+	m := mount(t)
+	for _, call := range lockCalls() {
+		t.Run(call.name, func(t *testing.T) {
+			m := m.on(t)
+			dir := call.name
+			file := m.lockFile(dir)
+			holder, reader, writer := locker(t), locker(t), locker(t)
+			for _, a := range []*Agent{holder, reader, writer} {
+				a.must("open", "x", file, "rdwr")
+			}
+			for range 8 {
+				holder.must(call.tryExclusive("x")...)
+				reads := reader.Start(call.wait, "x", call.shared)
+				m.awaitWaiters(dir, 1)
+				writes := writer.Start(call.waitExclusive("x")...)
+				m.awaitWaiters(dir, 2)
+				holder.must(call.unlock("x")...)
+				if got := reads(); got != "ok" {
+					t.Fatalf("the reader = %s, want ok", got)
+				}
+				m.wantWaiting(1)
+				reader.must(call.unlock("x")...)
+				if got := writes(); got != "ok" {
+					t.Fatalf("the writer = %s, want ok", got)
+				}
+				writer.must(call.unlock("x")...)
+			}
+		})
+	}
+}
+
 // TestA5StarveAcross: nor is it by readers who lock by another call, or by
 // another lock file.
 func TestA5StarveAcross(t *testing.T) {

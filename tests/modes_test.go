@@ -81,6 +81,26 @@ func TestObserve(t *testing.T) {
 	}
 }
 
+// TestObserveCrash: nor is anything removed with an owner that crashes, or at its word.
+func TestObserveCrash(t *testing.T) {
+	m := mount(t, "--enforce=observe", "--on-crash=destroy")
+	for _, how := range []string{"killed", "failed", "destroyed"} {
+		a := agent(t)
+		a.must("mkdir", m.At(how))
+		a.must("put", m.At(how, "f"), "1", "creat")
+		switch how {
+		case "killed":
+			a.Kill()
+		case "failed":
+			a.mustCommand(m, "release %s failed", how)
+		case "destroyed":
+			a.mustCommand(m, "release %s destroy", how)
+		}
+		m.awaitFree(how)
+		wantTree(t, m.Back(how), []string{"f=1"})
+	}
+}
+
 func mustShow(t *testing.T, m *Mount, file, want string) {
 	t.Helper()
 	b, err := os.ReadFile(m.control(file))

@@ -189,9 +189,15 @@ func TestA9Limits(t *testing.T) {
 	if got := b.Try("pwrite", "u", "x", "1048576", "0"); got == "ok" {
 		t.Error("a megabyte was written to a candidate")
 	}
+	b.want("EFBIG", "ftruncate", "u", "1048576")
+	b.want("EFBIG", "truncate", u, "1048576")
 	b.want("EBUSY|EXDEV", "rename", u, m.At("D/file"))
 	b.want("EBUSY|EXDEV", "rename", u, m.At("D/new"))
 	b.want("EBUSY|EXDEV", "link", u, m.At("D/new"))
+	openDir(t, m.Back("E"))
+	b.want("EBUSY|EXDEV", "link", u, m.At("E/devserver.lock"))
+	b.want("EBUSY|EXDEV", "rename", u, m.At("E/devserver.lock"))
+	m.wantFree("E")
 	if got := b.Try("mkdir", u+"2"); got == "ok" {
 		t.Error("a directory was let through")
 	}

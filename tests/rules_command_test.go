@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -84,6 +85,22 @@ func TestCtlFailed(t *testing.T) {
 			t.Errorf("after %s, a read tells of %+v", tt.errno, got)
 		}
 	}
+}
+
+// TestCtlLent: a program with root's rights, whose output somebody has sent there, lends them
+// to nobody.
+func TestCtlLent(t *testing.T) {
+	m := mount(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	cat := filepath.Join(tempDir(t), "cat")
+	mustDo(t, copyFile("/bin/cat", cat, 0o755))
+	mustDo(t, os.Chmod(cat, 0o755|os.ModeSetuid))
+	got := stranger(t).Get("sh", "echo 'break D enough' | "+cat+" >"+m.control("ctl")+" 2>/dev/null || echo refused")
+	if !strings.Contains(got, "refused") {
+		t.Errorf("the break: %q, want it to be refused", got)
+	}
+	m.wantOwner("D", a.Pid)
 }
 
 // mustCommand is command for one that has to succeed.

@@ -100,6 +100,15 @@ func TestC3c(t *testing.T) {
 	a.must("creat", m.At("D/devserver"), "wronly,creat,excl")
 	m.wantOwner("D", a.Pid)
 	m.wantOwner("D/sub", child.Pid)
+
+	// Its own lock beneath is in nobody's way.
+	openDir(t, m.Back("E"))
+	openDir(t, m.Back("E/sub"))
+	a.must("creat", m.At("E/sub/devserver"), "wronly,creat,excl")
+	b.want("EEXIST", "creat", m.At("E/devserver"), "wronly,creat,excl")
+	a.must("creat", m.At("E/devserver"), "wronly,creat,excl")
+	m.wantOwner("E", a.Pid)
+	m.wantOwner("E/sub", a.Pid)
 }
 
 // TestC3d: while somebody else has a write handle beneath D, D can't be acquired.
@@ -181,6 +190,37 @@ func TestC3d(t *testing.T) {
 		a.must("write", "h", "kept open")
 		child.must("creat", m.At("deleg/sub/new"), "wronly,creat")
 	})
+}
+
+// TestW3Enters: nothing enters a locked directory, by whatever call, that somebody else has
+// open for writing.
+func TestW3Enters(t *testing.T) {
+	m := mount(t)
+	for _, dir := range []string{"D", "F", "F/sub"} {
+		openDir(t, m.Back(dir))
+	}
+	for _, file := range []string{"D/own", "F/file", "F/sub/file"} {
+		openFile(t, m.Back(file), "content")
+	}
+	a, b := agent(t), agent(t)
+	a.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	b.must("open", "file", m.At("F/file"), "wronly")
+	b.must("open", "below", m.At("F/sub/file"), "wronly")
+	for _, call := range [][]string{
+		{"link", m.At("F/file"), m.At("D/new")},
+		{"rename", m.At("F/file"), m.At("D/new")},
+		{"rename", m.At("F/file"), m.At("D/own"), "exchange"},
+		{"rename", m.At("D/own"), m.At("F/file"), "exchange"},
+		{"rename", m.At("F/sub"), m.At("D/new")},
+		{"rename", m.At("F/sub"), m.At("D/own"), "exchange"},
+		{"rename", m.At("D/own"), m.At("F/sub"), "exchange"},
+	} {
+		a.want("EBUSY", call...)
+	}
+	b.must("close", "file")
+	b.must("close", "below")
+	eventually(t, "the end of one handle is known", func() bool { return a.Try("link", m.At("F/file"), m.At("D/new")) == "ok" })
+	eventually(t, "and of the other one", func() bool { return a.Try("rename", m.At("F/sub"), m.At("D/sub")) == "ok" })
 }
 
 // TestC4: directories nearer to the root than --depth are containers, which

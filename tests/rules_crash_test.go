@@ -368,6 +368,32 @@ func TestR7Policy(t *testing.T) {
 	wantGone(t, m, "C")
 }
 
+// TestR7Described: what is put aside is listed with whose it was, and why.
+func TestR7Described(t *testing.T) {
+	m := mount(t, "--on-crash=quarantine")
+	openDir(t, m.Back("L"))
+	a, client := stranger(t), stranger(t)
+	a.must("mkdir", m.At("D"))
+	a.must("put", m.At("D/f"), "1", "creat")
+	token := m.Locks()["D"].Token
+	lease := client.mustCommand(m, "acquire L client=x ttl=1h").Token
+	client.must("put", m.At("L/f"), "1", "creat")
+	a.Kill()
+	m.awaitFree("D")
+	client.mustCommand(m, "renew L client=x ttl=10ms")
+	m.awaitFree("L")
+	eventually(t, "both are listed", func() bool { return len(m.quarantine()) == 2 })
+	for _, q := range m.quarantine() {
+		want := lockstate.Quarantined{ID: q.ID, Dir: "D", Token: token, Pid: a.Pid, UID: nobody, Reason: "exited", Why: "signal 9", Time: q.Time}
+		if q.Dir != "D" {
+			want = lockstate.Quarantined{ID: q.ID, Dir: "L", Token: lease, Pid: client.Pid, UID: nobody, Client: "x", Reason: "expired", Time: q.Time}
+		}
+		if q != want || time.Since(q.Time).Abs() > time.Hour {
+			t.Errorf("listed: %+v, want %+v", q, want)
+		}
+	}
+}
+
 // TestR7Entered: what came from elsewhere was not created under the lock, in whatever
 // way it came, and neither is what came before anybody took note of it.
 func TestR7Entered(t *testing.T) {

@@ -55,6 +55,21 @@ func TestA12Child(t *testing.T) {
 	agent(t).want("EBUSY", "mkdir", m.At("a/new"))
 }
 
+// TestA12HandedOver: what two programs of a script have made, the directories and the lock
+// file, is the script's, and narrows.
+func TestA12HandedOver(t *testing.T) {
+	m := mount(t)
+	a, b := agent(t), agent(t)
+	for _, program := range []string{"mkdir -p " + m.At("a/b/c"), "mkdir " + m.At("a/b/c/devserver")} {
+		if got := a.Get("sh", program+"; exit $?"); got != "0 " {
+			t.Fatalf("%s: %q", program, got)
+		}
+	}
+	eventually(t, "the script has the leaf", func() bool { return m.Locks()["a/b/c"].Pid == a.Pid })
+	m.wantFree("a")
+	b.must("mkdir", m.At("a/b/d"))
+}
+
 const boardPy = `
 import os, sys
 from lockfile import FileLock

@@ -117,6 +117,13 @@ func TestW6(t *testing.T) {
 	if counted := m.metric("denials_total"); counted != len(denials) {
 		t.Errorf("denials counted in metrics: %d, want %d", counted, len(denials))
 	}
+	openDir(t, m.Back("G"))
+	a.must("open", "h", m.At("G/file"), "wronly,creat")
+	b.want("EEXIST", "creat", m.At("G/devserver"), "wronly,creat,excl")
+	denials = m.Denials()
+	if last := denials[len(denials)-1]; last.Lock != "G/file" || last.LockPid != a.Pid {
+		t.Errorf("denial by what is open: %+v, want G/file, and pid %d", last, a.Pid)
+	}
 	why := run(t, stagefsBin(), "why", m.At("D/file"))
 	if why.Status != 0 || !strings.Contains(why.Out, "D") || !strings.Contains(why.Out, itoa(a.Pid)) || !strings.Contains(why.Out, itoa(b.Pid)) {
 		t.Errorf("stagefs why: %v, want it to name owner %d and the refused %d", why, a.Pid, b.Pid)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -224,6 +225,14 @@ func TestR5(t *testing.T) {
 				})
 			}
 		}
+		t.Run(name+"/killed", func(t *testing.T) {
+			m := m.on(t)
+			b := agent(t).Child()
+			dir := name + " killed"
+			b.must(acquire(fresh(t, dir))...)
+			b.Kill()
+			m.awaitFree(dir)
+		})
 		t.Run(name+"/dead parent", func(t *testing.T) {
 			m := m.on(t)
 			a := agent(t)
@@ -245,6 +254,27 @@ func TestR5(t *testing.T) {
 			m.awaitFree(dir)
 		})
 	}
+	t.Run("lock file after content", func(t *testing.T) {
+		m := m.on(t)
+		b := agent(t).Child()
+		b.must("mkdir", m.At("after"))
+		b.must("creat", m.At("after/new"), "wronly,creat")
+		b.must("creat", m.At("after/devserver"), "wronly,creat,excl")
+		b.Exit(0)
+		m.awaitFree("after")
+	})
+	t.Run("content becomes a lock file elsewhere", func(t *testing.T) {
+		m := m.on(t)
+		a := agent(t)
+		b := a.Child()
+		b.must("mkdir", m.At("from"))
+		mustDo(t, os.WriteFile(m.Back("from/old"), nil, 0o666))
+		openDir(t, m.Back("to"))
+		b.must("rename", m.At("from/old"), m.At("to/devserver"))
+		b.Exit(0)
+		m.awaitFree("from")
+		eventually(t, "the parent has the other one", func() bool { return m.Locks()["to"].Pid == a.Pid })
+	})
 	t.Run("linked", func(t *testing.T) {
 		// As mutt_dotlock and mailutils' dotlock do: their temporary files fit no template.
 		for _, how := range []string{"free", "parent's", "changed"} {
@@ -424,6 +454,7 @@ func TestR8(t *testing.T) {
 			if !listed {
 				t.Errorf("blockers: %+v, want pid %d with %s/file", m.Listing().Blockers, left.Pid, how)
 			}
+			m.wantLine(how + "/file +left-open +" + itoa(left.Pid) + " ")
 			left.must("write", "h", "late")
 			left.must("close", "h")
 			b.must(lock...)
@@ -432,6 +463,30 @@ func TestR8(t *testing.T) {
 			}
 		})
 	}
+}
+
+// wantLine expects a line in the locks file that begins so.
+func (m *Mount) wantLine(pattern string) {
+	m.t.Helper()
+	if text, err := os.ReadFile(m.control("locks")); !regexp.MustCompile("(?m)^" + pattern).Match(text) {
+		m.t.Errorf("no line %q among the locks: %q, %v", pattern, text, err)
+	}
+}
+
+// TestR8Delegated: what who delegates keeps open (C3d) is listed with the lock of the child.
+func TestR8Delegated(t *testing.T) {
+	m := mount(t)
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	a.must("mkdir", m.At("D/sub"))
+	a.must("open", "h", m.At("D/sub/file"), "wronly,creat")
+	a.Child().must("creat", m.At("D/sub/devserver"), "wronly,creat,excl")
+	if b := m.Locks()["D/sub"].Blockers; len(b) != 1 || b[0].Pid != a.Pid || b[0].Path != "D/sub/file" {
+		t.Errorf("blockers: %+v, want pid %d with D/sub/file", b, a.Pid)
+	}
+	m.wantLine("  open: D/sub/file +" + itoa(a.Pid) + " ")
+	a.must("close", "h")
+	eventually(t, "the close is known", func() bool { return len(m.Locks()["D/sub"].Blockers) == 0 })
 }
 
 // TestR8Inherited: of a file that a process opened which is dead, who has its descriptor is

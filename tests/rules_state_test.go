@@ -54,6 +54,7 @@ func TestS3(t *testing.T) {
 		openDir(t, dir+"/"+sub)
 	}
 	mustDo(t, os.WriteFile(dir+"/D/devserver", nil, 0o666))
+	mustDo(t, os.WriteFile(dir+"/devserver", nil, 0o666)) // which is none: the root is never locked
 	mustDo(t, os.Symlink("gone", dir+"/E/devserver.lock"))
 	mustDo(t, os.Mkdir(dir+"/F/devserver.lock", 0o777))
 	m := mountDir(t, dir, dir+".mnt")
@@ -70,6 +71,10 @@ func TestS3(t *testing.T) {
 		if !orphans[path] {
 			t.Errorf("%s is not listed: %v", path, orphans)
 		}
+		m.wantLine(path + " +orphan *$")
+	}
+	if orphans["devserver"] {
+		t.Error("a file in the root is listed")
 	}
 	a.want("EEXIST", "creat", m.At("D/devserver"), "wronly,creat,excl")
 	a.must("creat", m.At("D/file"), "wronly,creat")
@@ -212,6 +217,10 @@ func TestMetrics(t *testing.T) {
 	if n := m.metric("waiters"); n != 0 {
 		t.Errorf("stagefs_waiters = %d, want 0", n)
 	}
+	child := a.Child()
+	child.must("mkdir", m.At("H"))
+	child.Exit(0)
+	eventually(t, "a hand-over is counted", func() bool { return m.metric("handovers_total") == 1 })
 }
 
 // metric is the sum of a metric over all its labels.
