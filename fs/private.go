@@ -80,7 +80,11 @@ func (fs *FS) winCandidate(m *making, c *candidate, out *fuse.EntryOut) fuse.Sta
 	if r.parent = fs.nodes.get(r.header.NodeId); r.parent == nil {
 		return fuse.Status(unix.ESTALE)
 	}
-	if c.lockFile || !fs.isLockName(r.parent, r.name) || r.parent != c.parent {
+	there := r.parent == c.parent && fs.isLockName(r.parent, r.name)
+	if c.lockFile || !there {
+		if there {
+			r.errno = fuse.Status(unix.EEXIST) // A8
+		}
 		return fs.deny(r, &lockstate.HeldError{Err: lockstate.ErrHeld}, nil)
 	}
 	if !r.see() {

@@ -132,6 +132,10 @@ func TestA10Private(t *testing.T) {
 				if !strings.HasPrefix(flags, "rdonly") {
 					b.want("EBUSY", "write", "x", "mine")
 				}
+				for _, op := range []string{"link", "rename"} {
+					b.want("EEXIST", op, file, file+".lock")
+					b.want("EBUSY", op, file, m.At(dir, "other"))
+				}
 				for who, other := range map[string]*Agent{"the holder": a, "another": c} {
 					if got := other.Try("stat", file); got != "ENOENT" {
 						t.Errorf("stat of a private lock file by %s = %s, want ENOENT", who, got)

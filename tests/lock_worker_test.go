@@ -109,8 +109,8 @@ def do(op, *w):
         os.fchown(fds[w[0]], int(w[1]), -1)
     elif op == "futimens":
         os.utime(fds[w[0]])
-    elif op == "rename":
-        os.rename(*w)
+    elif op in ("rename", "link"):
+        getattr(os, op)(*w)
     elif op == "stat":
         return "size=%d" % os.stat(w[0]).st_size
     elif op == "read":
