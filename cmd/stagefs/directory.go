@@ -122,6 +122,9 @@ func checkDirectory(dir string) (all []finding, served *fs.MountEntry) {
 		return []finding{{ofDirectory, statusFail, err.Error(), ""}}, nil
 	}
 	if on := fs.MountOf(mounts, real); on.IsStagefs() {
+		if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+			return []finding{checkServed(on.Path, &on), missing(dir, statusWarn)}, &on
+		}
 		return []finding{checkServed(dir, &on)}, &on
 	}
 	return checkToServe(dir, mounts), nil
@@ -132,7 +135,7 @@ func checkToServe(dir string, mounts []fs.MountEntry) []finding {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return []finding{missing(dir)}
+		return []finding{missing(dir, statusFail)}
 	case err != nil:
 		return []finding{{ofDirectory, statusFail, err.Error(), ""}}
 	case !info.IsDir():
@@ -178,8 +181,8 @@ func checkToServe(dir string, mounts []fs.MountEntry) []finding {
 	return all
 }
 
-func missing(dir string) finding {
-	return finding{ofDirectory, statusFail, quote(dir) + " is missing", "mkdir -p " + shellWord(dir)}
+func missing(dir, status string) finding {
+	return finding{ofDirectory, status, quote(dir) + " is missing", "mkdir -p " + shellWord(dir)}
 }
 
 // servedAlready is about a directory that process pid has to itself.
@@ -237,9 +240,6 @@ func unknownByUUID(why string) finding {
 
 // checkServed looks at a directory that is in a stagefs mount, which answers.
 func checkServed(dir string, mount *fs.MountEntry) finding {
-	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
-		return missing(dir)
-	}
 	by := ""
 	d, _ := daemonSays(mount.Path)
 	if d.pid != 0 {
