@@ -267,27 +267,16 @@ func (fs *FS) lockOwner(in *fuse.LkIn, h *handle, want advisory.Lock) (p *procid
 // callsOFD reports whether a thread that asks for a record lock wants an OFD lock. The kernel
 // does not say; but until it is answered, the thread waits in fcntl(2).
 func callsOFD(tid uint32) bool {
-	var args []string
-	for began := time.Now(); time.Since(began) < callTime; time.Sleep(100 * time.Microsecond) {
-		var waits bool
-		if args, waits = procid.CallArgs(int(tid)); waits {
-			break
-		}
-	}
-	if len(args) < 2 {
+	call := procid.CallOf(int(tid), callTime)
+	if len(call) < 3 {
 		return false
 	}
-	command, err := strconv.ParseInt(args[1], 0, 64)
-	return err == nil && command >= ofdGetLk && command <= ofdSetLkw
+	command, err := strconv.ParseInt(call[2], 0, 64)
+	return err == nil && (command == unix.F_OFD_SETLK || command == unix.F_OFD_SETLKW)
 }
 
-const (
-	// callTime bounds how long the thread of a request may run until it waits for the answer.
-	callTime = 100 * time.Millisecond
-
-	ofdGetLk  = 36 // F_OFD_GETLK and F_OFD_SETLKW of fcntl.h, between which is F_OFD_SETLK
-	ofdSetLkw = 38
-)
+// callTime bounds how long the thread of a request may run until it waits for the answer.
+const callTime = 100 * time.Millisecond
 
 // unlock gives up a lock, and what only it kept (R2). By what name the file was
 // locked is of no account: it may have another one by now, or none.

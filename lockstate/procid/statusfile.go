@@ -82,17 +82,23 @@ func WaitsAt(tid int) string {
 	return string(b)
 }
 
-// CallArgs returns the arguments of the system call in which a thread waits, as
-// proc_pid_syscall(5) has them; none where they are not known. It waits for nobody who is
-// not in execve(2). waits is false if the thread runs still.
-func CallArgs(tid int) (args []string, waits bool) {
-	var buf [256]byte
-	b, err := readProc(tid, "syscall", buf[:])
-	f := strings.Fields(string(b))
-	if err != nil || len(f) == 0 {
-		return nil, true
+// CallOf returns the number and the arguments of the system call in which a thread waits, as
+// proc_pid_syscall(5) has them; none where they are not known, or if it does not wait within a
+// time. It waits longer for one that is in execve(2) alone.
+func CallOf(tid int, within time.Duration) []string {
+	for end := time.Now().Add(within); ; time.Sleep(50 * time.Microsecond) {
+		var buf [256]byte
+		b, err := readProc(tid, "syscall", buf[:])
+		call := strings.Fields(string(b))
+		switch {
+		case err != nil || len(call) == 0:
+			return nil
+		case call[0] != "running":
+			return call
+		case !time.Now().Before(end):
+			return nil
+		}
 	}
-	return f[1:], f[0] != "running"
 }
 
 // RunTime returns how long a thread has had the processor, see /proc/PID/schedstat in the
