@@ -61,7 +61,8 @@ const (
 // so has let go of the backing. It says what keeps it, unless the mount was detached
 // though it may be in use. pid is the daemon's where it was seen.
 func (c *command) awaitEnd(mount *fs.MountEntry, pid int, lazy bool) {
-	if _, here := mountpointOf(mount.Source); pid == 0 && !here {
+	at := shownAt(mount)
+	if served, here := mountpointOf(mount.Source); pid == 0 && (!here || at != "" && served == at && at != mount.Source) {
 		pid = fs.DaemonOf(mount.Source)
 	}
 	if pid == 0 {
@@ -79,7 +80,7 @@ func (c *command) awaitEnd(mount *fs.MountEntry, pid int, lazy bool) {
 		c.say("%s is unmounted here, but its daemon, process %d, serves on: it is mounted in the mount namespace of %s, too; to end it: %s", quote(mount.Path), pid, nameOf(other), umountIn(other, mount.Path))
 		return
 	}
-	if at := shownAt(mount); at != "" {
+	if at != "" {
 		c.say("%s is unmounted, but its daemon, process %d, serves on: it is mounted at %s, too; to end it: stagefs umount %s", quote(mount.Path), pid, quote(at), shellWord(at))
 		return
 	}

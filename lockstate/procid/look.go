@@ -62,6 +62,11 @@ func Within[T any](d time.Duration, look func() T) (v T, ok bool) {
 	case v = <-answer:
 		return v, true
 	case <-t.C:
+	}
+	select {
+	case v = <-answer: // it was there, but the machine stood still
+		return v, true
+	default:
 		return v, false
 	}
 }
