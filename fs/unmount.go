@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os/exec"
 	"slices"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -92,7 +93,9 @@ func fusermount(at string, lazy bool) error {
 	if lazy {
 		args = append(args, "-z")
 	}
-	out, err := fusermountCommand(append(args, "--", at)...).CombinedOutput()
+	cmd := fusermountCommand(append(args, "--", at)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a second Ctrl-C is not for it
+	out, err := cmd.CombinedOutput()
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return fmt.Errorf("umount %s: %w: fusermount3 is missing; install fuse3", at, ErrNoFuse)
@@ -100,6 +103,8 @@ func fusermount(at string, lazy bool) error {
 		return nil
 	case bytes.Contains(out, []byte("busy")):
 		return fmt.Errorf("umount %s: %w", at, unix.EBUSY)
+	case len(bytes.TrimSpace(out)) == 0: // it was killed, or could not be run
+		return fmt.Errorf("umount %s: fusermount3: %w", at, err)
 	}
 	return fmt.Errorf("umount %s: %s", at, bytes.TrimSpace(out))
 }

@@ -130,6 +130,47 @@ func TestM1UserHelperKilled(t *testing.T) {
 	}
 }
 
+// TestM4UserInterrupted: a second Ctrl-C does not end the fusermount3 that the first one
+// called, which would leave the mount; of one that fails without a word, it is said how.
+func TestM4UserInterrupted(t *testing.T) {
+	need(t, "root", "fuse", "fusermount3")
+	helper, err := exec.LookPath("fusermount3")
+	mustDo(t, err)
+	bin := tempDir(t)
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	slow, called, fail := filepath.Join(bin, "slow"), filepath.Join(bin, "called"), filepath.Join(bin, "fail")
+	mustDo(t, os.Chmod(bin, 0o777))
+	writeProgram(t, filepath.Join(bin, "fusermount3"), fmt.Appendf(nil, `#!/bin/sh
+[ -e %[1]s ] && kill -9 $$
+if [ -e %[2]s ]; then
+	mv %[2]s %[3]s
+	sleep 0.1
+	rm %[3]s
+fi
+exec %[4]s "$@"
+`, fail, slow, called, helper))
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	mustDo(t, os.Chown(m.Dir, nobody, nobody))
+	mustDo(t, os.Chown(filepath.Dir(m.State), nobody, nobody))
+	m.user = nobody
+	m.start(nil)
+	t.Cleanup(m.stop)
+	eventually(t, "it serves", func() bool { return strings.Contains(m.Log(), "stagefs: serving") || m.dead() })
+	umount := exec.Command(stagefsBin(), "umount", dir)
+	umount.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	mustDo(t, os.WriteFile(fail, nil, 0o644))
+	if r := runCmd(t, umount); !strings.Contains(r.Err, "killed") {
+		t.Errorf("umount by a fusermount3 that is killed: %v; want that it was", r)
+	}
+	mustDo(t, os.Rename(fail, slow))
+	mustDo(t, m.cmd.Process.Signal(syscall.SIGINT))
+	isCalled := func() bool { _, err := os.Stat(called); return err == nil }
+	eventually(t, "fusermount3 is called", isCalled)
+	mustDo(t, syscall.Kill(-m.cmd.Process.Pid, syscall.SIGINT)) // as the terminal, to the whole group
+	eventually(t, "the mount is gone", func() bool { return !mountedAt(dir) && !isCalled() })
+}
+
 // TestS1UserUmask: the state is its user's to read again, whatever the umask was.
 func TestS1UserUmask(t *testing.T) {
 	need(t, "root", "fuse", "fusermount3")
