@@ -30,10 +30,15 @@ PACKAGES := acl attr bindfs bsdutils btrfs-progs e2fsprogs fuse3 gcc git libc6-d
 # What the benchmark compares with, and needs to do so.
 BENCH_PACKAGES := bindfs e2fsprogs gcc git grep libc6-dev libfuse3-dev mergerfs pkg-config tar
 
-.PHONY: build run setup test unit unit-lockstate unit-others blackbox built blackbox-built blackbox-first blackbox-second blackbox-bench compat-first compat-second soak bench install clean
+.PHONY: build go run setup test unit unit-lockstate unit-others blackbox built blackbox-built blackbox-first blackbox-second blackbox-bench compat-first compat-second soak bench install uninstall clean
 
-build:
+build: go
 	go build $(FLAGS) -buildvcs=$(VCS) -o $(BIN) ./cmd/stagefs
+
+# Go before 1.21 does not say that it is too old.
+go:
+	@case "$$(go version 2>/dev/null)" in ''|'go version go1.'[0-9].*|'go version go1.'1[0-9]*|'go version go1.20'*) \
+		echo "needs Go $$(sed -n 's/^go //p' go.mod) or newer in the PATH, from https://go.dev/dl; there is: $$(go version 2>/dev/null || echo none)" >&2; exit 69; esac
 
 # Root mounts without any helper; ordinary users need fusermount3.
 run:
@@ -49,8 +54,8 @@ run:
 setup:
 	@if test "$$(id -u)" = 0 && test -c /dev/fuse && test "$$(stat -c %a /dev/fuse)" != 666; then \
 		echo "setup: chmod 666 /dev/fuse"; chmod 666 /dev/fuse; fi
-	@if command -v mountpoint >/dev/null && test -r /proc/self/mountinfo && ! mountpoint -q /; then \
-		echo "setup: / is no mount point, as in a chroot: tests that need a mount namespace will fail; before it is entered: mount --bind ROOT ROOT" >&2; fi
+	@if test "$$(id -u)" = 0 && ! unshare --user true 2>/dev/null; then \
+		echo "setup: no user namespace can be made, as in a chroot: tests that need one will fail; enter it by pivot_root(8) instead" >&2; fi
 	@command -v dpkg-query >/dev/null || { echo "setup: no Debian system; tests skip what they miss: $(PACKAGES)"; exit 0; }; \
 	missing=; for p in $(PACKAGES); do \
 		dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$p"; done; \
@@ -64,7 +69,7 @@ setup:
 	fi
 
 # While units wait, as they do half of the time, the binaries of what comes next are built.
-test: setup
+test: go setup
 	@$(MAKE) --no-print-directory -j3 unit-lockstate unit-others built
 	@$(MAKE) --no-print-directory blackbox-built
 
@@ -91,7 +96,7 @@ blackbox-built:
 	@$(MAKE) --no-print-directory -j2 compat-first compat-second
 	cd tests && $(COMPAT) -test.run '^TestH2(Numbers|Flood)$$'
 
-TESTS := STAGEFS_BIN=$(CURDIR)/$(BIN) $(CURDIR)/bin/tests.test $(TESTFLAGS)
+TESTS := STAGEFS_BIN='$(CURDIR)/$(BIN)' '$(CURDIR)/bin/tests.test' $(TESTFLAGS)
 COMPAT := STAGEFS_MOUNT_OPTS=--compat $(TESTS) -test.timeout 10m
 
 # Some have processes get the numbers of dead ones, which others may still have in mind,
@@ -110,14 +115,14 @@ compat-first:
 compat-second:
 	cd tests && $(COMPAT) -test.run 'TestH1|TestH2' -test.skip '$(ALONE)'
 blackbox-bench:
-	STAGEFS_BIN=$(CURDIR)/$(BIN) go test -vet=off $(FLAGS) ./tests/bench/... ./tests/systems/...
+	STAGEFS_BIN='$(CURDIR)/$(BIN)' go test -vet=off $(FLAGS) ./tests/bench/... ./tests/systems/...
 	cd tests && $(TESTS) -test.timeout 10m -test.run '$(WAITS)'
 
 # The stagers and rivals of the tests, for as long as one likes, and the soak under
 # faults beside them; RACE=1 has the race detector watch the daemon.
 soak: setup build
 	@if test -n "$(RACE)"; then CGO_ENABLED=1 go build -race -trimpath -tags urfave_cli_no_docs -buildvcs=$(VCS) -o $(BIN).race ./cmd/stagefs; fi
-	STAGEFS_BIN=$(CURDIR)/$(BIN)$(if $(RACE),.race) go test ./tests -count=1 -v -run 'TestSoak|TestM2Stress' -soak=$(DURATION) -timeout 0
+	STAGEFS_BIN='$(CURDIR)/$(BIN)$(if $(RACE),.race)' go test ./tests -count=1 -v -run 'TestSoak|TestM2Stress' -soak=$(DURATION) -timeout 0
 
 # Figures as text on standard output, samples and plot in tests/bench/figures; QUICK=1
 # for a look in less than four minutes, MEMORY=1 also walks a million files, BENCH='--rows "rename|stat"' for more.
@@ -130,11 +135,14 @@ bench: build
 		$(if $(QUICK),--profile quick --budget 2m --subjects '^(stagefs|bindfs|loopback|passthrough_hp$$)') $(if $(MEMORY),--memory) $(BENCH)
 
 install: build
-	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/stagefs
-	install -D -m 644 cmd/stagefs/share/stagefs.1 $(DESTDIR)$(PREFIX)/share/man/man1/stagefs.1
-	install -D -m 644 cmd/stagefs/share/stagefs.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/stagefs
-	install -D -m 644 cmd/stagefs/share/stagefs@.service $(DESTDIR)$(PREFIX)/lib/systemd/system/stagefs@.service
-	sed -i 's|/usr/local/bin/|$(PREFIX)/bin/|' $(DESTDIR)$(PREFIX)/lib/systemd/system/stagefs@.service
+	install -D -m 755 $(BIN) "$(DESTDIR)$(PREFIX)/bin/stagefs"
+	install -D -m 644 cmd/stagefs/share/stagefs.1 "$(DESTDIR)$(PREFIX)/share/man/man1/stagefs.1"
+	install -D -m 644 cmd/stagefs/share/stagefs.bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/stagefs"
+	install -D -m 644 cmd/stagefs/share/stagefs@.service "$(DESTDIR)$(PREFIX)/lib/systemd/system/stagefs@.service"
+	sed -i 's|/usr/local/bin/|$(PREFIX)/bin/|' "$(DESTDIR)$(PREFIX)/lib/systemd/system/stagefs@.service"
+
+uninstall:
+	cd "$(DESTDIR)$(PREFIX)" && rm -f bin/stagefs share/man/man1/stagefs.1 share/bash-completion/completions/stagefs lib/systemd/system/stagefs@.service
 
 clean:
 	rm -rf bin
