@@ -36,11 +36,23 @@ func (f files) Open(t *testing.T) lockstate.Store {
 // Killed opens a copy: a killed process leaves the files as they are.
 func (f files) Killed(t *testing.T) lockstate.Store {
 	t.Helper()
-	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(f.dir)); err != nil {
-		t.Fatal(err)
+	return files{copyState(t, f.dir)}.Open(t)
+}
+
+// copyState copies the files of a store that goes on: it may just remove what a snapshot
+// has replaced.
+func copyState(t *testing.T, dir string) string {
+	t.Helper()
+	for {
+		copied := t.TempDir()
+		err := os.CopyFS(copied, os.DirFS(dir))
+		if err == nil {
+			return copied
+		}
+		if !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
 	}
-	return files{dir}.Open(t)
 }
 
 func TestConformance(t *testing.T) {
@@ -64,10 +76,7 @@ func fill(t *testing.T) (dir string, state []string) {
 	if err := s.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	dir = t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(first)); err != nil {
-		t.Fatal(err)
-	}
+	dir = copyState(t, first)
 	s.Close()
 	for _, pattern := range []string{"key.locks.*", "key.journal.*"} {
 		found, _ := filepath.Glob(filepath.Join(dir, pattern))
@@ -393,11 +402,7 @@ func TestOpenWritesNothing(t *testing.T) {
 		if err := s.Flush(); err != nil {
 			t.Fatal(err)
 		}
-		next := t.TempDir()
-		if err := os.CopyFS(next, os.DirFS(dir)); err != nil {
-			t.Fatal(err)
-		}
-		dir = next
+		dir = copyState(t, dir)
 		return open(t, dir)
 	}
 	for range 3 {

@@ -60,10 +60,7 @@ func TestConfirm(t *testing.T) {
 	if err := first.Sync(); err != nil {
 		t.Fatal(err)
 	}
-	copied := t.TempDir() // as a killed daemon leaves it
-	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
+	copied := copyState(t, dir) // as a killed daemon leaves it
 	first.Close()
 	refusal := errors.New("not yours")
 	o := filestore.Options{Key: "key", Place: "there", Confirm: func(last string) error {
