@@ -189,24 +189,22 @@ func (m *Mount) stop() {
 		if mounted && (m.Path == m.Dir || !m.unmount()) {
 			r = run(m.t, stagefsBin(), "umount", m.Path)
 		}
-		patient := 2 * patience
+		patient := patience
 		if r.Status != 0 {
 			m.t.Errorf("stagefs umount %s: %v", m.Path, r)
 			run(m.t, stagefsBin(), "umount", "--lazy", m.Path)
 			patient = time.Second // whoever is inside keeps the daemon
 		}
-		select {
-		case <-m.gone:
-		case <-time.After(patient):
-			if r.Status == 0 {
-				m.t.Errorf("the daemon still runs %v after %v", patient, r)
+		ended := m.endsWithin(patient)
+		if !ended && r.Status == 0 {
+			copies := m.endCopies()
+			if ended = m.endsWithin(patience); !ended {
+				m.t.Errorf("the daemon still runs %v after %v; processes %v had copies of the mount", 2*patience, r, copies)
 				m.cmd.Process.Signal(syscall.SIGQUIT) // shows where it hangs
 			}
-			select {
-			case <-m.gone:
-			case <-time.After(2 * time.Second):
-				m.kill()
-			}
+		}
+		if !ended && !m.endsWithin(2*time.Second) {
+			m.kill()
 		}
 	}
 	if mountedAt(m.Path) {
@@ -224,6 +222,27 @@ func (m *Mount) stop() {
 	if m.t.Failed() {
 		m.t.Logf("log of the daemon of %s, whose end was %v:\n%s", m.Path, m.cmd.ProcessState, shorten(log))
 	}
+}
+
+// endsWithin waits for the daemon's end, for so long.
+func (m *Mount) endsWithin(d time.Duration) bool {
+	select {
+	case <-m.gone:
+		return true
+	case <-time.After(d):
+		return false
+	}
+}
+
+// endCopies takes the mount, once it is unmounted here, from the mount namespaces that have
+// a copy, as those of other tests that began meanwhile: as long as they last, the daemon
+// serves them.
+func (m *Mount) endCopies() (in []int) {
+	in = pidsWhere("mountinfo", func(mounts string) bool { return strings.Contains(mounts, " "+m.Path+" ") })
+	for _, pid := range in { // the first of each namespace does
+		exec.Command("nsenter", "-t", itoa(pid), "-m", "umount", "-l", m.Path).Run()
+	}
+	return in
 }
 
 // unmount does without the command, whose start costs more than many a test. It reports
