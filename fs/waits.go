@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -22,16 +23,17 @@ type waiting struct {
 	proc  *procid.Process
 	since time.Time
 	write bool
-	turn  chan struct{} // closed when it has its turn
-	keeps func() bool   // tells whether it has a lock by the same descriptor already; nil: no
+	keeps func() bool // tells whether it has a lock by the same descriptor already; nil: no
 
 	// For the search for deadlocks; see [FS.deadlocked].
 	hears   bool                                 // it takes part, and is told
 	blocker func() (id procid.ID, soon, ok bool) // tells who has what it waits for; see [FS.blockerOf]
 	dead    chan struct{}                        // closed when it is told; waitList.searching
 
-	// Protected by waitList.mu, as is who closes turn.
-	called bool // it has its turn, but others stand before it: see callHolders
+	// Protected by waitList.mu; turn is set by the request itself alone.
+	number uint64        // of its arrival
+	turn   chan struct{} // closed when it has its turn
+	called bool          // it has its turn, but others stand before it: see callHolders
 }
 
 // waitList holds the lines.
@@ -57,6 +59,7 @@ func (w *waitList) join(x *waiting, ahead bool) {
 		w.byProc = make(map[procid.ID][]*waiting)
 	}
 	w.joins++
+	x.number = w.joins
 	w.byProc[x.proc.ID()] = append(w.byProc[x.proc.ID()], x)
 	w.lines[x.dir] = append(w.lines[x.dir], x)
 	if ahead && !w.paused {
@@ -180,11 +183,31 @@ func (w *waitList) call(x *waiting) {
 
 // mayTry reports whether x, which has its turn, is to try now. Who was called while
 // others stand before it tries as long as it holds what it waits for, and after those
-// who do so, too, and want the same: unless they wait for what it has itself.
-func (fs *FS) mayTry(x *waiting) bool {
-	rivals, called := fs.waits.rivals(x)
-	return !called || fs.hasAlready(x) ||
-		fs.holds(x.proc, x.dir) && !slices.ContainsFunc(rivals, func(y *waiting) bool { return fs.holds(y.proc, y.dir) })
+// who do so, too, and want the same: unless they wait for what it has itself. over: it
+// does not hold that any more.
+func (fs *FS) mayTry(x *waiting) (may, over bool) {
+	if !fs.waits.isCalled(x) || fs.hasAlready(x) {
+		return true, false
+	}
+	if !fs.holds(x.proc, x.dir) {
+		return false, true
+	}
+	for y := fs.waits.rival(x, 0); y != nil; y = fs.waits.rival(x, y.number) {
+		if fs.holds(y.proc, y.dir) {
+			return false, false
+		}
+	}
+	return true, false
+}
+
+// standBack has x, which was called, wait until it is called again, or stands at the front:
+// a crowd whose parent had the lock for a moment would try at whatever ends from then on.
+func (fs *FS) standBack(x *waiting) (turn <-chan struct{}) {
+	fs.waits.uncall(x)
+	if fs.table.Has(x.proc, x.dir) || fs.hasAlready(x) { // it came to do so again meanwhile
+		fs.waits.call(x)
+	}
+	return x.turn
 }
 
 // hasAlready reports whether x has a lock itself that whoever wants the same alone waits for.
@@ -196,22 +219,38 @@ func (fs *FS) hasAlready(x *waiting) bool {
 // line wait for p, which must not wait for them.
 func (fs *FS) holds(p *procid.Process, d *lockstate.Dir) bool { return fs.table.HoldsOrShares(p, d) }
 
-// rivals returns who stands before x and wants the same lock file alone, as x does.
-func (w *waitList) rivals(x *waiting) (rivals []*waiting, called bool) {
+func (w *waitList) isCalled(x *waiting) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !x.called {
-		return nil, false
+	return x.called
+}
+
+// uncall takes back from x that it was called; but not its turn, if it stands at the front.
+func (w *waitList) uncall(x *waiting) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if x.called {
+		x.called, x.turn = false, make(chan struct{})
 	}
-	for _, y := range w.lines[x.dir] {
+}
+
+// rival returns the next behind a number who stands before x and wants the same lock file
+// alone, as x does; nil: there is none. A list of them would take too much memory for each
+// of a crowd.
+func (w *waitList) rival(x *waiting, behind uint64) *waiting {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	line := w.lines[x.dir]
+	i, _ := slices.BinarySearchFunc(line, behind+1, func(y *waiting, number uint64) int { return cmp.Compare(y.number, number) })
+	for _, y := range line[i:] {
 		if y == x {
 			break
 		}
 		if y.name == x.name && y.write && x.write {
-			rivals = append(rivals, y)
+			return y
 		}
 	}
-	return rivals, true
+	return nil
 }
 
 // enqueue puts x at the end of its line, and tells so. ahead: it holds what the others
@@ -255,10 +294,14 @@ func (fs *FS) await(x *waiting, cancel <-chan struct{}, over <-chan time.Time, t
 			return fuse.Status(unix.ETIMEDOUT)
 		}
 		next = fs.table.Bell() // before the try, so that nothing is missed
-		if fs.mayTry(x) {
+		may, over := fs.mayTry(x)
+		if may {
 			if status, done := try(); done {
 				return status
 			}
+		}
+		if over {
+			next = fs.standBack(x)
 		}
 		if fs.deadlocked(x, cancel) {
 			return fuse.Status(unix.EDEADLK)

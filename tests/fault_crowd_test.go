@@ -3,9 +3,11 @@
 package tests
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -19,9 +21,10 @@ import (
 const forkedCrowd = `
 use Errno;
 use Fcntl qw(:flock :DEFAULT);
-my ($by, $n, $witness) = @ARGV;
+my ($by, $n, $witness, $idle) = @ARGV;
 $| = 1;
 sub turn {
+	return if $idle;
 	mkdir "$witness/in" or print STDERR "two at once: $!\n";
 	sysopen(my $t, "D/turns", O_WRONLY|O_APPEND) or die "turns: $!";
 	syswrite($t, "x") == 1 or die "turns: $!";
@@ -108,9 +111,46 @@ func TestFaultCrowdForked(t *testing.T) {
 	}
 }
 
+// TestFaultCrowdSiblings: the lock of one of a crowd that changes nothing, and exits with
+// status 0, may be their parent's for a moment (R5). That costs no more than else: not each
+// of them tries from then on at whatever ends.
+func TestFaultCrowdSiblings(t *testing.T) {
+	need(t, "root", "fuse", "perl")
+	const n = 500
+	for _, transport := range transports[:2] {
+		t.Run(transport, func(t *testing.T) {
+			cost := func(more ...string) int {
+				m, crowd, said, release := mountCrowd(t, transport, "flock", n, more...)
+				before := processorTicks(t, m.daemon())
+				release()
+				if r := crowd.Wait(); r.Status != 0 || r.Err != "" || said() != "started\n0 failed\n" {
+					t.Errorf("the crowd: %.2000v", r)
+				}
+				return processorTicks(t, m.daemon()) - before
+			}
+			idle, busy := cost("idle"), cost()
+			t.Logf("%d processes took the daemon %d ticks of a processor, and as many that change something %d", n, idle, busy)
+			if idle > 2*busy {
+				t.Error("it costs more to change nothing")
+			}
+		})
+	}
+}
+
+// processorTicks returns how long a process has run so far.
+func processorTicks(t *testing.T, pid int) int {
+	t.Helper()
+	f := statFields(fmt.Sprintf("/proc/%d/stat", pid))
+	user, err := strconv.Atoi(f[11])
+	mustDo(t, err)
+	system, err := strconv.Atoi(f[12])
+	mustDo(t, err)
+	return user + system
+}
+
 // mountCrowd makes a mount in which n processes want D, which an agent holds until
 // release.
-func mountCrowd(t *testing.T, transport, by string, n int) (m *Mount, crowd *Proc, said func() string, release func()) {
+func mountCrowd(t *testing.T, transport, by string, n int, more ...string) (m *Mount, crowd *Proc, said func() string, release func()) {
 	m = mountBy(t, transport)
 	openDir(t, m.Back("D"))
 	for _, name := range []string{"D/devserver", "D/turns"} {
@@ -133,7 +173,7 @@ func mountCrowd(t *testing.T, transport, by string, n int) (m *Mount, crowd *Pro
 	mustDo(t, err)
 	t.Cleanup(func() { out.Close() })
 	said = func() string { b, _ := os.ReadFile(out.Name()); return string(b) }
-	cmd := exec.Command("perl", "-e", forkedCrowd, by, itoa(n), tempDir(t))
+	cmd := exec.Command("perl", append([]string{"-e", forkedCrowd, by, itoa(n), tempDir(t)}, more...)...)
 	cmd.Dir = m.Path
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Stdout = out
