@@ -102,7 +102,7 @@ func (w *waitList) waiters() int {
 	return len(w.byProc)
 }
 
-// hasTurn reports whether x has its turn: it keeps that.
+// hasTurn reports whether x has its turn: it keeps that, unless it stands back.
 func (x *waiting) hasTurn() bool { return isClosed(x.turn) }
 
 // told reports whether x has been told of a deadlock.

@@ -183,14 +183,17 @@ func (w *waitList) call(x *waiting) {
 
 // mayTry reports whether x, which has its turn, is to try now. Who was called while
 // others stand before it tries as long as it holds what it waits for, and after those
-// who do so, too, and want the same: unless they wait for what it has itself. over: it
+// who do so, too, and want the same: unless they wait for what it has itself. lost: it
 // does not hold that any more.
-func (fs *FS) mayTry(x *waiting) (may, over bool) {
-	if !fs.waits.isCalled(x) || fs.hasAlready(x) {
+func (fs *FS) mayTry(x *waiting) (may, lost bool) {
+	switch turn, called, _ := fs.waits.place(x); {
+	case !turn: // it stood back, and was woken to look what was lost
+		return false, true
+	case !called || fs.hasAlready(x):
 		return true, false
 	}
-	if !fs.holds(x.proc, x.dir) {
-		return false, true
+	if holds, unsure := fs.table.HoldsOrShares(x.proc, x.dir); !holds {
+		return false, unsure == nil
 	}
 	for y := fs.waits.rival(x, 0); y != nil; y = fs.waits.rival(x, y.number) {
 		if fs.holds(y.proc, y.dir) {
@@ -217,12 +220,9 @@ func (fs *FS) hasAlready(x *waiting) bool {
 
 // holds reports whether p holds d, by whatever protocol, or shares it: then those in
 // line wait for p, which must not wait for them.
-func (fs *FS) holds(p *procid.Process, d *lockstate.Dir) bool { return fs.table.HoldsOrShares(p, d) }
-
-func (w *waitList) isCalled(x *waiting) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return x.called
+func (fs *FS) holds(p *procid.Process, d *lockstate.Dir) bool {
+	holds, _ := fs.table.HoldsOrShares(p, d)
+	return holds
 }
 
 // uncall takes back from x that it was called; but not its turn, if it stands at the front.
@@ -294,13 +294,13 @@ func (fs *FS) await(x *waiting, cancel <-chan struct{}, over <-chan time.Time, t
 			return fuse.Status(unix.ETIMEDOUT)
 		}
 		next = fs.table.Bell() // before the try, so that nothing is missed
-		may, over := fs.mayTry(x)
+		may, lost := fs.mayTry(x)
 		if may {
 			if status, done := try(); done {
 				return status
 			}
 		}
-		if over {
+		if lost {
 			next = fs.standBack(x)
 		}
 		if fs.deadlocked(x, cancel) {

@@ -204,13 +204,12 @@ func (t *Table) holds(p *procid.Process, d *Dir, all bool) (holds bool, unsure e
 }
 
 // HoldsOrShares reports whether p holds the lock that governs d, or the one on d behind those
-// who share it, or is one of these itself (A5).
-func (t *Table) HoldsOrShares(p *procid.Process, d *Dir) bool {
+// who share it, or is one of these itself (A5); unsure is why that can't be said now.
+func (t *Table) HoldsOrShares(p *procid.Process, d *Dir) (has bool, unsure error) {
 	if t.rows.Load() == 0 {
-		return false
+		return false, nil
 	}
-	has, _ := t.ask(p, func(a *asking) bool { return t.holdsOrSharesLocked(p, d, a) })
-	return has
+	return t.ask(p, func(a *asking) bool { return t.holdsOrSharesLocked(p, d, a) })
 }
 
 // Has is HoldsOrShares as far as it can be said without system calls.

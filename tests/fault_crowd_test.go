@@ -130,7 +130,7 @@ func TestFaultCrowdSiblings(t *testing.T) {
 			}
 			idle, busy := cost("idle"), cost()
 			t.Logf("%d processes took the daemon %d ticks of a processor, and as many that change something %d", n, idle, busy)
-			if idle > 2*busy {
+			if idle > 3*busy {
 				t.Error("it costs more to change nothing")
 			}
 		})
