@@ -301,10 +301,11 @@ func (c *candidate) place() (dir string, ok bool) {
 	if err == nil && c.fs.isContent(c.name, &st) {
 		return dir, false
 	}
-	if n := c.fs.nodes.find(c.key); n != nil && n.has(link{c.parent, c.name}) {
-		return dir, true
+	if err == nil {
+		return dir, c.fs.identityOf(&st) == c.key
 	}
-	return dir, err == nil && c.fs.identityOf(&st) == c.key
+	n := c.fs.nodes.find(c.key)
+	return dir, n != nil && n.has(link{c.parent, c.name})
 }
 
 // isContent reports whether a file that is called like a candidate holds more than a link(2)

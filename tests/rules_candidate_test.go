@@ -258,6 +258,48 @@ func TestA9Own(t *testing.T) {
 	b.must("creat", lock, "wronly,creat,excl")
 }
 
+// TestA9Chown: who makes a candidate while another one has the directory sees whom it was
+// given to.
+func TestA9Chown(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a, b := agent(t), agent(t)
+	b.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	u := m.At("D", candidateNames(t, a.Pid)["lockfile"])
+	a.must("creat", u, "wronly,creat,excl")
+	for _, c := range []struct{ uid, gid, want string }{{"1", "-1", "1:0"}, {"-1", "2", "1:2"}, {"3", "4", "3:4"}} {
+		a.must("chown", u, c.uid, c.gid)
+		if got := a.Get("sh", "stat -c %u:%g "+u); got != "0 "+c.want+"\n" {
+			t.Errorf("after chown %s %s: %q, want %s", c.uid, c.gid, got, c.want)
+		}
+	}
+}
+
+// TestR4CandidateReplaced: what was put in the place of a candidate past the mount is not
+// its creator's: it stays when that one dies, and the other ones go.
+func TestR4CandidateReplaced(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	a := agent(t)
+	const all = 9
+	name := func(i int) string { return strings.Replace(candidateName(t, a), "-7f00ab", "-7f00a"+itoa(i), 1) }
+	for i := range all {
+		a.must("creat", m.At("D", name(i)), "wronly,creat,excl")
+	}
+	replaced := m.Back("D", name(all/2))
+	mustDo(t, os.WriteFile(replaced+".new", nil, 0o644))
+	mustDo(t, os.Rename(replaced+".new", replaced))
+	a.Kill()
+	var left []string
+	eventually(t, "the dead process's candidates are gone", func() bool {
+		left = readNames(t, m.Back("D"))
+		return len(left) <= 1
+	})
+	if len(left) != 1 {
+		t.Error("what took the place of one is gone, too")
+	}
+}
+
 // TestA9Again: who has released a lock by its name alone, as the dev server does, has
 // its candidate left. When it comes again, and somebody else has the lock, it hears
 // that from link(2), whatever it does to the candidate first; and changes no content.
