@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"path/filepath"
 	"slices"
@@ -323,11 +324,39 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
+// TestFullDiskClosed: what there was no room for is kept when the store is closed, if there
+// is room by then.
+func TestFullDiskClosed(t *testing.T) {
+	dir := smallDisk(t)
+	s := open(t, dir)
+	fillUp(t, filepath.Join(dir, "ballast"))
+	var err error
+	long := bytes.Repeat([]byte("x"), 1<<10)
+	token := uint64(1)
+	for ; err == nil && token < 2000; token++ {
+		s.Put(token, long)
+		err = s.Flush()
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("Flush() on a full disk = %v, want ENOSPC", err)
+	}
+	if err := os.Remove(filepath.Join(dir, "ballast")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Errorf("Close() = %v", err)
+	}
+	if got := open(t, dir).Load(); len(got) != int(token)-1 {
+		t.Errorf("Load() has %d records, want %d", len(got), token-1)
+	}
+}
+
 // TestFullDiskRestart: a daemon that starts while there is no room for another
 // generation keeps what it puts in the one that is there, also if that one was
-// cut off.
+// cut off: also if only the end of a line is missing, which becomes none by what follows.
 func TestFullDiskRestart(t *testing.T) {
-	for _, tail := range []string{"", `1234abcd P 9 {"tok`} {
+	deletion := fmt.Sprintf("%08x D 1", crc32.Checksum([]byte("D 1"), crc32.MakeTable(crc32.Castagnoli)))
+	for _, tail := range []string{"", `1234abcd P 9 {"tok`, deletion} {
 		dir := smallDisk(t)
 		s := open(t, dir)
 		s.Put(1, []byte(`{"token":1}`))
