@@ -23,6 +23,25 @@ func needPassthrough(m *Mount) {
 	}
 }
 
+// TestPassthroughMetric: metrics tell whether data passes the daemon by, which then hears of
+// no write.
+func TestPassthroughMetric(t *testing.T) {
+	for _, opts := range [][]string{nil, {"--no-passthrough"}} {
+		m := mount(t, opts...)
+		a := agent(t)
+		a.must("open", "h", m.At("file"), "rdwr,creat")
+		before := m.requests()["write"]
+		a.must("write", "h", "content")
+		want := 0
+		if m.requests()["write"] == before {
+			want = 1
+		}
+		if got := m.metric("passthrough"); got != want {
+			t.Errorf("%q: stagefs_passthrough is %d, want %d", opts, got, want)
+		}
+	}
+}
+
 // lockIt is how an agent takes D.
 func lockIt(m *Mount) []string { return []string{"creat", m.At("D/devserver"), "wronly,creat,excl"} }
 

@@ -210,6 +210,10 @@ func TestA11(t *testing.T) {
 		if got := mtimeOf(t, b, lock); time.Since(got).Abs() > time.Minute {
 			t.Errorf("mtime for others: %v, want now", got)
 		}
+		// So is the ctime, by which some look: that of the file is when the mtime was set.
+		if got := strings.Fields(b.Get("sh", "stat -c '%.9Y %.9Z' "+lock)); len(got) != 3 || got[1] != got[2] {
+			t.Errorf("mtime and ctime for others: %q, want them the same", got)
+		}
 	}
 	b.want("EBUSY", "unlink", lock)
 	b.want("EBUSY", "rename", lock, lock+".old")

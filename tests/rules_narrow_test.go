@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestA12Narrowing: makedirs locks the topmost new directory; the lock file in
@@ -68,6 +69,22 @@ func TestA12HandedOver(t *testing.T) {
 	eventually(t, "the script has the leaf", func() bool { return m.Locks()["a/b/c"].Pid == a.Pid })
 	m.wantFree("a")
 	b.must("mkdir", m.At("a/b/d"))
+}
+
+// TestA12NotHeldBack: nobody is held back where the owner may still have to make its next
+// directory, which the kernel would have wait for that.
+func TestA12NotHeldBack(t *testing.T) {
+	m := mount(t)
+	a, b := agent(t), agent(t)
+	tries := 0
+	eventually(t, "who makes a directory beside is refused at once", func() bool {
+		tries++
+		dir := "a" + itoa(tries)
+		a.must("mkdir", m.At(dir))
+		began := time.Now()
+		b.want("EBUSY", "mkdir", m.At(dir, "b"))
+		return time.Since(began) < 900*time.Millisecond // else it takes a second, each time
+	})
 }
 
 const boardPy = `
