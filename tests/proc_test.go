@@ -158,9 +158,15 @@ func (p *Proc) Kill() {
 // Wait waits for its end; one that never ends fails the test.
 func (p *Proc) Wait() Result {
 	p.t.Helper()
+	return p.WaitFor(2 * patience)
+}
+
+// WaitFor is Wait for what has much to do.
+func (p *Proc) WaitFor(limit time.Duration) Result {
+	p.t.Helper()
 	select {
 	case <-p.done:
-	case <-time.After(2 * patience):
+	case <-time.After(limit):
 		p.Kill()
 		p.t.Errorf("%v: did not end", p.cmd.Args)
 	}
