@@ -258,7 +258,7 @@ func (fs *FS) register(c *candidate) bool {
 	if !fs.cands.add(c) {
 		return false
 	}
-	if err := fs.watch(c.owner); err != nil {
+	if err := fs.watchNew(c.owner, fs.watch); err != nil {
 		fs.cands.drop(c)
 		return false
 	}

@@ -2,9 +2,12 @@ package fs
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/stagefs/stagefs/lockstate"
 	"github.com/stagefs/stagefs/lockstate/procid"
@@ -27,6 +30,30 @@ func (fs *FS) watchLocked(p *procid.Process) error {
 	fs.watched[p.ID()] = p
 	return nil
 }
+
+// watchNew watches who has just got something. It leaves the next daemon, which has to
+// watch them all, the descriptors that it needs to start with: EMFILE.
+func (fs *FS) watchNew(p *procid.Process, watch func(*procid.Process) error) error {
+	fs.watchMu.Lock()
+	full := len(fs.watched) >= fs.maxWatched && fs.watched[p.ID()] == nil
+	fs.watchMu.Unlock()
+	if full {
+		return fmt.Errorf("watch %v: %w", p.ID(), unix.EMFILE)
+	}
+	return watch(p)
+}
+
+// watchLimit is how many processes may be watched before nobody new gets a lock.
+func watchLimit() int {
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		return 512
+	}
+	return int(lim.Cur - max(lim.Cur/8, min(lim.Cur/2, startFDs)))
+}
+
+// startFDs is more than a daemon needs until it serves.
+const startFDs = 64
 
 // watchLine watches a process that is about to own a lock, and those that the
 // lock may pass to: so that it is known later whether they lived (R5).

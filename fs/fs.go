@@ -100,6 +100,8 @@ type FS struct {
 	reaping map[procid.ID]bool        // those under way, one for the sake of another; protected by reapMu
 	watchMu sync.Mutex
 	watched map[procid.ID]*procid.Process // protected by watchMu
+	// maxWatched bounds watched where a lock is acquired, not where one is restored or passes on.
+	maxWatched int
 
 	kernel  transport.Kernel // set before the first request is answered
 	idmap   bool             // likewise: see idmap.go
@@ -145,6 +147,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	fs.handles.init()
 	fs.leftovers.init()
 	fs.spare.init(fileBudget())
+	fs.maxWatched = watchLimit()
 	fs.cands.init()
 	fs.control.init(fs)
 	return fs, nil

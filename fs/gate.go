@@ -298,7 +298,7 @@ func (r *request) acquire(q lockstate.Request) (*lockstate.Grant, error) {
 	}
 	r.admitted.grants = append(r.admitted.grants, g)
 	if !g.Covered() && q.Client == "" {
-		if err := r.fs.watchLine(q.Process); err != nil {
+		if err := r.fs.watchNew(q.Process, r.fs.watchLine); err != nil {
 			g.Abort()
 			return nil, err
 		}

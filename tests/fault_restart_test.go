@@ -176,6 +176,57 @@ func TestFaultStartDescriptors(t *testing.T) {
 	}
 }
 
+// TestFaultRestartOwners: a daemon whose limit on descriptors can't be raised gives out
+// no more locks than the next one, which has that limit as well, can restore.
+func TestFaultRestartOwners(t *testing.T) {
+	need(t, "root", "fuse", "setpriv", "perl")
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	m.cmdBin = filepath.Join(tempDir(t), "limited")
+	writeProgram(t, m.cmdBin, []byte("#!/bin/sh\nulimit -n 200\nexec setpriv --bounding-set=-sys_resource "+stagefsBin()+" \"$@\"\n"))
+	m.serve()
+	const owners = 220
+	cmd := exec.Command("perl", "-e", `
+$| = 1;
+for my $i (1 .. shift) {
+	pipe(my $r, my $w);
+	defined(my $pid = fork()) or die;
+	if (!$pid) {
+		my $got = mkdir("O$i") ? "got" : $!{ENFILE} ? "full" : "failed: $!";
+		syswrite($w, "$got\n");
+		sleep;
+	}
+	push @all, $pid;
+	print scalar <$r>;
+}
+print "done\n";
+<STDIN>;
+kill 9, @all`, itoa(owners))
+	cmd.Dir = m.Path
+	in, err := cmd.StdinPipe()
+	mustDo(t, err)
+	out, err := os.Create(filepath.Join(tempDir(t), "out"))
+	mustDo(t, err)
+	defer out.Close()
+	cmd.Stdout = out
+	crowd := startCmd(t, cmd)
+	t.Cleanup(func() { in.Close(); crowd.Wait() })
+	said := func() string { b, _ := os.ReadFile(out.Name()); return string(b) }
+	eventually(t, "each has tried", func() bool { return strings.HasSuffix(said(), "done\n") })
+	got, full := strings.Count(said(), "got\n"), strings.Count(said(), "full\n")
+	if got < owners/3 || full == 0 || got+full != owners {
+		t.Errorf("%d of %d have a lock, %d heard ENFILE: %s", got, owners, full, said())
+	}
+	before := m.Locks()
+	m.restart(nil)
+	if after := m.Locks(); len(after) != len(before) {
+		t.Errorf("%d locks after a restart, want %d", len(after), len(before))
+	}
+	in.Close()
+	crowd.Wait()
+	eventually(t, "the locks end with their owners", func() bool { return len(m.Locks()) == 0 })
+}
+
 // TestFaultRestartUnreadable: what a new daemon cannot look at, because its disk
 // is bad there, still is who had it: it ends as any lock does.
 func TestFaultRestartUnreadable(t *testing.T) {
