@@ -30,7 +30,7 @@ PACKAGES := acl attr bindfs bsdutils btrfs-progs e2fsprogs fuse3 gcc git libc6-d
 # What the benchmark compares with, and needs to do so.
 BENCH_PACKAGES := bindfs e2fsprogs gcc git grep libc6-dev libfuse3-dev mergerfs pkg-config tar
 
-.PHONY: build go run setup test unit unit-lockstate unit-others blackbox built blackbox-built blackbox-first blackbox-second blackbox-bench compat-first compat-second soak bench install uninstall clean
+.PHONY: build go run setup test unit unit-lockstate unit-others blackbox built blackbox-built blackbox-first blackbox-second blackbox-bench compat compat-first compat-second soak bench install uninstall clean
 
 build: go
 	go build $(FLAGS) -buildvcs=$(VCS) -o $(BIN) ./cmd/stagefs
@@ -92,9 +92,7 @@ built: build
 blackbox-built:
 	@$(MAKE) --no-print-directory -j3 blackbox-first blackbox-second blackbox-bench
 	cd tests && $(TESTS) -test.timeout 10m -test.run '$(ALONE)'
-	@echo "again, as on Linux 5.10, what depends on knowing processes:"
-	@$(MAKE) --no-print-directory -j2 compat-first compat-second
-	cd tests && $(COMPAT) -test.run '^TestH2(Numbers|Flood)$$'
+	@$(MAKE) --no-print-directory compat
 
 TESTS := STAGEFS_BIN='$(CURDIR)/$(BIN)' '$(CURDIR)/bin/tests.test' $(TESTFLAGS)
 COMPAT := STAGEFS_MOUNT_OPTS=--compat $(TESTS) -test.timeout 10m
@@ -110,6 +108,14 @@ blackbox-first:
 	cd tests && $(TESTS) -test.timeout 40m -test.run '$(FIRST)' -test.skip '$(ALONE)|$(WAITS)'
 blackbox-second:
 	cd tests && $(TESTS) -test.timeout 40m -test.skip '$(FIRST)|$(ALONE)|$(WAITS)'
+# There the kernel tells how processes end in the first PID namespace alone, whose number
+# is PROC_PID_INIT_INO.
+compat:
+	@if test "$$(readlink /proc/self/ns/pid)" != 'pid:[4026531836]'; then \
+		echo "not again as on Linux 5.10, which does not tell in a container how processes end"; exit 0; fi; \
+	echo "again, as on Linux 5.10, what depends on knowing processes:"; \
+	$(MAKE) --no-print-directory -j2 compat-first compat-second && \
+	set -x && cd tests && $(COMPAT) -test.run '^TestH2(Numbers|Flood)$$'
 compat-first:
 	cd tests && $(COMPAT) -test.run 'TestR4|TestR5|TestH4|TestA8Clients' -test.skip '$(ALONE)'
 compat-second:
