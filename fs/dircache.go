@@ -149,9 +149,5 @@ func (c *dirCache) unlink(d *dirFD) {
 
 // dirCacheLimit leaves most descriptors to open files.
 func dirCacheLimit() int {
-	var lim unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
-		return 128
-	}
-	return int(min(max(lim.Cur/8, 64), 4096))
+	return int(min(max(maxDescriptors()/8, 64), 4096))
 }

@@ -45,11 +45,8 @@ func (fs *FS) watchNew(p *procid.Process, watch func(*procid.Process) error) err
 
 // watchLimit is how many processes may be watched before nobody new gets a lock.
 func watchLimit() int {
-	var lim unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
-		return 512
-	}
-	return int(lim.Cur - max(lim.Cur/8, min(lim.Cur/2, startFDs)))
+	most := maxDescriptors()
+	return int(most - max(most/8, min(most/2, startFDs)))
 }
 
 // startFDs is more than a daemon needs until it serves.

@@ -277,10 +277,4 @@ func (b *budget) give() { b.left.Add(1) }
 
 // fileBudget leaves descriptors to all else: the cached directories, the
 // processes that are watched, and operations in flight.
-func fileBudget() int64 {
-	var lim unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
-		return 256
-	}
-	return int64(lim.Cur) / 2
-}
+func fileBudget() int64 { return int64(maxDescriptors()) / 2 }

@@ -29,6 +29,15 @@ func raiseDescriptors() {
 	}
 }
 
+// maxDescriptors is how many descriptors the daemon may have.
+func maxDescriptors() uint64 {
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		return 512
+	}
+	return lim.Cur
+}
+
 // raiseLimits takes the limits off that would end what others write, or the daemon
 // itself: they are of whoever started it. It returns what it could not raise.
 func raiseLimits() (left []string) {

@@ -151,9 +151,13 @@ func (w *waitList) callLocked(dir *lockstate.Dir) {
 // for: the others wait for them to end.
 func (fs *FS) callHolders() {
 	for _, x := range fs.waits.behind() {
-		if fs.table.Has(x.proc, x.dir) || fs.hasAlready(x) {
-			fs.waits.call(x)
-		}
+		fs.callHolder(x)
+	}
+}
+
+func (fs *FS) callHolder(x *waiting) {
+	if fs.table.Has(x.proc, x.dir) || fs.hasAlready(x) {
+		fs.waits.call(x)
 	}
 }
 
@@ -207,9 +211,7 @@ func (fs *FS) mayTry(x *waiting) (may, lost bool) {
 // a crowd whose parent had the lock for a moment would try at whatever ends from then on.
 func (fs *FS) standBack(x *waiting) (turn <-chan struct{}) {
 	fs.waits.uncall(x)
-	if fs.table.Has(x.proc, x.dir) || fs.hasAlready(x) { // it came to do so again meanwhile
-		fs.waits.call(x)
-	}
+	fs.callHolder(x) // it may have come to hold it again meanwhile
 	return x.turn
 }
 

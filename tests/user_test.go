@@ -151,12 +151,7 @@ exec %[4]s "$@"
 `, fail, slow, called, helper))
 	dir := staticDir(t)
 	m := newMount(t, dir, dir)
-	mustDo(t, os.Chown(m.Dir, nobody, nobody))
-	mustDo(t, os.Chown(filepath.Dir(m.State), nobody, nobody))
-	m.user = nobody
-	m.start(nil)
-	t.Cleanup(m.stop)
-	eventually(t, "it serves", func() bool { return strings.Contains(m.Log(), "stagefs: serving") || m.dead() })
+	m.serveUser()
 	umount := exec.Command(stagefsBin(), "umount", dir)
 	umount.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	mustDo(t, os.WriteFile(fail, nil, 0o644))

@@ -292,15 +292,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	fillUp(t, filepath.Join(dir, "ballast"))
-	long := bytes.Repeat([]byte("x"), 1<<10)
-	token := uint64(2)
-	for ; err == nil && token < 2000; token++ {
-		s.Put(token, long)
-		err = s.Flush()
-	}
-	if !errors.Is(err, syscall.ENOSPC) {
-		t.Fatalf("Flush() on a full disk = %v, want ENOSPC", err)
-	}
+	token := putUntilFull(t, s, 2)
 	for i := range uint64(3) {
 		if err := s.Reserve(5000 * (i + 1)); err != nil {
 			t.Errorf("Reserve() on a full disk = %v", err)
@@ -324,15 +316,12 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// TestFullDiskClosed: what there was no room for is kept when the store is closed, if there
-// is room by then.
-func TestFullDiskClosed(t *testing.T) {
-	dir := smallDisk(t)
-	s := open(t, dir)
-	fillUp(t, filepath.Join(dir, "ballast"))
-	var err error
+// putUntilFull puts records, from a token on, until the disk is full, and returns the next
+// token: the last one was put, and is not on the disk.
+func putUntilFull(t *testing.T, s lockstate.Store, token uint64) uint64 {
+	t.Helper()
 	long := bytes.Repeat([]byte("x"), 1<<10)
-	token := uint64(1)
+	var err error
 	for ; err == nil && token < 2000; token++ {
 		s.Put(token, long)
 		err = s.Flush()
@@ -340,6 +329,16 @@ func TestFullDiskClosed(t *testing.T) {
 	if !errors.Is(err, syscall.ENOSPC) {
 		t.Fatalf("Flush() on a full disk = %v, want ENOSPC", err)
 	}
+	return token
+}
+
+// TestFullDiskClosed: what there was no room for is kept when the store is closed, if there
+// is room by then.
+func TestFullDiskClosed(t *testing.T) {
+	dir := smallDisk(t)
+	s := open(t, dir)
+	fillUp(t, filepath.Join(dir, "ballast"))
+	token := putUntilFull(t, s, 1)
 	if err := os.Remove(filepath.Join(dir, "ballast")); err != nil {
 		t.Fatal(err)
 	}
