@@ -47,7 +47,7 @@ func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, de
 		if tellsPlain(attr) && !fs.hasXattrs(n, p) {
 			return unix.ENODATA
 		}
-		return fs.withAttr(h, attr, func() (err error) {
+		return fs.withAttr(h, attr, p, func(p place) (err error) {
 			size, err = fs.back.getxattr(p, attr, dest)
 			return err
 		})
@@ -73,12 +73,14 @@ func (fs *FS) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, de
 
 // withAttr calls f, which reads or changes an extended attribute, with the caller's rights where
 // the kernel has asked for none: what there is in "system" beside ACLs of POSIX, such as those
-// of NFS and NTFS, is the file system's own business.
-func (fs *FS) withAttr(h *fuse.InHeader, attr string, f func() error) error {
+// of NFS and NTFS, is the file system's own business. The directory above is the kernel's.
+func (fs *FS) withAttr(h *fuse.InHeader, attr string, p place, f func(place) error) error {
 	if !strings.HasPrefix(attr, "system.") || strings.HasPrefix(attr, "system.posix_acl_") {
-		return f()
+		return f(p)
 	}
-	return fs.withRightsOf(h, f)
+	return p.withFD(func(fd int) error {
+		return fs.withRightsOf(h, func() error { return f(place{fd: fd}) })
+	})
 }
 
 // lockAttr tells one thing of the lock that governs n.
@@ -154,7 +156,7 @@ func shownXattrs(h *fuse.InHeader, list []byte) []byte {
 func (fs *FS) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
 	status := fs.changeXAttr(cancel, &in.InHeader, "setxattr", attr, func(p place) error {
 		err := fs.callerSpends(&in.InHeader, entrySize, func() error {
-			return fs.withAttr(&in.InHeader, attr, func() error { return fs.back.setxattr(p, attr, data, int(in.Flags)) })
+			return fs.withAttr(&in.InHeader, attr, p, func(p place) error { return fs.back.setxattr(p, attr, data, int(in.Flags)) })
 		})
 		if err != nil || attr != "system.posix_acl_access" {
 			return err
@@ -189,7 +191,7 @@ func (fs *FS) dropSetgid(h *fuse.InHeader, p place) error {
 // RemoveXAttr is removexattr(2).
 func (fs *FS) RemoveXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string) fuse.Status {
 	status := fs.changeXAttr(cancel, h, "removexattr", attr, func(p place) error {
-		return fs.withAttr(h, attr, func() error { return fs.back.removexattr(p, attr) })
+		return fs.withAttr(h, attr, p, func(p place) error { return fs.back.removexattr(p, attr) })
 	})
 	if status == fuse.OK && attr == capsAttr {
 		if n := fs.nodes.get(h.NodeId); n != nil {

@@ -444,6 +444,17 @@ func probeXattrLimits(p *probe) {
 			p.try("set as nobody", unix.Setxattr(path, name, []byte("v"), 0))
 		})
 	}
+	p.mkdir("shut", 0o700)
+	fd := p.open("f", unix.O_RDONLY)
+	defer unix.Close(fd)
+	p.must(os.Rename(path, p.at("shut", "f")))
+	p.as(nobody, nobody, nil, func() {
+		for _, name := range []string{"user.x", "system.x", "security.x", "trusted.x"} {
+			_, err := unix.Getxattr(fmt.Sprintf("/proc/self/fd/%d", fd), name, nil)
+			p.try("get "+name+" of an open file where nobody may search", err)
+		}
+	})
+	p.must(os.Rename(p.at("shut", "f"), path))
 	list := make([]byte, 10_000)
 	n, err := unix.Listxattr(path, list)
 	p.note("list: %q %s", list[:max(n, 0)], errnoName(err))
