@@ -23,10 +23,10 @@ import (
 // deadlocked reports whether x waits for itself. One who stands behind x and does so
 // is told.
 func (fs *FS) deadlocked(x *waiting, cancel <-chan struct{}) bool {
-	for closing := (time.Time{}); ; {
+	for closing := (patience{}); ; {
 		// close(2) returns before the RELEASE: who waits anew may seem to be in
 		// the way still.
-		told, again := fs.tellDeadlock(x, more(&closing, closeTime))
+		told, again := fs.tellDeadlock(x, closing.more(closeTime))
 		if !again {
 			return told
 		}

@@ -81,7 +81,7 @@ func (fs *FS) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse
 	if in.Lk.Typ == unix.F_UNLCK {
 		get = fs.advisory.GetOwn // F_OFD_GETLK of what is one's own
 	}
-	var closing time.Time
+	var closing patience
 	asks := &request{fs: fs, cancel: cancel, header: &in.InHeader}
 	c, ok := get(n.id, lockOf(in))
 	for next := tryAgain; ok && in.Lk.Typ != unix.F_UNLCK && next == tryAgain; {
@@ -225,7 +225,7 @@ const releaseTime = 20 * time.Millisecond
 
 // tryClosing repeats a try while all that is in its way is such a description.
 func (r *request) tryClosing(node uint64, try func() error) fuse.Status {
-	var closing time.Time
+	var closing patience
 	for {
 		err := try()
 		var c *advisory.ConflictError
@@ -241,9 +241,9 @@ func (r *request) tryClosing(node uint64, try func() error) fuse.Status {
 	}
 }
 
-// awaitRelease waits a moment if a lock is such a description's. since is when that began.
-func (r *request) awaitRelease(node uint64, l *advisory.Lock, since *time.Time) outcome {
-	if !r.fs.wasClosed(l.Handle, node) || !more(since, releaseTime) {
+// awaitRelease waits a moment if a lock is such a description's.
+func (r *request) awaitRelease(node uint64, l *advisory.Lock, closing *patience) outcome {
+	if !r.fs.wasClosed(l.Handle, node) || !closing.more(releaseTime) {
 		return ends
 	}
 	return after(r.rest(100 * time.Microsecond))

@@ -34,7 +34,8 @@ type obstacles struct {
 	reaps int
 	room  bool // was waited for
 
-	settle, closing, passing, unlocking time.Time // until when that is waited for; zero: not yet
+	settle, passing    time.Time // until when that is waited for; zero: not yet
+	closing, unlocking patience
 }
 
 // An outcome says what an obstacle means for a request.
@@ -91,11 +92,11 @@ func (o *obstacles) clearHeld(r *request, held *lockstate.HeldError) outcome {
 	case held.Err == lockstate.ErrHeld && o.reaps < maxReaps && fs.endIfClosed(held.Lock):
 		o.reaps++
 		return tryAgain
-	case r.patient && held.Err == lockstate.ErrHeld && fs.isClosing(held.Lock) && more(&o.unlocking, releaseTime):
+	case r.patient && held.Err == lockstate.ErrHeld && fs.isClosing(held.Lock) && o.unlocking.more(releaseTime):
 		return after(r.rest(closePause))
 	case held.Err == lockstate.ErrOpen && fs.settleLingering(held):
 		return tryAgain
-	case held.Err == lockstate.ErrOpen && fs.closingSoon(held) && more(&o.closing, closeTime):
+	case held.Err == lockstate.ErrOpen && fs.closingSoon(held) && o.closing.more(closeTime):
 		return after(r.rest(closePause))
 	case held.Settling && time.Since(held.Lock.Since) < settleAge && r.waitable != nil && r.waitable(held) && more(&o.settle, settleTime):
 		return after(fs.awaitSettled(r, held.Lock.Token, time.Until(o.settle)))
@@ -129,7 +130,7 @@ func (fs *FS) isClosing(l lockstate.Lock) bool {
 		key := k.(fdKey)
 		id, ok := fs.descriptionOf(key)
 		h := fs.handles.get(id, key.node)
-		return !ok || h != nil && time.Since(time.Unix(0, h.flushed.Load())) > releaseTime
+		return !ok || h != nil && time.Since(time.Unix(0, h.flushed.Load())) > closeTime
 	})
 }
 
@@ -205,6 +206,20 @@ func more(deadline *time.Time, d time.Duration) bool {
 		return true
 	}
 	return time.Now().Before(*deadline)
+}
+
+// A patience bounds a wait for what a RELEASE ends, by the time and by how often it was
+// looked: on a busy machine whoever sends or handles that one gets no processor for long.
+type patience struct {
+	until time.Time
+	looks int
+}
+
+const fewestLooks = 40
+
+func (p *patience) more(d time.Duration) bool {
+	p.looks++
+	return more(&p.until, d) || p.looks <= fewestLooks
 }
 
 // sleep reports false when the request was interrupted.
