@@ -122,20 +122,32 @@ func (fs *FS) closedLast(in *fuse.ReleaseIn, h *handle) {
 }
 
 // closedTime is how long after a close(2) the RELEASE of a description of a process that has
-// died since is waited for. One that its child has open, too, has none for longer: so it
-// does not count from the death, with which nobody else's is carried out meanwhile.
-const closedTime = 100 * time.Millisecond
+// died since is waited for, and closedLate the same where a busy machine is slow to send it.
+// One that its child has open, too, has none for longer: so it does not count from the
+// death, with which nobody else's is carried out meanwhile.
+const (
+	closedTime = 100 * time.Millisecond
+	closedLate = time.Second
+)
 
 // awaitClosed waits for the RELEASE of what the dead owner of a lock had closed
 // before it died. It reports false if the lock has ended by that: it was given up (R2).
 func (fs *FS) awaitClosed(l lockstate.Lock) (still bool) {
+	var wait patience
 	closed := func(k any) bool {
 		key := k.(fdKey)
-		h := fs.handles.get(key.id, key.node)
-		return key.flock && h != nil && h.wasFlushed() && time.Since(time.Unix(0, h.flushed.Load())) < closedTime &&
-			h.dying.Load() == nil && fs.table.HasKey(k)
+		if !fs.table.HasKey(k) {
+			return false
+		}
+		id, ok := fs.descriptionOf(key)
+		h := fs.handles.get(id, key.node)
+		if !ok || h == nil {
+			return true // the RELEASE has come, and is about to end the lock
+		}
+		since := time.Since(time.Unix(0, h.flushed.Load()))
+		return h.wasFlushed() && h.dying.Load() == nil && (since < closedTime || since < closedLate && wait.looks < fewestLooks)
 	}
-	for began := (time.Time{}); slices.ContainsFunc(l.Keys, closed) && more(&began, closedTime); {
+	for slices.ContainsFunc(l.Keys, closed) && wait.more(closedTime) {
 		time.Sleep(100 * time.Microsecond)
 	}
 	_, still = fs.table.Lock(l.Token)

@@ -9,7 +9,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -293,6 +295,57 @@ func TestR7ClosedShared(t *testing.T) {
 				end()
 			}
 		})
+	}
+}
+
+const closeAndDie = `
+import fcntl, os, signal, struct, sys
+at, rounds = sys.argv[1], int(sys.argv[2])
+for i in range(rounds):
+    for lock in "flock", "ofd":
+        d = "%s/%s%d" % (at, lock, i)
+        os.mkdir(d)
+        pid = os.fork()
+        if pid == 0:
+            f = os.open(d + "/devserver", os.O_RDWR | os.O_CREAT)
+            if lock == "flock":
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            else:
+                fcntl.fcntl(f, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
+            os.close(os.open(d + "/f", os.O_CREAT | os.O_WRONLY))
+            os.close(f)
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(pid, 0)
+`
+
+// TestR7ClosedKilled: who is killed as soon as it has closed its descriptor has given its lock
+// up, and not crashed, although the kernel tells the daemon of both at about the same time.
+func TestR7ClosedKilled(t *testing.T) {
+	need(t, "python3")
+	const workers, rounds = 4, 50
+	m := mount(t, "--on-crash", "destroy", "--depth", "3") // so that the parents have nothing
+	var wg sync.WaitGroup
+	for w := range workers {
+		openDir(t, m.Back(strconv.Itoa(w)))
+		wg.Go(func() {
+			if out, err := exec.Command("python3", "-c", closeAndDie, m.At(strconv.Itoa(w)), strconv.Itoa(rounds)).CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
+	}
+	wg.Wait()
+	for _, lock := range []string{"flock", "ofd"} {
+		lost := 0
+		for i := range workers * rounds {
+			dir := filepath.Join(strconv.Itoa(i%workers), lock+strconv.Itoa(i/workers))
+			m.awaitFree(dir)
+			if !exists(m.Back(dir, "f")) {
+				lost++
+			}
+		}
+		if lost > 0 {
+			t.Errorf("%s: in %d of %d rounds the content was destroyed", lock, lost, workers*rounds)
+		}
 	}
 }
 
