@@ -79,8 +79,11 @@ func (fs *FS) closedCopy(in *fuse.FlushIn, h *handle) {
 	if fs.table.Tracks() {
 		// A RELEASE would come too late to tell: close(2) does not wait for it.
 		var dying *procid.ID
-		if owner, ok := fs.table.OwnerBy(fdKey{in.NodeId, true, in.Fh}); ok && fs.exiting(owner) {
-			dying = &owner
+		for _, k := range fs.keysThrough(in.NodeId, in.Fh) {
+			if owner, ok := fs.table.OwnerBy(k); ok && (k.flock || k.id != in.LockOwner) && fs.exiting(owner) {
+				dying = &owner
+				break
+			}
 		}
 		h.dying.Store(dying)
 	}
@@ -99,6 +102,16 @@ func (fs *FS) awaitDropped(k fdKey) {
 	}
 }
 
+// keysThrough returns what was locked through a description.
+func (fs *FS) keysThrough(node, handle uint64) (keys []fdKey) {
+	for _, l := range fs.advisory.Locks(node) {
+		if l.Handle == handle {
+			keys = append(keys, keyOf(node, &l))
+		}
+	}
+	return keys
+}
+
 // closedLast drops what was locked through a description that is gone.
 func (fs *FS) closedLast(in *fuse.ReleaseIn, h *handle) {
 	if !fs.advisory.Locked(in.NodeId) {
@@ -107,12 +120,7 @@ func (fs *FS) closedLast(in *fuse.ReleaseIn, h *handle) {
 	}
 	fs.lockMu.Lock()
 	defer fs.lockMu.Unlock()
-	var keys []fdKey
-	for _, l := range fs.advisory.Locks(in.NodeId) {
-		if l.Handle == in.Fh {
-			keys = append(keys, keyOf(in.NodeId, &l))
-		}
-	}
+	keys := fs.keysThrough(in.NodeId, in.Fh)
 	fs.advisory.Release(in.NodeId, in.Fh)
 	dying := fs.exiting
 	if h.wasFlushed() {

@@ -223,10 +223,13 @@ func (h *hands) do(w []string) (out string, err error) {
 			return "", err
 		}
 		return "", unix.FcntlFlock(uintptr(fd(w[1])), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: at, Len: 1})
-	case "setlk", "getlk": // setlk NAME wr|un: a POSIX lock on the whole file
+	case "setlk", "getlk", "ofdsetlk": // setlk NAME wr|un: a POSIX lock, or an OFD lock, on the whole file
 		lk := unix.Flock_t{Type: map[string]int16{"wr": unix.F_WRLCK, "rd": unix.F_RDLCK, "un": unix.F_UNLCK}[w[2]]}
-		if w[0] == "setlk" {
+		switch w[0] {
+		case "setlk":
 			return "", unix.FcntlFlock(uintptr(fd(w[1])), unix.F_SETLK, &lk)
+		case "ofdsetlk":
+			return "", unix.FcntlFlock(uintptr(fd(w[1])), unix.F_OFD_SETLK, &lk)
 		}
 		err := unix.FcntlFlock(uintptr(fd(w[1])), unix.F_GETLK, &lk)
 		return strconv.Itoa(int(lk.Type)), err

@@ -214,7 +214,7 @@ func TestR7Closed(t *testing.T) {
 	command := func(line string) func(*Agent, string) {
 		return func(a *Agent, dir string) { a.must("put", m.control("ctl"), fmt.Sprintf(line, dir), "wronly") }
 	}
-	for lock, args := range map[string][]string{"flock": {"l"}, "setlk": {"l", "wr"}} {
+	for lock, args := range map[string][]string{"flock": {"l"}, "setlk": {"l", "wr"}, "ofdsetlk": {"l", "wr"}} {
 		for name, e := range map[string]struct {
 			left   []string // nil: the directory is gone
 			reason string
