@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"time"
@@ -108,12 +109,18 @@ func (x *waiting) hasTurn() bool { return isClosed(x.turn) }
 // told reports whether x has been told of a deadlock.
 func (x *waiting) told() bool { return isClosed(x.dead) }
 
-// leader returns x if it has its turn, and else the first of its line: nil if x has
-// left it.
+// leader returns x if it has its turn, or is to have it when those before it have tried
+// who hold what it waits for as it does: then the first of these. Else it returns the first
+// of the line: nil if x has left it.
 func (fs *FS) leader(x *waiting) *waiting {
 	turn, called, head := fs.waits.place(x)
-	if turn && (!called || fs.hasAlready(x) || fs.holds(x.proc, x.dir)) {
+	switch {
+	case head == nil && !turn:
+		return nil
+	case turn && !called || fs.hasAlready(x):
 		return x
+	case fs.holds(x.proc, x.dir):
+		return cmp.Or(fs.before(x), x)
 	}
 	return head
 }
@@ -123,8 +130,8 @@ func (fs *FS) leader(x *waiting) *waiting {
 func (w *waitList) place(x *waiting) (turn, called bool, head *waiting) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if line := w.lines[x.dir]; len(line) > 0 {
-		head = line[0]
+	if l := w.lines[x.dir]; l != nil {
+		head = l.all[0]
 	}
 	return x.hasTurn(), x.called, head
 }

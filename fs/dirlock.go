@@ -102,6 +102,7 @@ func (d *dirLock) wait() fuse.Status {
 	return fs.await(x, d.cancel, nil, func() (fuse.Status, bool) {
 		r.anew()
 		status, held, conflict := d.take(r)
+		x.got = status == fuse.OK
 		return status, conflict == nil && held == nil
 	})
 }

@@ -206,9 +206,6 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 	for _, h := range heirs {
 		fs.narrowOwned(h)
 	}
-	if len(heirs) > 0 {
-		fs.callHolders()
-	}
 	log := newBurst(fs.log)
 	defer log.done()
 	members := make(map[lockstate.Scope]member)

@@ -62,9 +62,6 @@ func (fs *FS) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 	if m.src.node != nil && fs.isLockName(to, newName) {
 		fs.lookedUpByName(m.src.node)
 	}
-	if m.srcDir != nil || m.dstDir != nil {
-		fs.callHolders()
-	}
 	if fs.table.Leased() && fs.isLockName(to, newName) {
 		fs.table.Touch(to.dir, m.r.process()) // L2
 	}

@@ -15,7 +15,8 @@ import (
 
 // A waiting is a request that waits for a directory. Who waits for the same one
 // stands in line (A8): only who is at the front, or shares with all before it,
-// has its turn and is woken by what ends.
+// has its turn and is woken by what ends; and who is called, as it holds what the
+// others wait for.
 type waiting struct {
 	dir   *lockstate.Dir
 	node  uint64 // the lock file's that it waits by, if any
@@ -34,6 +35,17 @@ type waiting struct {
 	number uint64        // of its arrival
 	turn   chan struct{} // closed when it has its turn
 	called bool          // it has its turn, but others stand before it: see callHolders
+	early  bool          // it was called at some time
+	got    bool          // it leaves with a lock
+}
+
+// A line is who waits for a directory. It is protected by waitList.mu.
+type line struct {
+	all    []*waiting // in order of arrival; never empty
+	called int        // of them
+	looked uint64     // lockstate.Table.Shifts when it was looked last who is to be called,
+	again  bool       // and whether that is to be done again in any case
+	denied bool       // somebody was not called since, for the sake of one who was
 }
 
 // waitList holds the lines.
@@ -43,45 +55,49 @@ type waitList struct {
 	// paused: nobody gets his turn any more, as all are about to leave, and to
 	// come again in the same order.
 	paused bool
-	lines  map[*lockstate.Dir][]*waiting
+	lines  map[*lockstate.Dir]*line
 	byProc map[procid.ID][]*waiting // in order of arrival
 
 	searching sync.Mutex // one search for a deadlock at a time; before mu
 }
 
-// join puts x at the end of its line. ahead gives it its turn in the same step: whoever
-// looks for a deadlock must not find it to wait for those before it.
-func (w *waitList) join(x *waiting, ahead bool) {
+// join puts x at the end of its line. ahead calls it in the same step: whoever looks for
+// a deadlock must not find it to wait for those before it. has: likewise, see call.
+func (w *waitList) join(x *waiting, ahead, has bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.lines == nil {
-		w.lines = make(map[*lockstate.Dir][]*waiting)
+		w.lines = make(map[*lockstate.Dir]*line)
 		w.byProc = make(map[procid.ID][]*waiting)
 	}
 	w.joins++
 	x.number = w.joins
 	w.byProc[x.proc.ID()] = append(w.byProc[x.proc.ID()], x)
-	w.lines[x.dir] = append(w.lines[x.dir], x)
-	if ahead && !w.paused {
-		x.called = true
-		close(x.turn)
+	l := w.lines[x.dir]
+	if l == nil {
+		l = new(line)
+		w.lines[x.dir] = l
 	}
-	w.callLocked(x.dir)
+	l.all = append(l.all, x)
+	if ahead {
+		w.callAheadLocked(l, x, has)
+	}
+	w.callLocked(l)
 }
 
 // pauseLines begins or ends a time in which nobody gets anything by waiting.
 func (fs *FS) pauseLines(paused bool) {
 	fs.waits.mu.Lock()
 	fs.waits.paused = paused
-	for dir := range fs.waits.lines {
-		fs.waits.callLocked(dir)
+	for _, l := range fs.waits.lines {
+		l.again = true
+		fs.waits.callLocked(l)
 	}
 	fs.waits.mu.Unlock()
 	if paused {
 		fs.advisory.Pause()
 	} else {
 		fs.advisory.Resume()
-		fs.callHolders()
 		fs.table.Ring()
 	}
 }
@@ -112,32 +128,52 @@ func (w *waitList) leave(x *waiting) (ring bool) {
 	if w.byProc[id] = own; len(own) == 0 {
 		delete(w.byProc, id)
 	}
-	line := w.lines[x.dir]
-	if len(line) > 0 && line[0] == x { // as those do who had their turn
-		line[0], line = nil, line[1:]
-	} else if i := slices.Index(line, x); i > 0 {
-		line = slices.Delete(line, i, i+1)
+	l := w.lines[x.dir]
+	at := l.place(x)
+	if at < 0 {
+		return false
 	}
-	if len(line) == 0 {
+	if at == 0 { // as those do who had their turn
+		l.all[0], l.all = nil, l.all[1:]
+	} else {
+		l.all = slices.Delete(l.all, at, at+1)
+	}
+	gaveUp := x.early && !x.got // who is behind it may hold what it held
+	l.again = l.again || gaveUp
+	l.uncall(x)
+	ring = l.called > 0 || gaveUp
+	if len(l.all) == 0 {
 		delete(w.lines, x.dir)
 		return false
 	}
-	w.lines[x.dir] = line
-	ring = slices.ContainsFunc(line, func(y *waiting) bool { return y.called })
-	w.callLocked(x.dir)
+	w.callLocked(l)
 	return ring
 }
 
+// place returns where x stands in l, which may be nil, or -1.
+func (l *line) place(x *waiting) int {
+	if l == nil {
+		return -1
+	}
+	at, ok := slices.BinarySearchFunc(l.all, x.number, byNumber)
+	if !ok {
+		return -1
+	}
+	return at
+}
+
+func byNumber(x *waiting, number uint64) int { return cmp.Compare(x.number, number) }
+
 // callLocked gives their turn to those at the front of a line.
-func (w *waitList) callLocked(dir *lockstate.Dir) {
+func (w *waitList) callLocked(l *line) {
 	if w.paused {
 		return
 	}
-	for i, x := range w.lines[dir] {
+	for i, x := range l.all {
 		if i > 0 && x.write {
 			return
 		}
-		x.called = false
+		l.uncall(x)
 		if !x.hasTurn() {
 			close(x.turn)
 		}
@@ -147,42 +183,84 @@ func (w *waitList) callLocked(dir *lockstate.Dir) {
 	}
 }
 
-// callHolders gives their turn to those in line who have come to hold what they wait
-// for: the others wait for them to end.
-func (fs *FS) callHolders() {
-	for _, x := range fs.waits.behind() {
-		fs.callHolder(x)
+// callAheadLocked calls x, unless it is to wait for one like it that was called: a crowd
+// would be woken for one of them. has: it is not to wait for any, see [FS.hasAlready].
+func (w *waitList) callAheadLocked(l *line, x *waiting, has bool) {
+	if w.paused || x.hasTurn() {
+		return
+	}
+	if !has && l.called > 0 && slices.ContainsFunc(l.all, func(y *waiting) bool { return y.called && x.follows(y) }) {
+		l.denied = true
+		return
+	}
+	x.called, x.early = true, true
+	l.called++
+	close(x.turn)
+}
+
+// uncall notes that x is not called any more.
+func (l *line) uncall(x *waiting) {
+	if x.called {
+		x.called = false
+		l.called--
 	}
 }
 
-func (fs *FS) callHolder(x *waiting) {
-	if fs.table.Has(x.proc, x.dir) || fs.hasAlready(x) {
-		fs.waits.call(x)
-	}
+// follows reports whether x wants the same lock file alone as y, who came before.
+func (x *waiting) follows(y *waiting) bool {
+	return x.number > y.number && x.name == y.name && x.write && y.write
 }
 
-// behind returns who has not had his turn yet.
-func (w *waitList) behind() (all []*waiting) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, line := range w.lines {
-		for _, x := range line {
-			if !x.hasTurn() {
-				all = append(all, x)
-			}
+// callHolders gives their turn to those behind x who have come to hold what x waits for
+// at the front: it waits for them to end.
+func (fs *FS) callHolders(x *waiting) {
+	called, all := fs.waits.behind(x, fs.table.Shifts())
+	called = slices.DeleteFunc(called, func(y *waiting) bool { return !fs.table.Has(y.proc, y.dir) && !fs.hasAlready(y) })
+	for _, y := range all {
+		if slices.ContainsFunc(called, y.follows) && !fs.hasAlready(y) {
+			continue // as nearly all of a crowd
+		}
+		if fs.callHolder(y) {
+			called = append(called, y)
 		}
 	}
-	return all
 }
 
-// call gives its turn to one who stands in line.
-func (w *waitList) call(x *waiting) {
+func (fs *FS) callHolder(x *waiting) (called bool) {
+	has := fs.hasAlready(x)
+	return (has || fs.table.Has(x.proc, x.dir)) && fs.waits.call(x, has)
+}
+
+// behind returns who was called, and who has not had his turn yet, if x stands at the front
+// of their line, and it was not looked since the given number of shifts who is to be called.
+func (w *waitList) behind(x *waiting, shifts uint64) (called, all []*waiting) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !x.hasTurn() && !w.paused && slices.Contains(w.lines[x.dir], x) {
-		x.called = true
-		close(x.turn)
+	l := w.lines[x.dir]
+	if l == nil || x.called || !x.hasTurn() || w.paused || l.looked == shifts && !l.again {
+		return nil, nil
 	}
+	l.looked, l.again, l.denied = shifts, false, false
+	for _, y := range l.all {
+		switch {
+		case y.called:
+			called = append(called, y)
+		case !y.hasTurn():
+			all = append(all, y)
+		}
+	}
+	return called, all
+}
+
+// call gives its turn to one who stands in line, and reports whether he is called; see
+// callAheadLocked.
+func (w *waitList) call(x *waiting, has bool) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if l := w.lines[x.dir]; l.place(x) >= 0 {
+		w.callAheadLocked(l, x, has)
+	}
+	return x.called
 }
 
 // mayTry reports whether x, which has its turn, is to try now. Who was called while
@@ -199,18 +277,25 @@ func (fs *FS) mayTry(x *waiting) (may, lost bool) {
 	if holds, unsure := fs.table.HoldsOrShares(x.proc, x.dir); !holds {
 		return false, unsure == nil
 	}
+	return fs.before(x) == nil, false
+}
+
+// before returns who is to try before x, which holds what it waits for: nil if nobody is.
+func (fs *FS) before(x *waiting) *waiting {
 	for y := fs.waits.rival(x, 0); y != nil; y = fs.waits.rival(x, y.number) {
 		if fs.holds(y.proc, y.dir) {
-			return false, false
+			return y
 		}
 	}
-	return true, false
+	return nil
 }
 
 // standBack has x, which was called, wait until it is called again, or stands at the front:
 // a crowd whose parent had the lock for a moment would try at whatever ends from then on.
 func (fs *FS) standBack(x *waiting) (turn <-chan struct{}) {
-	fs.waits.uncall(x)
+	if fs.waits.uncall(x) {
+		fs.table.Ring()
+	}
 	fs.callHolder(x) // it may have come to hold it again meanwhile
 	return x.turn
 }
@@ -228,12 +313,18 @@ func (fs *FS) holds(p *procid.Process, d *lockstate.Dir) bool {
 }
 
 // uncall takes back from x that it was called; but not its turn, if it stands at the front.
-func (w *waitList) uncall(x *waiting) {
+// It reports whether somebody else may have to be called instead.
+func (w *waitList) uncall(x *waiting) (another bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if x.called {
-		x.called, x.turn = false, make(chan struct{})
+	l := w.lines[x.dir]
+	if !x.called || l == nil {
+		return false
 	}
+	l.uncall(x)
+	x.turn = make(chan struct{})
+	l.again = l.again || l.denied
+	return l.again
 }
 
 // rival returns the next behind a number who stands before x and wants the same lock file
@@ -242,13 +333,16 @@ func (w *waitList) uncall(x *waiting) {
 func (w *waitList) rival(x *waiting, behind uint64) *waiting {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	line := w.lines[x.dir]
-	i, _ := slices.BinarySearchFunc(line, behind+1, func(y *waiting, number uint64) int { return cmp.Compare(y.number, number) })
-	for _, y := range line[i:] {
+	l := w.lines[x.dir]
+	if l == nil {
+		return nil
+	}
+	i, _ := slices.BinarySearchFunc(l.all, behind+1, byNumber)
+	for _, y := range l.all[i:] {
 		if y == x {
 			break
 		}
-		if y.name == x.name && y.write && x.write {
+		if x.follows(y) {
 			return y
 		}
 	}
@@ -258,9 +352,9 @@ func (w *waitList) rival(x *waiting, behind uint64) *waiting {
 // enqueue puts x at the end of its line, and tells so. ahead: it holds what the others
 // there wait for.
 func (fs *FS) enqueue(x *waiting, protocol string, ahead bool) {
-	fs.waits.join(x, ahead)
+	fs.waits.join(x, ahead, ahead && fs.hasAlready(x))
 	if !ahead && fs.table.Has(x.proc, x.dir) { // it came to do so meanwhile
-		fs.waits.call(x)
+		fs.waits.call(x, false)
 	}
 	if l, ok := fs.table.Governing(x.dir); ok && !x.hasTurn() {
 		// R4: those before it have tried, and the owner may have died since with
@@ -305,6 +399,7 @@ func (fs *FS) await(x *waiting, cancel <-chan struct{}, over <-chan time.Time, t
 		if lost {
 			next = fs.standBack(x)
 		}
+		fs.callHolders(x)
 		if fs.deadlocked(x, cancel) {
 			return fuse.Status(unix.EDEADLK)
 		}
@@ -319,7 +414,7 @@ func (fs *FS) await(x *waiting, cancel <-chan struct{}, over <-chan time.Time, t
 func (w *waitList) waited(dir *lockstate.Dir) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(w.lines[dir]) > 0
+	return w.lines[dir] != nil
 }
 
 // any reports whether somebody waits for anything.
@@ -333,8 +428,8 @@ func (w *waitList) any() bool {
 func (w *waitList) on(t *nodeTable, node uint64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, line := range w.lines {
-		if slices.ContainsFunc(line, func(x *waiting) bool { return x.node != 0 && t.settledAs(x.node) == node }) {
+	for _, l := range w.lines {
+		if slices.ContainsFunc(l.all, func(x *waiting) bool { return x.node != 0 && t.settledAs(x.node) == node }) {
 			return true
 		}
 	}
@@ -345,8 +440,8 @@ func (w *waitList) on(t *nodeTable, node uint64) bool {
 func (w *waitList) len() (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, line := range w.lines {
-		n += len(line)
+	for _, l := range w.lines {
+		n += len(l.all)
 	}
 	return n
 }
@@ -355,8 +450,8 @@ func (w *waitList) len() (n int) {
 func (w *waitList) list(fs *FS) []lockstate.Waiter {
 	w.mu.Lock()
 	var all []*waiting
-	for _, line := range w.lines {
-		all = append(all, line...)
+	for _, l := range w.lines {
+		all = append(all, l.all...)
 	}
 	w.mu.Unlock()
 	slices.SortFunc(all, func(a, b *waiting) int { return a.since.Compare(b.since) })

@@ -161,6 +161,7 @@ func (t *Table) Move(d, parent *Dir, name string) {
 	t.attachLocked(d, parent, name)
 	t.movedLocked(d)
 	t.pruneLocked(old)
+	t.shifts.Add(1)
 	t.ringLocked() // it may have taken along what somebody waits for, or have left it
 }
 
@@ -175,6 +176,7 @@ func (t *Table) Exchange(a, b *Dir) {
 	t.attachLocked(b, ap, an)
 	t.movedLocked(a)
 	t.movedLocked(b)
+	t.shifts.Add(1)
 	t.ringLocked()
 }
 

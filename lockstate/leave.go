@@ -115,6 +115,7 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 		t.replaceImplicitLocked(r)
 	}
 	if len(heirs) > 0 {
+		t.shifts.Add(1)
 		t.ringLocked() // their descendants may have waited for that
 	}
 	slices.SortFunc(dead, func(a, b Lock) int { return cmp.Compare(a.Token, b.Token) })

@@ -82,7 +82,8 @@ type Table struct {
 	crowded    *row   // has records of members that may be dead, or nil
 	nextMember uint64 // number of the next record of one
 	gone       func(procid.ID) bool
-	news       atomic.Bool // something was noted that was not flushed
+	news       atomic.Bool   // something was noted that was not flushed
+	shifts     atomic.Uint64 // see Shifts
 
 	onCrash   string
 	crashers  atomic.Int64  // rows that say what becomes of their content
@@ -347,6 +348,9 @@ func (t *Table) endLocked(r *row, how Ending) {
 	r.ending = how
 	t.tellEndLocked(r, how)
 	close(r.ended)
+	if d.governing() != nil {
+		t.shifts.Add(1)
+	}
 	t.ringLocked()
 	t.pruneLocked(d)
 }
@@ -361,6 +365,11 @@ func (t *Table) Bell() <-chan struct{} {
 	}
 	return t.bell
 }
+
+// Shifts counts what gave a lock holders that may have waited for it since before: it
+// passed to the owner's parent, one in front of it ended, or a directory was moved. The
+// channel of Bell is closed after it was counted.
+func (t *Table) Shifts() uint64 { return t.shifts.Load() }
 
 // Ring closes the channel of Bell: something outside the table ended.
 func (t *Table) Ring() {

@@ -109,6 +109,47 @@ func TestA8AttackHandedOver(t *testing.T) {
 	}
 }
 
+// TestA8AttackHeldAgain attacks A8: what one of a script's children had locked is the script's
+// again, and so its other children's, who wait behind a stranger: he waits for the script.
+func TestA8AttackHeldAgain(t *testing.T) {
+	for _, at := range []string{"D", "D/sub"} {
+		t.Run(at, func(t *testing.T) {
+			m := mount(t)
+			script, stranger := agent(t), agent(t)
+			script.must("mkdir", m.At("D"))
+			if at != "D" {
+				script.must("mkdir", m.At(at))
+			}
+			stranger.must("open", "h", m.At(at)+"/devserver", "rdwr,creat")
+			var children []*Agent
+			var got []func() string
+			for i := range 5 {
+				c := script.Child()
+				c.must("open", "h", m.At(at)+"/devserver", "rdwr,creat")
+				children = append(children, c)
+				if i == 0 {
+					c.must("flock", "h")
+					got = append(got, stranger.Start("flockw", "h"))
+				} else {
+					got = append(got, c.Start("flockw", "h"))
+				}
+				m.awaitWaiters(at, i+1)
+			}
+			children[0].must("close", "h")
+			m.wantWoken(got[1], children[1])
+			children[2].Kill()
+			m.awaitWaiters(at, 3)
+			children[1].must("close", "h")
+			m.wantWoken(got[3], children[3])
+			children[3].Kill()
+			m.wantWoken(got[4], children[4])
+			children[4].must("close", "h")
+			script.Exit(1)
+			m.wantWoken(got[0], stranger)
+		})
+	}
+}
+
 // TestA8AttackRemovedBeneath attacks A8: what somebody waits for is removed by who
 // holds the directory above, and holds on.
 func TestA8AttackRemovedBeneath(t *testing.T) {
