@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -134,6 +135,35 @@ func TestFaultCrowdSiblings(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFaultCrowdReplaced: a daemon for which very many wait is replaced, and needs no more
+// memory for them than before.
+func TestFaultCrowdReplaced(t *testing.T) {
+	need(t, "root", "fuse", "perl")
+	const n = 500
+	for _, transport := range transports[:2] {
+		t.Run(transport, func(t *testing.T) {
+			m, crowd, said, release := mountCrowd(t, transport, "flock", n, "idle")
+			before := dataSize(t, m.daemon())
+			m.replace()
+			if more := dataSize(t, m.daemon()) - before; more > n*256<<10 {
+				t.Errorf("the next program takes %d MiB more", more>>20)
+			}
+			release()
+			if r := crowd.Wait(); r.Status != 0 || r.Err != "" || said() != "started\n0 failed\n" {
+				t.Errorf("the crowd: %.2000v", r)
+			}
+		})
+	}
+}
+
+// dataSize returns how much memory of its own a process has mapped.
+func dataSize(t *testing.T, pid int) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	mustDo(t, err)
+	return atoi(strings.Fields(string(b))[5]) * os.Getpagesize()
 }
 
 // processorTicks returns how long a process has run so far.

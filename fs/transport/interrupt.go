@@ -118,16 +118,19 @@ func (f *inflight) all() (uniques []uint64) {
 	return uniques
 }
 
-// halt is all of what is to be cancelled for a Stop's sake.
-func (f *inflight) halt() (uniques []uint64) {
+// halt cancels what is under way for a Stop's sake. It returns the requests that go-fuse
+// knows, or that have not begun.
+func (f *inflight) halt() (others []uint64) {
 	f.any(func(s *slot) bool {
 		if u := s.unique.Load(); u != 0 {
 			s.halted.Store(u)
-			uniques = append(uniques, u)
+			if !s.interrupt(u) {
+				others = append(others, u)
+			}
 		}
 		return false
 	})
-	return uniques
+	return others
 }
 
 // quiet reports whether nobody is at a request, nor waits for one where any can come.

@@ -160,7 +160,11 @@ func (o *own) again(at *slot, r *Parked) {
 		c.interrupt(h.Unique)
 	}
 	if r.place == nil {
-		out := make([]byte, c.outSize())
+		size := c.outSize()
+		if h.Opcode == opSetlkw { // of which there may be thousands
+			size = outHeaderSize
+		}
+		out := make([]byte, size)
 		n := c.wait(at, &h, [][]byte{r.Raw}, [][]byte{out})
 		switch {
 		case n == 0:

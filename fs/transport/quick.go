@@ -304,8 +304,11 @@ func (c *conn) xattr(q *quick, out []byte, get func(dest []byte) (uint32, fuse.S
 // request has a request carried out that may be interrupted, with go-fuse unless
 // that is not needed, and returns how long the answer is in out.
 func (c *conn) request(at *slot, in, out [][]byte) (int, fuse.Status) {
-	if at.quick == nil || !c.takesOwn(headerOf(in)) {
+	if !c.takesOwn(headerOf(in)) {
 		return c.proto.HandleRequest(in, out)
+	}
+	if at.quick == nil {
+		at.quick = new(quick)
 	}
 	n := c.carryOut(at.quick, at.begin(), in, out)
 	at.end()

@@ -173,6 +173,8 @@ const (
 	lineTime = time.Second
 	// After that, it waits for each for lateTime: some are held up by the backing.
 	lateTime = 20 * time.Millisecond
+	// soonTime is more than nearly all need: to sleep takes longer.
+	soonTime = 200 * time.Microsecond
 )
 
 // awaitLined waits until end, and for lateTime at least, for a request to stand in line
@@ -181,11 +183,15 @@ func (c *conn) awaitLined(before uint64, done <-chan struct{}, end time.Time) {
 	if late := time.Now().Add(lateTime); late.After(end) {
 		end = late
 	}
-	for c.lined() == before && time.Now().Before(end) {
+	for began := time.Now(); c.lined() == before && time.Now().Before(end); {
 		select {
 		case <-done:
 			return
 		default:
+		}
+		if time.Since(began) < soonTime {
+			runtime.Gosched()
+		} else {
 			time.Sleep(20 * time.Microsecond)
 		}
 	}
