@@ -18,7 +18,8 @@ type crew struct {
 
 	// Of watch alone.
 	seen  uint32
-	stuck bool
+	stuck int // for how many ticks all are busy, and nothing was taken
+	grown int // threads added since the watch slept
 }
 
 // busy is called when a thread has taken a request.
@@ -86,6 +87,7 @@ func (w *watch) run() {
 		}
 		w.awake.Store(false)
 		for _, c := range w.crews {
+			c.grown = 0
 			if c.settle != nil {
 				c.settle()
 			}
@@ -100,13 +102,21 @@ func (w *watch) run() {
 // nothing in between. It reports whether all are busy.
 func (c *crew) check() bool {
 	taken := c.taken.Load()
-	if c.idle.Load() > 0 || c.open != nil && c.open.Load() > 0 {
-		c.stuck = false
+	switch {
+	case c.idle.Load() > 0 || c.open != nil && c.open.Load() > 0:
+		c.stuck = -1
 		return false
+	case c.seen != taken:
+		c.stuck = -1
 	}
-	if c.stuck && c.seen == taken {
-		c.grow() // if that fails: at the next tick
+	c.seen = taken
+	if c.stuck++; c.stuck >= patience(c.grown) && c.grow() == nil { // else at the next tick
+		c.stuck = 0
+		c.grown++
 	}
-	c.stuck, c.seen = true, taken
 	return true
 }
+
+// patience is how many ticks a crew has to be stuck before it gets one more thread, if it got
+// so many already: of a crowd that comes at once each is slow, and more threads make it slower.
+func patience(grown int) int { return max(1, grown*grown/4096) }
