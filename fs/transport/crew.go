@@ -119,4 +119,5 @@ func (c *crew) check() bool {
 
 // patience is how many ticks a crew has to be stuck before it gets one more thread, if it got
 // so many already: of a crowd that comes at once each is slow, and more threads make it slower.
-func patience(grown int) int { return max(1, grown*grown/4096) }
+// Nor may it take long to get past thousands that wait for the backing.
+func patience(grown int) int { return max(1, min(grown*grown/4096, 5)) }
