@@ -180,6 +180,9 @@ func pathOfFD(fd int) (string, error) { return os.Readlink(procPath(fd)) }
 // dir returns an open descriptor of a directory. The caller holds FS.ns, so
 // that no name on the way changes.
 func (b *backing) dir(n *node) (*dirFD, error) {
+	if !n.isDir() {
+		return nil, unix.ENOTDIR
+	}
 	if d := b.dirs.get(n); d != nil {
 		return d, nil
 	}

@@ -185,6 +185,7 @@ func (fs *FS) close() {
 			fs.nodes.doomed = fs.dropNode(n, fs.nodes.doomed)
 		}
 	}
+	fs.nodes.doomed = fs.back.dirs.drop(fs.root, fs.nodes.doomed)
 	fs.nodes.doomed = fs.streams.drop(fs.root, fs.nodes.doomed)
 	fs.nodes.heap.close()
 	unix.Close(fs.back.proc)
