@@ -255,6 +255,8 @@ func (h *hands) do(w []string) (out string, err error) {
 		return "", unix.Chdir(w[1])
 	case "exit":
 		os.Exit(int(number(w[1], 0)))
+	case "subreaper": // adopts who of its descendants is left behind
+		return "", unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	case "seize": // seize PID: traces it as a debugger that waits for nothing
 		return "", seizeThreads(w[1])
 	case "fork": // fork SOCKET [setsid]

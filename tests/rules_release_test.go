@@ -427,6 +427,35 @@ func TestR5Reapers(t *testing.T) {
 	}
 }
 
+// TestR5Subreaper: nor does anything pass to a subreaper from who was left behind and adopted
+// by it before its first call; from its own children it does.
+func TestR5Subreaper(t *testing.T) {
+	needBirths(t)
+	for _, opts := range [][]string{nil, {"--compat"}} {
+		t.Run(strings.Join(opts, " "), func(t *testing.T) {
+			m := mount(t, opts...)
+			reaper := agent(t)
+			reaper.must("subreaper")
+			own := reaper.Child()
+			own.must("mkdir", m.At("own"))
+			own.Exit(0)
+			eventually(t, "the parent has it", func() bool { return m.Locks()["own"].Pid == reaper.Pid })
+			for i, through := range []string{leftOnce, leftTwice, `echo >'` + m.At("seen") + `'; ` + leftOnce} {
+				dir := itoa(i)
+				left, _ := reaper.Orphan(through)
+				if got := parentOf(t, left.Pid); got != reaper.Pid {
+					t.Fatalf("the parent of who was left behind is %d, want %d", got, reaper.Pid)
+				}
+				left.must("mkdir", m.At(dir))
+				m.wantOwner(dir, left.Pid)
+				left.Exit(0)
+				m.awaitFree(dir)
+				agent(t).must("rmdir", m.At(dir))
+			}
+		})
+	}
+}
+
 // TestR8: a write handle that is left after a release is listed, and stands in
 // the way of the next owner until it is closed.
 func TestR8(t *testing.T) {

@@ -275,6 +275,20 @@ func (r *Resolver) made(s *sighting, chain []ID, how patience, failed *failure) 
 	}
 }
 
+// wasAdopted reports whether another one than its parent has made x, and is dead: who
+// adopts others is an init or a subreaper.
+func (r *Resolver) wasAdopted(x *birth, epoch int, parent ID) bool {
+	if x == nil {
+		return false
+	}
+	b := &r.births
+	b.mu.Lock()
+	m := x.maker
+	adopted := b.epoch == epoch && m != nil && m.pid != 0 && m.pid != parent.Pid && !b.mayLive(m)
+	b.mu.Unlock()
+	return adopted && r.birthsWhole(epoch)
+}
+
 // leftBehind is made for who descends from seen, by a way of which the rest is dead.
 func (r *Resolver) leftBehind(s *sighting, chain []ID, seen *Process, epoch int) []ID {
 	makers := seen.chain

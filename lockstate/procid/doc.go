@@ -77,8 +77,10 @@
 //     come round that fast only when somebody with the right to do so sets the next one,
 //     or leaves few to be had (pid_max).
 //   - Subreapers cannot be recognised by the flag that makes them one: the
-//     kernel does not show it. They are known by name, by cgroup and as the init
-//     of a pid namespace.
+//     kernel does not show it. They are known by name, by cgroup, as the init
+//     of a pid namespace and, after FollowBirths, by having adopted who was left behind
+//     before it was first seen: for which a child is taken that somebody who is dead by
+//     then made with CLONE_PARENT.
 //   - A process that has entered a pid namespace from outside (nsenter(1)), and
 //     loses its parent before it is seen, is taken for a descendant of that
 //     namespace's init, which adopts it, where births are not known of. So it is

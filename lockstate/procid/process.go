@@ -16,7 +16,7 @@ type Process struct {
 	uid   uint32
 	chain []ID      // ancestors, nearest first; never changed after construction
 	from  *Resolver // where it was seen; nil: a fake
-	// adopted: its parent is none of them.
+	// adopted: its parent has not made it, and is none of them perhaps.
 	adopted bool
 
 	lineageMu  sync.Mutex
@@ -95,7 +95,7 @@ func (p *Process) LineageNow() (all []Ancestor, err error) {
 	}
 	err = cmp.Or(markReapers(unmarked, p.id), err)
 	if p.adopted {
-		all[0].Reaper = true // its parent is an init, and inherits nothing
+		all[0].Reaper = true // its parent is an init or a subreaper, and inherits nothing
 	}
 	if err == nil {
 		p.lineage = all

@@ -66,7 +66,7 @@ func (r *Resolver) resolve(tid uint32, how patience, f *flight, failed *failure)
 		return nil, err
 	}
 	p := &Process{id: s.id, uid: s.euid, chain: chain, from: r}
-	p.adopted = len(parents) > 0 && len(chain) > 0 && chain[0] != parents[0]
+	p.adopted = len(parents) > 0 && len(chain) > 0 && (chain[0] != parents[0] || r.wasAdopted(born, epoch, parents[0]))
 	g, ok := r.attach(tid, s, p)
 	if !ok {
 		s.close()
