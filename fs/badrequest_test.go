@@ -27,6 +27,60 @@ const (
 	somePid    = 0xff00 // the test's own
 )
 
+// Operations, from linux/fuse.h.
+const (
+	opLookup          = 1
+	opForget          = 2
+	opGetattr         = 3
+	opSetattr         = 4
+	opReadlink        = 5
+	opSymlink         = 6
+	opMknod           = 8
+	opMkdir           = 9
+	opUnlink          = 10
+	opRmdir           = 11
+	opRename          = 12
+	opLink            = 13
+	opOpen            = 14
+	opRead            = 15
+	opWrite           = 16
+	opStatfs          = 17
+	opRelease         = 18
+	opFsync           = 20
+	opSetxattr        = 21
+	opGetxattr        = 22
+	opListxattr       = 23
+	opRemovexattr     = 24
+	opFlush           = 25
+	opInit            = 26
+	opOpendir         = 27
+	opReaddir         = 28
+	opReleasedir      = 29
+	opFsyncdir        = 30
+	opGetlk           = 31
+	opSetlk           = 32
+	opSetlkw          = 33
+	opAccess          = 34
+	opCreate          = 35
+	opInterrupt       = 36
+	opBmap            = 37
+	opDestroy         = 38
+	opIoctl           = 39
+	opPoll            = 40
+	opNotifyReply     = 41
+	opBatchForget     = 42
+	opFallocate       = 43
+	opReaddirplus     = 44
+	opRename2         = 45
+	opLseek           = 46
+	opCopyFileRange   = 47
+	opSetupmapping    = 48
+	opSyncfs          = 50
+	opTmpfile         = 51
+	opStatx           = 52
+	opCopyFileRange64 = 53
+)
+
 const (
 	rawHeader = int(unsafe.Sizeof(fuse.InHeader{}))
 	rawAnswer = int(unsafe.Sizeof(fuse.OutHeader{}))
@@ -35,7 +89,8 @@ const (
 
 // named are the operations that come with names.
 var named = map[uint32]bool{
-	1: true, 6: true, 8: true, 9: true, 10: true, 11: true, 12: true, 13: true, 21: true, 22: true, 24: true, 35: true, 45: true, 51: true,
+	opLookup: true, opSymlink: true, opMknod: true, opMkdir: true, opUnlink: true, opRmdir: true, opRename: true, opLink: true, opSetxattr: true,
+	opGetxattr: true, opRemovexattr: true, opCreate: true, opRename2: true, opTmpfile: true,
 }
 
 // A rawKernel sends requests to a file system, byte for byte, through a socket in place of
@@ -84,7 +139,7 @@ func startRawKernel(t testing.TB, first *FS) *rawKernel {
 	opts := first.mountOptions()
 	opts.Logger = log.New(panicLog{k}, "", 0)
 	init := fuse.InitIn{Major: 7, Minor: 45, MaxReadAhead: 1 << 17, Flags: ^uint32(0), Flags2: ^uint32(0)}
-	init.Opcode, init.Unique, init.Length = 26, 1, uint32(unsafe.Sizeof(init))
+	init.Opcode, init.Unique, init.Length = opInit, 1, uint32(unsafe.Sizeof(init))
 	if _, err := unix.Write(k.fd, (*[unsafe.Sizeof(init)]byte)(unsafe.Pointer(&init))[:]); err != nil {
 		t.Fatal(err)
 	}
@@ -178,12 +233,12 @@ func tame(op uint32, body []byte) bool {
 		}
 	}
 	switch op {
-	case 43: // FALLOCATE
+	case opFallocate:
 		most(16)
-	case 47: // COPY_FILE_RANGE
+	case opCopyFileRange:
 		most(40)
 	}
-	return !named[op] || !bytes.Contains(body, []byte("/")) && (op == 1 || !bytes.Contains(body, []byte("..")))
+	return !named[op] || !bytes.Contains(body, []byte("/")) && (op == opLookup || !bytes.Contains(body, []byte("..")))
 }
 
 func (r *badRun) do(req []byte) {
@@ -197,7 +252,7 @@ func (r *badRun) do(req []byte) {
 	}
 	unique, answer := r.kernel.send(req)
 	switch {
-	case len(req) < rawHeader, op == 2, op == 36, op == 41, op == 42: // FORGET, INTERRUPT, NOTIFY_REPLY
+	case len(req) < rawHeader, op == opForget, op == opInterrupt, op == opNotifyReply, op == opBatchForget: // have no answer
 		return
 	}
 	select {
@@ -216,11 +271,11 @@ func (r *badRun) learn(op uint32, req, got []byte) {
 	}
 	entry := int(unsafe.Sizeof(fuse.EntryOut{}))
 	switch op {
-	case 1, 6, 8, 9, 13:
+	case opLookup, opSymlink, opMknod, opMkdir, opLink:
 		r.nodes = append(r.nodes, at(0))
-	case 14, 27:
+	case opOpen, opOpendir:
 		r.handles, r.owners = append(r.handles, at(0)), append(r.owners, node)
-	case 35, 51:
+	case opCreate, opTmpfile:
 		r.nodes = append(r.nodes, at(0))
 		r.handles, r.owners = append(r.handles, at(entry)), append(r.owners, at(0))
 	}
@@ -229,7 +284,7 @@ func (r *badRun) learn(op uint32, req, got []byte) {
 // settle has all that waits come to an end.
 func (r *badRun) settle(t *testing.T) {
 	for unique, answer := range r.pending {
-		r.kernel.send(raw(36, 0, le(unique)))
+		r.kernel.send(raw(opInterrupt, 0, le(unique)))
 		select {
 		case <-answer:
 		case <-time.After(badTime):
@@ -334,183 +389,183 @@ func FuzzBadRequests(f *testing.F) {
 	}
 	for _, s := range [][]byte{
 		script(
-			raw(1, d, name("x")),
-			raw(1, 1, name(".stagefs")),
-			raw(1, 2, name("ctl")),
-			raw(1, d, name("..")),
-			raw(1, file, name("y")),
-			raw(1, d, []byte("x")),
+			raw(opLookup, d, name("x")),
+			raw(opLookup, 1, name(".stagefs")),
+			raw(opLookup, 2, name("ctl")),
+			raw(opLookup, d, name("..")),
+			raw(opLookup, file, name("y")),
+			raw(opLookup, d, []byte("x")),
 		),
 		script(
-			raw(35, held, le32(unix.O_CREAT|unix.O_RDWR, 0o644, 0, 0), name("new")),
-			raw(35, held, le32(unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY, 0o644, 0, 0), name("devserver")),
+			raw(opCreate, held, le32(unix.O_CREAT|unix.O_RDWR, 0o644, 0, 0), name("new")),
+			raw(opCreate, held, le32(unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY, 0o644, 0, 0), name("devserver")),
 		),
 		script(
-			raw(35, d, le32(unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY, 0o644, 0, 0), name("devserver")),
-			raw(16, made, le(madeHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
+			raw(opCreate, d, le32(unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY, 0o644, 0, 0), name("devserver")),
+			raw(opWrite, made, le(madeHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
 		),
 		script(
-			raw(35, held, le32(unix.O_CREAT|unix.O_RDWR, 0o644, 0, 0), name("a.cand")),
-			raw(16, made, le(madeHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
-			raw(15, made, le(madeHandle), le(0), le32(4096, 0), le(0), le32(0, 0)),
-			raw(13, held, le(made), name("devserver")),
+			raw(opCreate, held, le32(unix.O_CREAT|unix.O_RDWR, 0o644, 0, 0), name("a.cand")),
+			raw(opWrite, made, le(madeHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
+			raw(opRead, made, le(madeHandle), le(0), le32(4096, 0), le(0), le32(0, 0)),
+			raw(opLink, held, le(made), name("devserver")),
 		),
 		script(
-			raw(8, d, le32(unix.S_IFIFO|0o644, 0, 0, 0), name("fifo")),
-			raw(8, d, le32(unix.S_IFREG|0o644, 0, 0, 0), name("devserver")),
-			raw(51, d, le32(unix.O_RDWR, 0o644, 0, 0), name("#1")),
+			raw(opMknod, d, le32(unix.S_IFIFO|0o644, 0, 0, 0), name("fifo")),
+			raw(opMknod, d, le32(unix.S_IFREG|0o644, 0, 0, 0), name("devserver")),
+			raw(opTmpfile, d, le32(unix.O_RDWR, 0o644, 0, 0), name("#1")),
 		),
 		script(
-			raw(9, d, le32(0o755, 0), name("sub")),
-			raw(11, d, name("sub")),
-			raw(10, d, name("x")),
-			raw(10, held, name("x")),
-			raw(11, held, name("devserver")),
-			raw(6, d, name("l", "x")),
+			raw(opMkdir, d, le32(0o755, 0), name("sub")),
+			raw(opRmdir, d, name("sub")),
+			raw(opUnlink, d, name("x")),
+			raw(opUnlink, held, name("x")),
+			raw(opRmdir, held, name("devserver")),
+			raw(opSymlink, d, name("l", "x")),
 		),
 		script(
-			raw(12, d, le(held), name("x", "y")),
-			raw(45, d, le(d), le32(1, 0), name("x", "y")),
-			raw(45, d, le(d), le32(2, 0), name("y", "x")),
-			raw(45, held, le(d), le32(0, 0), name("x", "z")),
+			raw(opRename, d, le(held), name("x", "y")),
+			raw(opRename2, d, le(d), le32(1, 0), name("x", "y")),
+			raw(opRename2, d, le(d), le32(2, 0), name("y", "x")),
+			raw(opRename2, held, le(d), le32(0, 0), name("x", "z")),
 		),
 		script(
-			raw(13, d, le(x), name("hard")),
-			raw(13, held, le(x), name("hard")),
-			raw(13, d, le(heldFile), name("alias")),
-			raw(13, d, le(file), name("devserver")),
+			raw(opLink, d, le(x), name("hard")),
+			raw(opLink, held, le(x), name("hard")),
+			raw(opLink, d, le(heldFile), name("alias")),
+			raw(opLink, d, le(file), name("devserver")),
 		),
 		script(
-			raw(14, x, le32(unix.O_RDWR, 0)),
-			raw(14, heldFile, le32(unix.O_WRONLY, 0)),
-			raw(14, link, le32(0, 0)),
-			raw(14, d, le32(0, 0)),
-			raw(27, file, le32(0, 0)),
+			raw(opOpen, x, le32(unix.O_RDWR, 0)),
+			raw(opOpen, heldFile, le32(unix.O_WRONLY, 0)),
+			raw(opOpen, link, le32(0, 0)),
+			raw(opOpen, d, le32(0, 0)),
+			raw(opOpendir, file, le32(0, 0)),
 		),
 		script(
-			raw(15, file, le(fileHandle), le(0), le32(1<<16, 0), le(0), le32(0, 0)),
-			raw(15, file, le(fileHandle), le(1<<63), le32(1<<31, 0), le(0), le32(0, 0)),
-			raw(15, file, le(0), le(0), le32(10, 0), le(0), le32(0, 0)),
+			raw(opRead, file, le(fileHandle), le(0), le32(1<<16, 0), le(0), le32(0, 0)),
+			raw(opRead, file, le(fileHandle), le(1<<63), le32(1<<31, 0), le(0), le32(0, 0)),
+			raw(opRead, file, le(0), le(0), le32(10, 0), le(0), le32(0, 0)),
 		),
 		script(
-			raw(16, file, le(fileHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
-			raw(16, heldFile, le(heldHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
-			raw(16, file, le(fileHandle), le(1<<63), le32(1<<30, 0), le(0), le32(0, 0), []byte("a")),
+			raw(opWrite, file, le(fileHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
+			raw(opWrite, heldFile, le(heldHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
+			raw(opWrite, file, le(fileHandle), le(1<<63), le32(1<<30, 0), le(0), le32(0, 0), []byte("a")),
 		),
 		script(
-			raw(28, d, le(0), le(0), le32(4096, 0), le(0), le32(0, 0)),
-			raw(44, d, le(0), le(1), le32(4096, 0), le(0), le32(0, 0)),
-			raw(44, d, le(fileHandle), le(1<<63), le32(24, 0), le(0), le32(0, 0)),
+			raw(opReaddir, d, le(0), le(0), le32(4096, 0), le(0), le32(0, 0)),
+			raw(opReaddirplus, d, le(0), le(1), le32(4096, 0), le(0), le32(0, 0)),
+			raw(opReaddirplus, d, le(fileHandle), le(1<<63), le32(24, 0), le(0), le32(0, 0)),
 		),
 		script(
-			raw(4, x, setattr(1<<3, 0)),
-			raw(4, heldFile, setattr(1<<3|1<<0, 0)),
-			raw(4, file, setattr(1<<3|1<<6, fileHandle)),
-			raw(4, held, setattr(1<<4|1<<5, 0)),
-			raw(4, file, setattr(^uint32(0), 0)),
+			raw(opSetattr, x, setattr(1<<3, 0)),
+			raw(opSetattr, heldFile, setattr(1<<3|1<<0, 0)),
+			raw(opSetattr, file, setattr(1<<3|1<<6, fileHandle)),
+			raw(opSetattr, held, setattr(1<<4|1<<5, 0)),
+			raw(opSetattr, file, setattr(^uint32(0), 0)),
 		),
 		script(
-			raw(3, x, le32(0, 0), le(0)),
-			raw(3, file, le32(1, 0), le(fileHandle)),
-			raw(3, 1<<61+5, le32(0, 0), le(0)),
-			raw(3, 4711, le32(0, 0), le(0)),
-			raw(52, file, le32(0, 0), le(0), le32(0, 0)),
+			raw(opGetattr, x, le32(0, 0), le(0)),
+			raw(opGetattr, file, le32(1, 0), le(fileHandle)),
+			raw(opGetattr, 1<<61+5, le32(0, 0), le(0)),
+			raw(opGetattr, 4711, le32(0, 0), le(0)),
+			raw(opStatx, file, le32(0, 0), le(0), le32(0, 0)),
 		),
 		script(
-			raw(21, file, le32(1, 0), name("user.a"), []byte("v")),
-			raw(22, file, le32(64, 0), name("user.a")),
-			raw(22, x, le32(64, 0), name("user.stagefs.owner")),
-			raw(23, file, le32(64, 0)),
-			raw(24, file, name("user.a")),
-			raw(21, held, le32(1, 0), name("user.a"), []byte("v")),
+			raw(opSetxattr, file, le32(1, 0), name("user.a"), []byte("v")),
+			raw(opGetxattr, file, le32(64, 0), name("user.a")),
+			raw(opGetxattr, x, le32(64, 0), name("user.stagefs.owner")),
+			raw(opListxattr, file, le32(64, 0)),
+			raw(opRemovexattr, file, name("user.a")),
+			raw(opSetxattr, held, le32(1, 0), name("user.a"), []byte("v")),
 		),
 		script(
-			raw(32, file, lock(fileHandle, unix.F_WRLCK, 1)),
-			raw(33, x, lock(xHandle, unix.F_RDLCK, 0)),
-			raw(31, file, lock(fileHandle, unix.F_RDLCK, 0)),
-			raw(32, file, lock(fileHandle, unix.F_UNLCK, 1)),
-			raw(33, held, lock(0, 77, 0)),
+			raw(opSetlk, file, lock(fileHandle, unix.F_WRLCK, 1)),
+			raw(opSetlkw, x, lock(xHandle, unix.F_RDLCK, 0)),
+			raw(opGetlk, file, lock(fileHandle, unix.F_RDLCK, 0)),
+			raw(opSetlk, file, lock(fileHandle, unix.F_UNLCK, 1)),
+			raw(opSetlkw, held, lock(0, 77, 0)),
 		),
 		script(
-			raw(43, file, le(fileHandle), le(0), le(4096), le32(0, 0)),
-			raw(43, file, le(fileHandle), le(1<<63), le(1<<62), le32(3, 0)),
-			raw(46, file, le(fileHandle), le(0), le32(unix.SEEK_HOLE, 0)),
-			raw(46, file, le(fileHandle), le(1<<63), le32(99, 0)),
+			raw(opFallocate, file, le(fileHandle), le(0), le(4096), le32(0, 0)),
+			raw(opFallocate, file, le(fileHandle), le(1<<63), le(1<<62), le32(3, 0)),
+			raw(opLseek, file, le(fileHandle), le(0), le32(unix.SEEK_HOLE, 0)),
+			raw(opLseek, file, le(fileHandle), le(1<<63), le32(99, 0)),
 		),
 		script(
-			raw(47, x, le(xHandle), le(0), le(file), le(fileHandle), le(0), le(4096), le(0)),
-			raw(47, x, le(xHandle), le(1<<63), le(heldFile), le(heldHandle), le(1<<63), le(1<<63), le(0)),
-			raw(53, x, le(xHandle), le(0), le(file), le(fileHandle), le(0), le(1), le(0)),
+			raw(opCopyFileRange, x, le(xHandle), le(0), le(file), le(fileHandle), le(0), le(4096), le(0)),
+			raw(opCopyFileRange, x, le(xHandle), le(1<<63), le(heldFile), le(heldHandle), le(1<<63), le(1<<63), le(0)),
+			raw(opCopyFileRange64, x, le(xHandle), le(0), le(file), le(fileHandle), le(0), le(1), le(0)),
 		),
 		script(
-			raw(39, file, le(fileHandle), le32(0, 0x80087601), le(0), le32(0, 8)),
-			raw(39, file, le(fileHandle), le32(0, 0x40086602), le(0), le32(8, 0), le(16)),
-			raw(39, d, le(0), le32(1, 0x801c581f), le(0), le32(0, 28)),
-			raw(39, 1, le(0), le32(0, 0), le(0), le32(1<<31, 1<<31)),
+			raw(opIoctl, file, le(fileHandle), le32(0, 0x80087601), le(0), le32(0, 8)),
+			raw(opIoctl, file, le(fileHandle), le32(0, 0x40086602), le(0), le32(8, 0), le(16)),
+			raw(opIoctl, d, le(0), le32(1, 0x801c581f), le(0), le32(0, 28)),
+			raw(opIoctl, 1, le(0), le32(0, 0), le(0), le32(1<<31, 1<<31)),
 		),
 		script(
-			raw(16, ctlNode, le(ctl), le(0), le32(10, 0), le(0), le32(0, 0), []byte("acquire d\n")),
-			raw(15, ctlNode, le(ctl), le(0), le32(4096, 0), le(0), le32(0, 0)),
-			raw(16, ctlNode, le(ctl), le(0), le32(10, 0), le(0), le32(0, 0), []byte("release d\x00")),
+			raw(opWrite, ctlNode, le(ctl), le(0), le32(10, 0), le(0), le32(0, 0), []byte("acquire d\n")),
+			raw(opRead, ctlNode, le(ctl), le(0), le32(4096, 0), le(0), le32(0, 0)),
+			raw(opWrite, ctlNode, le(ctl), le(0), le32(10, 0), le(0), le32(0, 0), []byte("release d\x00")),
 		),
 		script(
-			raw(15, eventsNode, le(events), le(0), le32(4096, fuse.READ_LOCKOWNER), le(0), le32(0, 0)),
-			raw(15, 4, le(events), le(1<<63), le32(4096, 0), le(0), le32(0, 0)),
-			raw(14, 6, le32(unix.O_WRONLY, 0)),
-			raw(4, 3, setattr(1<<3, 0)),
+			raw(opRead, eventsNode, le(events), le(0), le32(4096, fuse.READ_LOCKOWNER), le(0), le32(0, 0)),
+			raw(opRead, 4, le(events), le(1<<63), le32(4096, 0), le(0), le32(0, 0)),
+			raw(opOpen, 6, le32(unix.O_WRONLY, 0)),
+			raw(opSetattr, 3, setattr(1<<3, 0)),
 		),
 		script(
-			raw(2, x, le(1)),
-			raw(2, x, le(1<<63)),
-			raw(42, 0, le32(2, 0), le(d), le(1), le(file), le(1<<62)),
-			raw(42, 0, le32(1<<31, 0), le(d), le(1)),
-			raw(3, d, le32(0, 0), le(0)),
-			raw(1, d, name("x")),
+			raw(opForget, x, le(1)),
+			raw(opForget, x, le(1<<63)),
+			raw(opBatchForget, 0, le32(2, 0), le(d), le(1), le(file), le(1<<62)),
+			raw(opBatchForget, 0, le32(1<<31, 0), le(d), le(1)),
+			raw(opGetattr, d, le32(0, 0), le(0)),
+			raw(opLookup, d, name("x")),
 		),
 		script(
-			raw(25, file, le(fileHandle), le32(0, 0), le(7)),
-			raw(18, file, le(fileHandle), le32(0, 2), le(7)),
-			raw(18, file, le(fileHandle), le32(0, 2), le(7)),
-			raw(18, x, le(0), le32(0, 0), le(0)),
-			raw(29, d, le(0), le32(0, 0), le(0)),
-			raw(29, d, le(0), le32(0, 0), le(0)),
+			raw(opFlush, file, le(fileHandle), le32(0, 0), le(7)),
+			raw(opRelease, file, le(fileHandle), le32(0, 2), le(7)),
+			raw(opRelease, file, le(fileHandle), le32(0, 2), le(7)),
+			raw(opRelease, x, le(0), le32(0, 0), le(0)),
+			raw(opReleasedir, d, le(0), le32(0, 0), le(0)),
+			raw(opReleasedir, d, le(0), le32(0, 0), le(0)),
 		),
 		script(
-			raw(20, file, le(fileHandle), le32(1, 0)),
-			raw(30, d, le(0), le32(0, 0)),
-			raw(5, link),
-			raw(5, file),
-			raw(17, 1),
-			raw(34, file, le32(2, 0)),
-			raw(40, file, le(fileHandle), le(0), le32(0, 0)),
-			raw(50, 1, le(0)),
-			raw(37, file, le(0), le32(0, 0)),
+			raw(opFsync, file, le(fileHandle), le32(1, 0)),
+			raw(opFsyncdir, d, le(0), le32(0, 0)),
+			raw(opReadlink, link),
+			raw(opReadlink, file),
+			raw(opStatfs, 1),
+			raw(opAccess, file, le32(2, 0)),
+			raw(opPoll, file, le(fileHandle), le(0), le32(0, 0)),
+			raw(opSyncfs, 1, le(0)),
+			raw(opBmap, file, le(0), le32(0, 0)),
 		),
 		script(
-			raw(35, file, le32(unix.O_CREAT|unix.O_RDWR, 0o644, 0, 0), name("f")),
-			raw(9, x, le32(0o755, 0), name("sub")),
-			raw(8, link, le32(unix.S_IFREG, 0, 0, 0), name("f")),
-			raw(6, file, name("l", "x")),
-			raw(10, x, name("x")),
-			raw(11, x, name("x")),
-			raw(12, d, le(file), name("x", "y")),
-			raw(45, file, le(d), le32(0, 0), name("x", "y")),
-			raw(13, file, le(x), name("y")),
-			raw(51, x, le32(unix.O_RDWR, 0o644, 0, 0), name("#1")),
-			raw(28, x, le(0), le(0), le32(4096, 0), le(0), le32(0, 0)),
+			raw(opCreate, file, le32(unix.O_CREAT|unix.O_RDWR, 0o644, 0, 0), name("f")),
+			raw(opMkdir, x, le32(0o755, 0), name("sub")),
+			raw(opMknod, link, le32(unix.S_IFREG, 0, 0, 0), name("f")),
+			raw(opSymlink, file, name("l", "x")),
+			raw(opUnlink, x, name("x")),
+			raw(opRmdir, x, name("x")),
+			raw(opRename, d, le(file), name("x", "y")),
+			raw(opRename2, file, le(d), le32(0, 0), name("x", "y")),
+			raw(opLink, file, le(x), name("y")),
+			raw(opTmpfile, x, le32(unix.O_RDWR, 0o644, 0, 0), name("#1")),
+			raw(opReaddir, x, le(0), le(0), le32(4096, 0), le(0), le32(0, 0)),
 		),
 		script(
-			raw(26, 0, le32(7, 45, 0, 0)),
-			raw(36, 0, le(5)),
-			raw(38, 0),
-			raw(41, 1, le(0), le(0), le32(0, 0)),
-			raw(48, 1),
+			raw(opInit, 0, le32(7, 45, 0, 0)),
+			raw(opInterrupt, 0, le(5)),
+			raw(opDestroy, 0),
+			raw(opNotifyReply, 1, le(0), le(0), le32(0, 0)),
+			raw(opSetupmapping, 1),
 			raw(60, 1),
 			raw(1<<31, 1),
 			raw(104, 1),
 			nil, []byte("short"),
-			raw(1, 1)[:20],
-			raw(1, 1),
+			raw(opLookup, 1)[:20],
+			raw(opLookup, 1),
 		),
 	} {
 		f.Add(s)
@@ -586,7 +641,7 @@ func FuzzBadRequests(f *testing.F) {
 			r.do(req)
 		}
 		r.settle(t)
-		_, answer := kernel.send(raw(17, 1))
+		_, answer := kernel.send(raw(opStatfs, 1))
 		select {
 		case got := <-answer:
 			if errno := int32(binary.NativeEndian.Uint32(got[4:])); errno != 0 {
