@@ -152,8 +152,8 @@ func (fs *FS) awaitClosed(l lockstate.Lock) (still bool) {
 		if !ok || h == nil {
 			return true // the RELEASE has come, and is about to end the lock
 		}
-		since := time.Since(time.Unix(0, h.flushed.Load()))
-		return h.wasFlushed() && h.dying.Load() == nil && (since < closedTime || since < closedLate && wait.looks < fewestLooks)
+		since := h.flushedSince()
+		return h.dying.Load() == nil && (since < closedTime || since < closedLate && wait.looks < fewestLooks)
 	}
 	for slices.ContainsFunc(l.Keys, closed) && wait.more(closedTime) {
 		time.Sleep(100 * time.Microsecond)

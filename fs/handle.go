@@ -3,6 +3,7 @@ package fs
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,7 +32,7 @@ type handle struct {
 	// flushed is when a descriptor of it was closed last, in ns since the epoch: a
 	// RELEASE may be on its way. 0: none was, or it was used since.
 	flushed atomic.Int64
-	// dying is the owner of the lock which a flock lock through h keeps, if that
+	// dying is the owner of the lock which a flock or OFD lock through h keeps, if that
 	// one was in exit(2) when the last of these was.
 	dying atomic.Pointer[procid.ID]
 	// released is when the kernel gave up the last descriptor, in ns; 0:
@@ -55,6 +56,9 @@ type handle struct {
 
 // wasFlushed reports whether a RELEASE of h may be on its way.
 func (h *handle) wasFlushed() bool { return h.flushed.Load() != 0 }
+
+// flushedSince is for how long that may be so: very long if it was not flushed.
+func (h *handle) flushedSince() time.Duration { return time.Since(time.Unix(0, h.flushed.Load())) }
 
 // An ownFD is a descriptor; that of a new one is -1. The kernel releases a handle
 // only when all other requests for it are answered, but that order is the

@@ -130,7 +130,7 @@ func (fs *FS) isClosing(l lockstate.Lock) bool {
 		key := k.(fdKey)
 		id, ok := fs.descriptionOf(key)
 		h := fs.handles.get(id, key.node)
-		return !ok || h != nil && time.Since(time.Unix(0, h.flushed.Load())) > closeTime
+		return !ok || h != nil && h.flushedSince() > closeTime
 	})
 }
 

@@ -188,9 +188,16 @@ func TestFaultCrowd(t *testing.T) {
 // resident is the daemon's memory in bytes.
 func (m *Mount) resident() int {
 	m.t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", m.cmd.Process.Pid))
-	mustDo(m.t, err)
-	return atoi(strings.Fields(string(b))[1]) * os.Getpagesize()
+	return statm(m.t, m.cmd.Process.Pid, 1)
+}
+
+// statm returns a field of proc_pid_statm(5), in bytes: 1 is what a process has in memory, 5
+// what it has mapped for data.
+func statm(t *testing.T, pid, field int) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	mustDo(t, err)
+	return atoi(strings.Fields(string(b))[field]) * os.Getpagesize()
 }
 
 // TestFaultPidNamespace: a client in a pid namespace of its own is known by its

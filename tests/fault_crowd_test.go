@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -145,9 +144,9 @@ func TestFaultCrowdReplaced(t *testing.T) {
 	for _, transport := range transports[:2] {
 		t.Run(transport, func(t *testing.T) {
 			m, crowd, said, release := mountCrowd(t, transport, "flock", n, "idle")
-			before := dataSize(t, m.daemon())
+			before := statm(t, m.daemon(), 5)
 			m.replace()
-			if more := dataSize(t, m.daemon()) - before; more > n*256<<10 {
+			if more := statm(t, m.daemon(), 5) - before; more > n*256<<10 {
 				t.Errorf("the next program takes %d MiB more", more>>20)
 			}
 			release()
@@ -156,14 +155,6 @@ func TestFaultCrowdReplaced(t *testing.T) {
 			}
 		})
 	}
-}
-
-// dataSize returns how much memory of its own a process has mapped.
-func dataSize(t *testing.T, pid int) int {
-	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	mustDo(t, err)
-	return atoi(strings.Fields(string(b))[5]) * os.Getpagesize()
 }
 
 // processorTicks returns how long a process has run so far.
