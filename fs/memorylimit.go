@@ -9,6 +9,9 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // obeyMemoryLimit has the collector know how much memory the control group has: what lies
@@ -17,10 +20,37 @@ func obeyMemoryLimit() {
 	if debug.SetMemoryLimit(-1) != math.MaxInt64 {
 		return
 	}
-	// A quarter is for the program, the supervisor's too, and for what the kernel keeps.
+	debug.SetMemoryLimit(heapLimit())
+}
+
+// heapLimit returns how many bytes the heap may have. A quarter of what the control group
+// may have is for the program, the supervisor's too, and for what the kernel keeps.
+func heapLimit() int64 {
 	if most := memoryLimit(memoryCgroup()); most < math.MaxInt64 {
-		debug.SetMemoryLimit(most / 4 * 3)
+		return most / 4 * 3
 	}
+	return math.MaxInt64
+}
+
+// besidesLocks is how much of the heap is for all else, in bytes.
+const besidesLocks = 16 << 20
+
+// roomStep is by how many bytes of locks the limit may be out of date: it can be changed at
+// any time.
+const roomStep = 4 << 20
+
+// room returns how many bytes locks may take. There are never so many that the next daemon
+// could not take them over: it would be killed, and so would all after it.
+func (s *Server) room(want int) (most int, err error) {
+	limit := heapLimit()
+	if most := max(limit-besidesLocks, limit/2); int64(want) <= most {
+		return int(min(int64(want)+roomStep, most)), nil
+	}
+	if skipped, ok := s.full.pass(time.Now()); ok {
+		s.fs.log.Error("no more locks can be had: they would not outlive the daemon in the memory of its control group; give it more",
+			append([]any{"locks", s.fs.table.Len(), "MiB", limit / 3 * 4 >> 20}, skipped...)...)
+	}
+	return 0, fmt.Errorf("the locks need all memory of the daemon's control group: %w", unix.ENOLCK)
 }
 
 // memoryCgroup returns where the cgroup is seen that bounds this process's memory; "": nowhere.

@@ -28,6 +28,7 @@ type Server struct {
 	done       chan struct{} // closed when the kernel has let go
 	err        error         // of cleaning up; valid after done
 
+	full          lineLimit    // lines of the log on locks for which there is no memory
 	reserveLogged atomic.Int64 // when it was last logged that there are no tokens, in Unix seconds
 }
 
@@ -251,7 +252,7 @@ func (s *Server) newFS(o Options, root int, procs *procid.Resolver) (err error) 
 		}
 	}
 	table := lockstate.Options{
-		LastToken: last, Reserve: s.reserve, DenyUnlocked: o.DenyUnlocked, World: s.world, OnCrash: o.OnCrash,
+		LastToken: last, Reserve: s.reserve, Room: s.room, DenyUnlocked: o.DenyUnlocked, World: s.world, OnCrash: o.OnCrash,
 		Claims: func(p *procid.Process, c lockstate.Claim) (bool, error) { return claims(procs, p, c) },
 		Gone:   func(id procid.ID) bool { return unix.Kill(id.Pid, 0) == unix.ESRCH },
 		Notify: events.add,

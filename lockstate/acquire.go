@@ -72,6 +72,12 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 			}
 			continue
 		}
+		if err == errRoom {
+			if err := t.makeRoom(q.Dir); err != nil {
+				return nil, err
+			}
+			continue
+		}
 		if err != nil && t.resolveRequest(&q, err) {
 			continue
 		}
@@ -101,6 +107,9 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 
 // errRefill is the answer where no token is left to give out.
 var errRefill = errors.New("no token is reserved")
+
+// errRoom is the answer where one more lock would take more memory than they may.
+var errRoom = errors.New("no room is known")
 
 // A twinError says that what this request depends on is about to be acquired: it is
 // to be decided when that is. It may be the client's own lease, or a lock that would
@@ -186,6 +195,9 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor, unknown error) (*Gra
 	}
 	if unknown != nil && q.Key == nil { // what a descriptor keeps ends before its owner does
 		return nil, unknown
+	}
+	if t.taken+sizeOf(d) > t.most {
+		return nil, errRoom
 	}
 	r := t.newRowLocked(&q, heirs)
 	r.instead = instead

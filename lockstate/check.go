@@ -26,6 +26,13 @@ func (t *Table) Check() error {
 		}
 	}
 	c.lines()
+	taken := 0
+	for _, r := range t.tokens {
+		taken += r.size
+	}
+	if taken != t.taken {
+		c.failf("I2: the rows take %d bytes, %d are counted", taken, t.taken)
+	}
 	if leased := int(t.leased.Load()); owned+leased != len(t.tokens) {
 		c.failf("I2: %d rows by owner, %d leases, %d by token", owned, leased, len(t.tokens))
 	}

@@ -41,7 +41,7 @@
 //
 //	I1  the counters of each directory equal what is at and below it
 //	I2  each row is indexed under its owner, its line of heirs and its token, and
-//	    nowhere else; a lease under its token alone
+//	    nowhere else; a lease under its token alone. What memory it takes is counted
 //	I3  tokens are unique, not zero and not above the last one given out
 //	I4  a removed directory has no rows, no handles and no children
 //	I5  a handle is listed in exactly the directories it names

@@ -93,6 +93,7 @@ type row struct {
 	owner    *procid.Process
 	heirs    []procid.Ancestor // the owner's lineage at acquisition (R5)
 	ownedAt  int               // place in Table.owners
+	size     int               // in Table.taken
 	line     *line             // in Table.lines; nil: it passes to nobody
 	token    uint64
 	since    time.Time

@@ -2,7 +2,9 @@ package lockstate
 
 import (
 	"cmp"
+	"math"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +20,10 @@ type Options struct {
 	// out again, by any table, before it returns. nil: tokens live as long
 	// as the table.
 	Reserve func(upTo uint64) error
+	// Room tells how much memory the locks may take, in bytes, or why not as much as is
+	// wanted. It is asked when they take more than it said last, but not about locks that
+	// are restored. nil: any amount.
+	Room func(want int) (most int, err error)
 	// DenyUnlocked refuses changes where nobody holds a lock (W4).
 	DenyUnlocked bool
 	// Store keeps the locks for the next daemon. nil: they live as long as
@@ -49,6 +55,7 @@ type Options struct {
 type Table struct {
 	now     func() time.Time
 	reserve func(uint64) error
+	room    func(want int) (most int, err error)
 	deny    bool
 	store   Store       // nil: none
 	lineage lineageText // protected by mu
@@ -73,6 +80,8 @@ type Table struct {
 	bell      chan struct{} // closed when something ends that somebody may wait for
 	token     uint64        // the last one given out
 	reserved  uint64        // the last one that may be given out
+	taken     int           // by rows, in bytes
+	most      int           // that they may take, as far as it is known
 	inflight  []*Op
 	draining  []*Grant
 	narrowing int // rows that are about to be narrowed
@@ -113,7 +122,7 @@ func New(o Options) *Table {
 		stored = o.Store.Load()
 	}
 	t := &Table{
-		now: o.Now, reserve: o.Reserve, deny: o.DenyUnlocked, store: o.Store, world: o.World,
+		now: o.Now, reserve: o.Reserve, room: o.Room, deny: o.DenyUnlocked, store: o.Store, world: o.World,
 		root:      &Dir{},
 		owners:    make(map[procid.ID][]*row),
 		lines:     newLines(),
@@ -137,6 +146,9 @@ func New(o Options) *Table {
 	}
 	if t.reserve == nil {
 		t.reserve = func(uint64) error { return nil }
+	}
+	if t.room == nil {
+		t.room = func(int) (int, error) { return math.MaxInt, nil }
 	}
 	return t
 }
@@ -266,8 +278,51 @@ func (t *Table) refill() error {
 	return nil
 }
 
+// A lock takes so much memory, in bytes, while all locks are listed by a daemon that has just
+// taken them over: that takes most. Each directory of its path takes some, and each byte,
+// which may be six in JSON.
+const (
+	rowBytes     = 4 << 10
+	dirBytes     = 512
+	nameBytes    = 16
+	escapedBytes = 6 * nameBytes
+)
+
+// sizeOf returns how much memory a lock on d takes, in bytes.
+func sizeOf(d *Dir) int {
+	size := rowBytes
+	for ; d.parent != nil; d = d.parent {
+		size += dirBytes
+		for _, c := range []byte(d.name) {
+			if c < ' ' || c >= 0x7f || strings.IndexByte(`"\\<>&`, c) >= 0 {
+				size += escapedBytes
+			} else {
+				size += nameBytes
+			}
+		}
+	}
+	return size
+}
+
+// makeRoom asks for room for one more lock on d.
+func (t *Table) makeRoom(d *Dir) error {
+	t.mu.Lock()
+	want := t.taken + sizeOf(d)
+	t.mu.Unlock()
+	most, err := t.room(want)
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	t.most = most
+	t.mu.Unlock()
+	return nil
+}
+
 // insertLocked puts r in force on its directory.
 func (t *Table) insertLocked(r *row) {
+	r.size = sizeOf(r.dir)
+	t.taken += r.size
 	r.ended = make(chan struct{})
 	r.settled = make(chan struct{})
 	r.dir.rows = append(r.dir.rows, r)
@@ -332,6 +387,7 @@ func (t *Table) endLocked(r *row, how Ending) {
 	t.disownLocked(r)
 	t.unleaseLocked(r)
 	t.rows.Add(-1)
+	t.taken -= r.size
 	if r.onCrash != "" {
 		t.crashers.Add(-1)
 	}

@@ -6,31 +6,51 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
 // memoryCgroup makes a cgroup that may have so many bytes.
 func memoryCgroup(t *testing.T, bytes int) (dir string) {
 	t.Helper()
-	root, file := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
-	if !exists(filepath.Join(root, file)) {
-		root, file = "/sys/fs/cgroup", "memory.max"
+	root := "/sys/fs/cgroup/memory"
+	if !exists(filepath.Join(root, memoryFile1)) {
+		root = "/sys/fs/cgroup"
 		if b, _ := os.ReadFile(filepath.Join(root, "cgroup.subtree_control")); !strings.Contains(string(b), "memory") {
 			t.Skip("no cgroup can be given memory here")
 		}
 	}
 	dir = cgroupIn(t, root)
-	mustDo(t, os.WriteFile(filepath.Join(dir, file), []byte(itoa(bytes)), 0))
+	limitMemory(t, dir, bytes)
 	return dir
+}
+
+// memoryFile1 has the limit of a cgroup of version 1.
+const memoryFile1 = "memory.limit_in_bytes"
+
+// limitMemory lets a cgroup have so many bytes.
+func limitMemory(t *testing.T, cgroup string, bytes int) {
+	t.Helper()
+	file := filepath.Join(cgroup, memoryFile1)
+	if !exists(file) {
+		file = filepath.Join(cgroup, "memory.max")
+	}
+	mustDo(t, os.WriteFile(file, []byte(itoa(bytes)), 0))
+}
+
+// mountIn serves in a cgroup.
+func mountIn(t *testing.T, cgroup string, opts ...string) *Mount {
+	need(t, "root", "fuse")
+	dir := staticDir(t)
+	m := newMount(t, dir, dir+".mnt")
+	m.startedBy("echo $$ >"+cgroup+"/cgroup.procs || exit", opts...)
+	m.awaitReady()
+	return m
 }
 
 // mountLimited serves with so many bytes of memory, and with twenty locks on long names.
 func mountLimited(t *testing.T, bytes int, opts ...string) *Mount {
-	need(t, "root", "fuse")
-	dir := staticDir(t)
-	m := newMount(t, dir, dir+".mnt")
-	m.startedBy("echo $$ >"+memoryCgroup(t, bytes)+"/cgroup.procs || exit", opts...)
-	m.awaitReady()
+	m := mountIn(t, memoryCgroup(t, bytes), opts...)
 	m.lockLongNames(agent(t))
 	return m
 }
@@ -68,4 +88,40 @@ func TestFaultMemoryLimitSupervised(t *testing.T) {
 	if now := m.Listing(); len(now.Locks) != len(held.Locks) {
 		t.Errorf("%d locks are there, of %d", len(now.Locks), len(held.Locks))
 	}
+}
+
+// TestFaultMemoryLocks: nobody makes so many locks that no daemon could take them over any more.
+func TestFaultMemoryLocks(t *testing.T) {
+	const limit = 40 << 20
+	need(t, "root", "fuse")
+	cgroup := memoryCgroup(t, limit)
+	m := mountIn(t, cgroup, "--supervise")
+	a := agent(t)
+	name := func(i int) string { return m.At(strings.Repeat("\x01", 245) + itoa(i)) }
+	n, got := 0, "ok"
+	for ; n < 2000; n++ {
+		if got = a.Try("mkdir", name(n)); got != "ok" {
+			break
+		}
+	}
+	if got != "ENOLCK" || exists(name(n)) {
+		t.Fatalf("mkdir of the %d-th: %s, want ENOLCK, and no directory", n, got)
+	}
+	a.must("mkdir", name(0)+"/in") // what is covered takes nothing
+	m.wantLog("no more locks can be had")
+	for range 2 {
+		pid := m.daemon()
+		mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
+		m.awaitSupervised(pid)
+		if now := len(m.Listing().Locks); now != n {
+			t.Fatalf("%d locks are there, of %d", now, n)
+		}
+	}
+	if got := a.Try("mkdir", name(n)); got != "ENOLCK" {
+		t.Errorf("mkdir of the next daemon: %s, want ENOLCK", got)
+	}
+	a.must("rmdir", name(1))
+	a.must("mkdir", name(1))
+	limitMemory(t, cgroup, 2*limit)
+	a.must("mkdir", name(n))
 }
