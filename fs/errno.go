@@ -68,6 +68,9 @@ func errorOf(status fuse.Status) error {
 	return syscall.Errno(status)
 }
 
+// noLock reports whether err says that no lock can be had, whoever has the directory.
+func noLock(err error) bool { return statusOf(err) == fuse.Status(syscall.ENOLCK) }
+
 // refused reports whether err is a refusal that is counted and shown (W6).
 func refused(err error) bool {
 	return errors.Is(err, lockstate.ErrHeld) || errors.Is(err, lockstate.ErrOpen) ||

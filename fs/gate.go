@@ -145,7 +145,7 @@ func (fs *FS) attempt(r *request, exclusive bool, try func() error) fuse.Status 
 			continue
 		case means == interrupted:
 			return fuse.EINTR
-		case held == nil && !refused(err):
+		case held == nil && !refused(err) && !(fs.opts.Observe && noLock(err)):
 			return statusOf(err)
 		case held != nil && held.Err == lockstate.ErrUnlocked && r.adrift():
 			return fuse.Status(unix.ESTALE) // the kernel asks what has the name now: that may be locked

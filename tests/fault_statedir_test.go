@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -290,17 +291,44 @@ func TestFaultStateMissing(t *testing.T) {
 	})
 }
 
+// lockState makes the state directory immutable until mend is called.
+func (m *Mount) lockState() (mend func()) {
+	if out, err := exec.Command("chattr", "+i", m.State).CombinedOutput(); err != nil {
+		m.t.Skipf("no directory can be made immutable here: %s", out)
+	}
+	mend = func() { _ = exec.Command("chattr", "-i", m.State).Run() }
+	m.t.Cleanup(mend)
+	return mend
+}
+
+// TestFaultStateTokensObserved: who would get no lock is not kept from working where it is
+// only observed.
+func TestFaultStateTokensObserved(t *testing.T) {
+	m := mountOver(t, "--enforce=observe")
+	m.lockState()
+	a := agent(t)
+	a.must("mkdir", m.At("D"))
+	a.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+	a.must("unlink", m.At("D/devserver"))
+	a.must("open", "1", m.At("D/devserver"), "rdwr,creat")
+	a.must("flock", "1", "ex", "nb")
+	a.must("creat", m.At("D/f"), "wronly,creat")
+	m.wantStatus(0, "", "run", m.At("D"), "true")
+	if n := len(m.Listing().Locks); n != 0 {
+		t.Errorf("%d locks are there", n)
+	}
+	if !slices.ContainsFunc(m.Denials(), func(d denial) bool { return d.Errno == "ENOLCK" && d.Path == "D" }) {
+		t.Errorf("no refusal with ENOLCK is shown, but %v", m.Denials())
+	}
+}
+
 // TestFaultStateTokens: where no more tokens can be reserved, nobody gets a lock, and the
 // log says why.
 func TestFaultStateTokens(t *testing.T) {
 	m := mountOver(t)
 	names, err := filepath.Glob(filepath.Join(m.State, "*.tokens*"))
 	mustDo(t, err)
-	if out, err := exec.Command("chattr", "+i", m.State).CombinedOutput(); err != nil {
-		t.Skipf("no directory can be made immutable here: %s", out)
-	}
-	mend := func() { _ = exec.Command("chattr", "-i", m.State).Run() }
-	t.Cleanup(mend)
+	mend := m.lockState()
 	a := agent(t)
 	if got := a.Try("mkdir", m.At("D")); got != "ENOLCK" {
 		t.Errorf("mkdir = %s, want ENOLCK; %q", got, names)
