@@ -265,7 +265,8 @@ func (fs *FS) register(c *candidate) bool {
 	return true
 }
 
-// reap removes the candidates of a dead process.
+// reap removes the candidates of a dead process, but for those of locks that go on: they
+// are of use to whoever releases such a lock.
 func (cs *candidates) reap(fs *FS, id procid.ID) {
 	cs.mu.Lock()
 	var gone []*candidate
@@ -280,7 +281,7 @@ func (cs *candidates) reap(fs *FS, id procid.ID) {
 	}
 	cs.mu.Unlock()
 	for _, c := range gone {
-		if c.node == nil {
+		if c.node == nil && !c.passOn() {
 			if err := fs.discard(&discarding{name: c.name, place: c.place, briefly: true}); err != nil {
 				dir := fs.table.Path(c.parent.dir)
 				fs.leftovers.add(fs, dir, c.name, c.key)
@@ -289,6 +290,27 @@ func (cs *candidates) reap(fs *FS, id procid.ID) {
 		}
 		cs.drop(c)
 	}
+}
+
+// passOn gives an ordinary candidate to who owns the lock now that it became the lock file
+// of (R5, H3), and reports whether there is one.
+func (c *candidate) passOn() bool {
+	heir := c.fs.ownerBy(c.fs.table.Path(c.parent.dir), c.key)
+	return heir != nil && heir.ID() != c.owner.ID() &&
+		c.fs.registerCandidate(&candidate{fs: c.fs, parent: c.parent, name: c.name, owner: heir, key: c.key})
+}
+
+// ownerBy returns the owner of the lock on a directory that a file keeps, or nil.
+func (fs *FS) ownerBy(dir string, file identity) *procid.Process {
+	for _, l := range fs.locksOn(dir) {
+		for _, name := range l.Files {
+			var st unix.Statx_t
+			if fs.statIn(l.Path, name, &st) == nil && fs.identityOf(&st) == file {
+				return fs.heir(l.Owner)
+			}
+		}
+	}
+	return nil
 }
 
 // place says where an ordinary candidate is, if its name is still its own and it is no

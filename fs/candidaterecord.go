@@ -178,6 +178,9 @@ func (fs *FS) restoreCandidate(rec candRecord) error {
 		owner = fs.alive(rec.Owner)
 	}
 	if owner == nil {
+		owner = fs.ownerBy(dir, key)
+	}
+	if owner == nil {
 		return fs.discard(&discarding{name: name, place: func() (string, bool) { return dir, true }})
 	}
 	return fs.nodeAt(dir, func(parent *node) {

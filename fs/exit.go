@@ -229,6 +229,7 @@ func (fs *FS) carryOut(id procid.ID, how procid.Exit) {
 	}
 	if len(later) > 0 {
 		fs.representLater(id, how, later)
+		return // its candidates are of the locks that go on
 	}
 	fs.cands.reap(fs, id)
 }

@@ -71,7 +71,7 @@ func (fs *FS) representLater(id procid.ID, how procid.Exit, tokens []uint64) {
 			u.tokens.Delete(t)
 		}
 		delete(u.owners, id)
-		if !u.over && fs.table.Owns(id) {
+		if !u.over && (fs.table.Owns(id) || fs.cands.has(id)) {
 			fs.carryOut(id, how)
 		}
 	})

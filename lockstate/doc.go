@@ -128,7 +128,8 @@
 //	     that the owner made are removed.
 //	R5   The owner exits with status 0 and has changed nothing. Then the lock does
 //	     not end but passes to its parent, unless that is an init or the like, or
-//	     the owner watched the lock, as stagefs run and the Go client do.
+//	     the owner watched the lock, as stagefs run and the Go client do. So does
+//	     the candidate that its lock file was linked from.
 //	R6   A holder releases the lock, an admin breaks it, or a lease runs out.
 //	R7   If the owner crashed, what was made under the lock is kept, destroyed or
 //	     put aside.

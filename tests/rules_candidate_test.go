@@ -5,6 +5,7 @@ package tests
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -272,6 +273,62 @@ func TestA9Chown(t *testing.T) {
 		if got := a.Get("sh", "stat -c %u:%g "+u); got != "0 "+c.want+"\n" {
 			t.Errorf("after chown %s %s: %q, want %s", c.uid, c.gid, got, c.want)
 		}
+	}
+}
+
+// TestR5Candidate: the candidate that a lock file was linked from stays as long as the lock
+// does, though its maker exits: a child of his that releases the lock looks at both names
+// first, as Python's lockfile does. Both go when the last owner dies.
+func TestR5Candidate(t *testing.T) {
+	session := []string{"--owner", "session"}
+	for name, test := range map[string]struct {
+		opts   []string
+		exits  func(m *Mount, exit func())
+		before func(m *Mount)
+	}{
+		"parent's":                  {},
+		"parent's, then restarted":  {before: func(m *Mount) { m.restart(nil) }},
+		"parent's, then upgraded":   {before: (*Mount).replace},
+		"session's":                 {opts: session},
+		"session's, without daemon": {opts: session, exits: func(m *Mount, exit func()) { m.restart(exit) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mount(t, test.opts...)
+			heir := agentOfSession(t)
+			maker := heir.Child()
+			child := maker.Child()
+			u := candidateName(t, maker)
+			for _, dir := range []string{"D", "E"} {
+				openDir(t, m.Back(dir))
+				maker.must("creat", m.At(dir, u), "wronly,creat,excl")
+				maker.must("link", m.At(dir, u), m.At(dir, "devserver.lock"))
+			}
+			if exit := func() { maker.Exit(0) }; test.exits != nil {
+				test.exits(m, exit)
+			} else {
+				exit()
+			}
+			for _, dir := range []string{"D", "E"} {
+				eventually(t, "another one has "+dir, func() bool { pid := m.Locks()[dir].Pid; return pid == heir.Pid || pid == child.Pid })
+			}
+			if test.before != nil {
+				test.before(m)
+			}
+			for _, dir := range []string{"D", "E"} {
+				if got, want := readNames(t, m.Back(dir)), []string{"devserver.lock", u}; !slices.Equal(slices.Sorted(slices.Values(got)), want) {
+					t.Errorf("left in %s: %q, want %q", dir, got, want)
+				}
+			}
+			heir.must("unlink", m.At("D", u))
+			heir.must("unlink", m.At("D/devserver.lock"))
+			m.wantFree("D")
+			child.Exit(0)
+			heir.Kill()
+			m.awaitFree("E")
+			eventually(t, "no lock file and no candidate is left", func() bool {
+				return len(readNames(t, m.Back("D")))+len(readNames(t, m.Back("E"))) == 0
+			})
+		})
 	}
 }
 
