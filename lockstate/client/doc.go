@@ -36,6 +36,10 @@
 // A process that was stopped, or a machine that was suspended, learns late that
 // its lease is over. What it writes then is refused all the same.
 //
+// A mount that is detached while the lock lasts, by stagefs umount --lazy or as its
+// daemon is ended, still has that lock, and Lock.Lost is not closed. But the
+// directory's path leads past it, to where nothing is refused.
+//
 // A directory in a bind mount of a part of the static directory, where the root
 // of the stagefs mount can't be seen, can't be locked by this package.
 package client

@@ -71,6 +71,9 @@ func resolve(dir string) (path, existing string, err error) {
 		case !errors.Is(err, os.ErrNotExist) && !errors.As(err, new(syscall.Errno)):
 			return "", "", fmt.Errorf("%s: %w", dir, unix.ELOOP) // which EvalSymlinks gives no type
 		case !errors.Is(err, os.ErrNotExist):
+			if err == unix.ENOTDIR { // EvalSymlinks does not say of what
+				err = fmt.Errorf("%s: %w", dir, err)
+			}
 			return "", "", dead(dir, err)
 		case at == "/":
 			return "", "", err

@@ -8,6 +8,9 @@ import "context"
 // exist, unless somebody else has it: then it fails with [ErrFailedToLock]. f's
 // context is cancelled when the lock is lost, with the [*LostError] as its cause.
 //
+// A client has one lease on a directory: of two calls with one ID, neither excludes the
+// other, and when one f returns, the lock is lost to the other.
+//
 // It returns f's own error. If f returns none though the lock was lost, or the
 // release fails, it returns that.
 func TryWithLock(ctx context.Context, dir, clientID string, f func(context.Context) error) error {
