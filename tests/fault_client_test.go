@@ -423,6 +423,41 @@ func stepClock(t *testing.T, by time.Duration) (back func()) {
 	return back
 }
 
+// TestFaultWaitNextDaemon: who waits for a directory by command, or by the Go client, when the
+// daemon is killed waits at the next one.
+func TestFaultWaitNextDaemon(t *testing.T) {
+	m := mount(t, "--supervise")
+	holder, a := agent(t), agent(t)
+	for _, dir := range []string{"D", "E"} {
+		openDir(t, m.Back(dir))
+		holder.mustCommand(m, "acquire "+dir)
+	}
+	got := a.StartGet("client", "acquire", "l", m.At("D"), "", "", "wait")
+	runs := []*Proc{m.runner(m.At("D"), "true"), m.runner(m.At("D/new"), "true"), m.runner("--client", "c", m.At("D"), "true")}
+	for _, args := range [][]string{{"wait", m.At("D")}, {"acquire", "--client", "c", m.At("E")}} {
+		runs = append(runs, startCmd(t, exec.Command(stagefsBin(), args...)))
+	}
+	for range 2 {
+		eventually(t, "all wait", func() bool { return len(m.Listing().Waiters) == len(runs)+1 })
+		pid := m.daemon()
+		mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
+		m.awaitSupervised(pid)
+	}
+	eventually(t, "all wait", func() bool { return len(m.Listing().Waiters) == len(runs)+1 })
+	holder.mustCommand(m, "release D")
+	holder.mustCommand(m, "release E")
+	if token := got(); token == "" || strings.Contains(token, " ") {
+		t.Errorf("Acquire = %q, want a token", token)
+	}
+	a.client("ok", "", "release", "l")
+	for _, p := range runs {
+		if r := p.WaitFor(patience); r.Status != 0 {
+			t.Errorf("%q: %v, want status 0", p.cmd.Args, r)
+		}
+	}
+	m.wantFree("D")
+}
+
 // TestFaultReleaseNoDaemon: a release by the Go client that meets a dead daemon waits
 // for the next one for a while, and can be repeated if there is none by then: no lock
 // is left of a program that goes on.

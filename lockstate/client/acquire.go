@@ -55,7 +55,7 @@ type Options struct {
 	// by Lock.Renew.
 	RenewEvery time.Duration
 
-	Wait    bool   // stand in line until ctx is done
+	Wait    bool   // stand in line until ctx is done, or no daemon is there for 3 s
 	Shared  bool   // nobody writes while it lasts; others may share
 	OnCrash Crash  // "": the mount's
 	Owner   Owner  // "": the mount's; not with Client
@@ -189,7 +189,8 @@ func take(ctx context.Context, p place, c conn, opts Options, made bool) (*reply
 	}
 	late, done := lenient(ctx)
 	defer done()
-	r, err := c.command(late, opts.line(ctx, p.rel, made), undo)
+	line := func() string { return opts.line(ctx, p.rel, made) }
+	r, err := opts.send(late, c, line, undo)
 	if err == nil {
 		return r, nil
 	}
@@ -197,6 +198,14 @@ func take(ctx context.Context, p place, c conn, opts Options, made bool) (*reply
 		return nil, fmt.Errorf("%w: %w", ErrFailedToLock, context.Cause(ctx))
 	}
 	return nil, r.refusalAt(p, err)
+}
+
+// send is inLine for who waits; others hear at once that no daemon is there.
+func (o *Options) send(ctx context.Context, c conn, line func() string, undo func(*reply) string) (*reply, error) {
+	if o.Wait {
+		return inLine(ctx, c, line, undo)
+	}
+	return c.command(ctx, line(), undo)
 }
 
 // cancelled tells whether ctx has ended otherwise than by its deadline.

@@ -28,6 +28,8 @@ type conn interface {
 	// is watched has ended. Meanwhile another goroutine may use command.
 	follow(ctx context.Context, line string) error
 	await(ctx context.Context) (*reply, error)
+	// reopen opens it anew, at the next daemon.
+	reopen(ctx context.Context) error
 	close()
 }
 
@@ -42,7 +44,8 @@ type system struct {
 }
 
 func linux() *system {
-	return &system{find: find, dial: openControl, rows: readRows, names: readNames, now: sinceBoot}
+	dial := func(root string) (conn, error) { return openControl(root) }
+	return &system{find: find, dial: dial, rows: readRows, names: readNames, now: sinceBoot}
 }
 
 // reach is find, and open is dial, as long as ctx lasts.
@@ -52,6 +55,42 @@ func (s *system) reach(ctx context.Context, dir string) (place, error) {
 
 func (s *system) open(ctx context.Context, root string) (conn, error) {
 	return orLeave(ctx, func() (conn, error) { return s.dial(root) }, conn.close)
+}
+
+const (
+	// nextDaemon is how long it is waited for another daemon. One that has a supervisor
+	// is there by then.
+	nextDaemon = 3 * time.Second
+	// nextLook is how often it is looked for one.
+	nextLook = 50 * time.Millisecond
+)
+
+// inLine sends a command that may stand in line. If the daemon dies meanwhile it stands in
+// line at the next one, with what line is by then. Who was given the lock, but did not hear
+// that, has it there still (S1), and is given it again.
+func inLine(ctx context.Context, c conn, line func() string, undo func(*reply) string) (*reply, error) {
+	for {
+		r, err := c.command(ctx, line(), undo)
+		if !daemonGone(err) || !awaitNext(ctx, c) {
+			return r, err
+		}
+	}
+}
+
+// awaitNext opens c anew when the next daemon is there, and reports whether one is in time.
+func awaitNext(ctx context.Context, c conn) bool {
+	ctx, cancel := context.WithTimeout(ctx, nextDaemon)
+	defer cancel()
+	for {
+		select {
+		case <-time.After(nextLook):
+		case <-ctx.Done():
+			return false
+		}
+		if err := c.reopen(ctx); !daemonGone(err) {
+			return err == nil
+		}
+	}
 }
 
 // sinceBoot is the clock of leases (L4).
@@ -91,7 +130,7 @@ type ctlFile struct {
 	root string
 }
 
-func openControl(root string) (conn, error) {
+func openControl(root string) (*ctlFile, error) {
 	for {
 		fd, err := unix.Open(filepath.Join(root, controlDir, "ctl"), unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if err == unix.EINTR {
@@ -105,6 +144,16 @@ func openControl(root string) (conn, error) {
 		}
 		return &ctlFile{fd, root}, nil
 	}
+}
+
+func (f *ctlFile) reopen(ctx context.Context) error {
+	next, err := orLeave(ctx, func() (*ctlFile, error) { return openControl(f.root) }, (*ctlFile).close)
+	if err != nil {
+		return err
+	}
+	f.close()
+	f.fd = next.fd
+	return nil
 }
 
 // close leaves an abandoned file alone: who uses it closes it. Nobody waits for it long:

@@ -121,7 +121,9 @@ func (d *Dir) Release(ctx context.Context, how Release) error {
 // Wait waits until this process could acquire the directory, or the deadline of ctx
 // has passed: then the error is [ErrFailedToLock]. Somebody else may be faster.
 func (d *Dir) Wait(ctx context.Context) error {
-	_, err := d.send(ctx, "wait", " wait="+waitFor(ctx))
+	_, err := d.ask(ctx, func(late context.Context, c conn) (*reply, error) {
+		return inLine(late, c, func() string { return "wait " + word(d.rel) + " wait=" + waitFor(ctx) }, nil)
+	})
 	if errors.Is(err, ErrNoLock) {
 		return &os.PathError{Op: "wait", Path: d.path, Err: unix.ENOENT} // a reserved name
 	}
@@ -136,6 +138,12 @@ func asClient(id string) string {
 }
 
 func (d *Dir) send(ctx context.Context, verb, options string) (*reply, error) {
+	return d.ask(ctx, func(late context.Context, c conn) (*reply, error) {
+		return c.command(late, verb+" "+word(d.rel)+options, nil)
+	})
+}
+
+func (d *Dir) ask(ctx context.Context, send func(late context.Context, c conn) (*reply, error)) (*reply, error) {
 	c, err := d.sys.open(ctx, d.root)
 	if err != nil {
 		return &reply{}, err
@@ -143,7 +151,7 @@ func (d *Dir) send(ctx context.Context, verb, options string) (*reply, error) {
 	defer c.close()
 	late, done := lenient(ctx)
 	defer done()
-	r, err := c.command(late, verb+" "+word(d.rel)+options, nil)
+	r, err := send(late, c)
 	if err == nil {
 		return r, nil
 	}

@@ -117,6 +117,15 @@ type fakeConn struct {
 	closed bool // protected by fakeDaemon.mu
 }
 
+func (c *fakeConn) reopen(context.Context) error {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	if c.d.down {
+		return unix.ENOTCONN
+	}
+	return nil
+}
+
 func (c *fakeConn) close() {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()

@@ -234,25 +234,17 @@ func (l *Lock) endLocked(ctx context.Context, how string) error {
 	return r.refusal(l.dir, "", err)
 }
 
-const (
-	// releaseTime is how long a release waits for another daemon. One that has a
-	// supervisor is there by then.
-	releaseTime = 3 * time.Second
-	// retryRelease is how often it is looked for one.
-	retryRelease = 50 * time.Millisecond
-)
-
 // giveBack sends a release, again and again while there is no daemon: the next one
 // restores the lock of a process that lives (S1), and it would be stale.
 func (l *Lock) giveBack(ctx context.Context, options string) (*reply, error) {
-	ctx, cancel := context.WithTimeout(ctx, releaseTime)
+	ctx, cancel := context.WithTimeout(ctx, nextDaemon)
 	defer cancel()
 	for {
 		r, err := l.command(context.Background(), "release", options)
 		if !daemonGone(err) || ctx.Err() != nil {
 			return r, err
 		}
-		l.pause(ctx, retryRelease)
+		l.pause(ctx, nextLook)
 	}
 }
 

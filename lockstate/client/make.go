@@ -106,14 +106,17 @@ func (s *system) mkdir(ctx context.Context, p place, c conn, opts Options, path 
 // waitToMake waits until it makes sense to try again to make a directory. It
 // tells who is in the way otherwise.
 func (s *system) waitToMake(ctx context.Context, p place, c conn, opts Options, path string) (again bool, err error) {
-	wait := "0s"
-	if opts.Wait {
-		wait = waitFor(ctx)
-	}
 	rel, _ := filepath.Rel(p.root, path)
+	line := func() string {
+		wait := "0s"
+		if opts.Wait {
+			wait = waitFor(ctx)
+		}
+		return "wait " + word(rel) + " wait=" + wait
+	}
 	late, done := lenient(ctx)
 	defer done()
-	r, err := c.command(late, "wait "+word(rel)+" wait="+wait, nil)
+	r, err := opts.send(late, c, line, nil)
 	ended := ctx.Err()
 	switch {
 	case cancelled(ctx):
