@@ -25,7 +25,8 @@ type candRecord struct {
 	In    lockstate.Inode `json:"in,omitzero"`  // and what the backing calls that; zero in an older version's record
 	To    lockstate.Bytes `json:"to,omitempty"` // its path if it was just being renamed
 	Name  lockstate.Bytes `json:"name"`
-	World string          `json:"world"` // see lockstate.Record
+	Is    lockstate.Inode `json:"is,omitzero"` // what the backing calls the file; zero before it is made
+	World string          `json:"world"`       // see lockstate.Record
 	Owner procid.ID       `json:"owner"`
 	Since time.Time       `json:"since"` // a file from before is another one
 }
@@ -50,13 +51,13 @@ func (cs *candidates) start(store lockstate.Store, world string) (left map[uint6
 // record writes down that a process is about to make a candidate, to be kept by
 // the next flush. It is the caller's to unrecord, or a candidate's.
 func (cs *candidates) record(parent *node, name string, owner procid.ID) uint64 {
-	return cs.recordSince(time.Now(), parent, name, owner)
+	return cs.recordFile(time.Now(), parent, name, owner, identity{})
 }
 
 // recordMade is record for a candidate that is there: one of before this daemon,
 // maybe.
 func (cs *candidates) recordMade(c *candidate) uint64 {
-	return cs.recordSince(c.since(), c.parent, c.name, c.owner.ID())
+	return cs.recordFile(c.since(), c.parent, c.name, c.owner.ID(), c.key)
 }
 
 // since is a time at which c was not there yet, or long ago: see candRecord.
@@ -67,7 +68,7 @@ func (c *candidate) since() time.Time {
 	return time.Now()
 }
 
-func (cs *candidates) recordSince(since time.Time, parent *node, name string, owner procid.ID) uint64 {
+func (cs *candidates) recordFile(since time.Time, parent *node, name string, owner procid.ID, key identity) uint64 {
 	if cs.store == nil {
 		return 0
 	}
@@ -75,14 +76,14 @@ func (cs *candidates) recordSince(since time.Time, parent *node, name string, ow
 	defer cs.mu.Unlock()
 	id := cs.next
 	cs.next++
-	cs.putLocked(id, since, parent, "", name, owner)
+	cs.putLocked(id, since, parent, "", name, owner, key)
 	return id
 }
 
-func (cs *candidates) putLocked(id uint64, since time.Time, parent *node, to, name string, owner procid.ID) {
+func (cs *candidates) putLocked(id uint64, since time.Time, parent *node, to, name string, owner procid.ID, key identity) {
 	data, err := json.Marshal(candRecord{
 		Dir: lockstate.Bytes(parent.tab.table.Path(parent.dir)), In: parent.key().inode(), To: lockstate.Bytes(to), Name: lockstate.Bytes(name),
-		World: cs.world, Owner: owner, Since: since,
+		Is: key.inode(), World: cs.world, Owner: owner, Since: since,
 	})
 	if err == nil { // nothing in it can fail
 		cs.store.Put(id, data)
@@ -112,7 +113,7 @@ func (cs *candidates) rerecord(to func(dir string) (string, bool)) {
 				continue
 			}
 			if next, ok := to(at.parent.tab.table.Path(at.parent.dir)); ok {
-				cs.putLocked(c.record, c.since(), at.parent, next, at.name, c.owner.ID())
+				cs.putLocked(c.record, c.since(), at.parent, next, at.name, c.owner.ID(), c.key)
 				news = true
 			}
 		}
@@ -121,6 +122,24 @@ func (cs *candidates) rerecord(to func(dir string) (string, bool)) {
 	if news {
 		cs.keep()
 	}
+}
+
+// takingName is called before something else gets a name: if that is a candidate's, it is
+// written down which file the candidate is, or that it is gone, or else the next daemon
+// would take the other one for it.
+func (fs *FS) takingName(l link) {
+	if !fs.mayBeCandidate(l.name) {
+		return
+	}
+	cs := &fs.cands
+	cs.mu.Lock()
+	for _, c := range cs.all[l] {
+		if c.record != 0 {
+			cs.putLocked(c.record, c.since(), l.parent, "", l.name, c.owner.ID(), c.key)
+		}
+	}
+	cs.mu.Unlock()
+	cs.keep()
 }
 
 // keep makes what was recorded outlive the daemon.
@@ -170,8 +189,9 @@ func (fs *FS) restoreCandidate(rec candRecord) error {
 		return err
 	}
 	key := fs.identityOf(&st)
-	if uint32(st.Mode)&unix.S_IFMT != unix.S_IFREG || fs.isContent(name, &st) || identityOf(&st).birth < rec.Since.Add(-coarse).UnixNano() {
-		return nil // another one, or nobody knows
+	isOther := rec.Is != (lockstate.Inode{}) && !rec.Is.Is(key.inode())
+	if isOther || uint32(st.Mode)&unix.S_IFMT != unix.S_IFREG || fs.isContent(name, &st) || identityOf(&st).birth < rec.Since.Add(-coarse).UnixNano() {
+		return nil // or nobody knows
 	}
 	var owner *procid.Process
 	if rec.World == fs.cands.world {

@@ -115,6 +115,7 @@ func (m *making) makeAt(dir int) error {
 			return err
 		}
 	}
+	m.r.fs.takingName(link{m.r.parent, m.r.name})
 	return m.do(dir)
 }
 

@@ -196,6 +196,10 @@ func (fs *FS) renameAlone(m *renaming, from, to int) error {
 		return err
 	}
 	fs.moving(m, false)
+	fs.takingName(m.to)
+	if m.fills() {
+		fs.takingName(m.from)
+	}
 	fs.noteEntering(m) // before: a daemon that dies in between lost nothing
 	defer fs.reheat(m)()
 	move := func() error {

@@ -512,6 +512,47 @@ func TestR4CandidateMidway(t *testing.T) {
 	}
 }
 
+// TestR4AttackCandidateTaken attacks R4's clean-up after a kill -9: what somebody else has
+// put in the place of a candidate just before that is not its creator's, and stays.
+func TestR4AttackCandidateTaken(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	other := agent(t)
+	for gone, goes := range map[string]func(maker *Agent, file string){
+		"its creator dead": func(maker *Agent, file string) {
+			maker.Kill()
+			eventually(t, "its candidate is gone", func() bool { return !slices.Contains(readNames(t, m.Back("D")), filepath.Base(file)) })
+		},
+		"removed":     func(maker *Agent, file string) { maker.must("unlink", file) },
+		"renamed":     func(maker *Agent, file string) { maker.must("rename", file, file+".old") },
+		"still there": func(*Agent, string) {},
+	} {
+		for by, takes := range map[string]func(file string){
+			"create": func(file string) { other.must("put", file, "artifact", "wronly,creat") },
+			"rename": func(file string) { other.must("rename", file+".new", file) },
+			"link":   func(file string) { other.must("link", file+".new", file) },
+		} {
+			if gone == "still there" && by != "rename" {
+				continue
+			}
+			maker := agent(t)
+			file := m.At("D", candidateName(t, maker))
+			maker.must("creat", file, "wronly,creat,excl")
+			other.must("put", file+".new", "artifact", "wronly,creat,excl")
+			goes(maker, file)
+			takes(file)
+			m.restart(func() {
+				if gone != "its creator dead" {
+					maker.Kill()
+				}
+			})
+			if b, err := os.ReadFile(m.Back("D", filepath.Base(file))); string(b) != "artifact" {
+				t.Errorf("%s, then %s: %q, %v", gone, by, b, err)
+			}
+		}
+	}
+}
+
 // TestA9AttackContent: what is called like a candidate and holds more than a link(2)
 // protocol writes is content (W1), to who made it as to others, also after a restart.
 func TestA9AttackContent(t *testing.T) {
