@@ -158,6 +158,10 @@ func (s *system) lock(ctx context.Context, p place, c conn, opts Options, made b
 		return nil, err
 	}
 	l.start(ctx)
+	if err := l.overdue(); err != nil {
+		l.end(ctx, "") // what was started
+		return nil, err
+	}
 	return l, nil
 }
 

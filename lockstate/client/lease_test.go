@@ -169,6 +169,41 @@ func TestAcquireStopped(t *testing.T) {
 	}
 }
 
+// L1: a lease that runs out before it is known to be watched, as the daemon was stopped just
+// after it granted that, is given to nobody; one that the daemon is slow with is renewed.
+func TestL1Overdue(t *testing.T) {
+	for name, c := range map[string]struct {
+		slow   func(d *fakeDaemon)
+		expect error
+	}{
+		"stopped": {func(d *fakeDaemon) { d.asleep.Add(int64(DefaultTTL)) }, ErrLost},
+		"slow":    {func(*fakeDaemon) { time.Sleep(DefaultTTL + time.Second) }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d, s := newFake()
+				dials, dial := 0, s.dial
+				s.dial = func(root string) (conn, error) {
+					if dials++; dials > 1 {
+						c.slow(d)
+					}
+					return dial(root)
+				}
+				l, err := s.acquire(context.Background(), "/mnt/D", Options{Client: "c"})
+				if !errors.Is(err, c.expect) || (l == nil) != (c.expect != nil) {
+					t.Errorf("Acquire = %v, %v; want the error %v", l, err, c.expect)
+				}
+				if l == nil {
+					return
+				}
+				if err := l.Release(false); err != nil {
+					t.Errorf("Release = %v", err)
+				}
+			})
+		})
+	}
+}
+
 // L4: the time that the machine sleeps counts, though timers do not see it.
 func TestL4Sleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

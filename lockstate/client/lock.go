@@ -77,6 +77,9 @@ func (l *Lock) start(ctx context.Context) {
 	// would end the watch.
 	late, done := lenient(ctx)
 	defer done()
+	if l.client != "" {
+		l.tasks.Go(func() { l.keep(l.ctx) })
+	}
 	c, err := l.sys.open(late, l.root)
 	if err == nil {
 		if err = l.follow(late, c); err != nil {
@@ -84,9 +87,17 @@ func (l *Lock) start(ctx context.Context) {
 		}
 	}
 	l.tasks.Go(func() { l.watch(l.ctx, c, err) })
-	if l.client != "" {
-		l.tasks.Go(func() { l.keep(l.ctx) })
+}
+
+// overdue is why a lease was lost before anybody was given it, if so.
+func (l *Lock) overdue() error {
+	l.mu.Lock()
+	over := l.client != "" && l.token != 0 && l.sys.now() >= l.deadline
+	l.mu.Unlock()
+	if over {
+		l.lose(&reply{Reason: "expired"})
 	}
+	return l.Err()
 }
 
 // Token is the lock's fencing token: more than that of any earlier lock on the
