@@ -285,6 +285,7 @@ func (cs *candidates) reap(fs *FS, id procid.ID) {
 			if err := fs.discard(&discarding{name: c.name, place: c.place, briefly: true}); err != nil {
 				dir := fs.table.Path(c.parent.dir)
 				fs.leftovers.add(fs, dir, c.name, c.key)
+				cs.left(c)
 				fs.log.Warn("cannot remove a dead process's candidate", "dir", dir, "file", c.name, "err", err)
 			}
 		}

@@ -124,6 +124,16 @@ func (cs *candidates) rerecord(to func(dir string) (string, bool)) {
 	}
 }
 
+// left keeps the record of a candidate that could not be removed when its creator died.
+func (cs *candidates) left(c *candidate) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if c.record != 0 {
+		cs.putLocked(c.record, c.since(), c.parent, "", c.name, c.owner.ID(), c.key)
+		c.record = 0 // the next daemon deletes it
+	}
+}
+
 // takingName is called before something else gets a name: if that is a candidate's, it is
 // written down which file the candidate is, or that it is gone, or else the next daemon
 // would take the other one for it.
@@ -163,12 +173,15 @@ func (fs *FS) restoreCandidates(store lockstate.Store, world string) error {
 		if err := json.Unmarshal(data, &rec); err != nil {
 			return fmt.Errorf("%w: a candidate: %w", ErrNewerState, err)
 		}
-		switch err := fs.restoreCandidate(rec); {
+		switch err := fs.restoreCandidate(&rec); {
 		case procid.IsShort(err):
 			return fmt.Errorf("a candidate in %s: %w", plain(string(rec.Dir)), err)
 		case err != nil && !isGone(err):
 			// The next daemon may know.
 			fs.log.Warn("cannot look after a candidate", "dir", string(rec.Dir), "file", string(rec.Name), "err", err)
+			if data, err := json.Marshal(rec); err == nil {
+				store.Put(id, data)
+			}
 			continue
 		}
 		store.Delete(id)
@@ -177,9 +190,10 @@ func (fs *FS) restoreCandidates(store lockstate.Store, world string) error {
 	return nil
 }
 
-func (fs *FS) restoreCandidate(rec candRecord) error {
+// restoreCandidate notes in the record which file it is.
+func (fs *FS) restoreCandidate(rec *candRecord) error {
 	name := string(rec.Name)
-	fd, dir, err := fs.openCandidateDir(rec)
+	fd, dir, err := fs.openCandidateDir(*rec)
 	if err != nil {
 		return err
 	}
@@ -201,7 +215,12 @@ func (fs *FS) restoreCandidate(rec candRecord) error {
 		owner = fs.ownerBy(dir, key)
 	}
 	if owner == nil {
-		return fs.discard(&discarding{name: name, place: func() (string, bool) { return dir, true }})
+		err := fs.discard(&discarding{name: name, place: func() (string, bool) { return dir, true }})
+		if err != nil && !procid.IsShort(err) {
+			rec.Is = key.inode()
+			fs.leftovers.add(fs, dir, name, key)
+		}
+		return err
 	}
 	return fs.nodeAt(dir, func(parent *node) {
 		fs.registerCandidate(&candidate{fs: fs, parent: parent, name: name, owner: owner, key: key})

@@ -524,7 +524,6 @@ func TestR4AttackCandidateTaken(t *testing.T) {
 			eventually(t, "its candidate is gone", func() bool { return !slices.Contains(readNames(t, m.Back("D")), filepath.Base(file)) })
 		},
 		"removed":     func(maker *Agent, file string) { maker.must("unlink", file) },
-		"renamed":     func(maker *Agent, file string) { maker.must("rename", file, file+".old") },
 		"still there": func(*Agent, string) {},
 	} {
 		for by, takes := range map[string]func(file string){

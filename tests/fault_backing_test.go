@@ -37,6 +37,34 @@ func TestFaultImmutable(t *testing.T) {
 	eventually(t, "the lock file is gone", func() bool { return !exists(m.Back("D/devserver")) })
 }
 
+// TestFaultImmutableCandidate: nor is a dead process's candidate forgotten, also if the
+// daemon is killed meanwhile, before that one dies or after that.
+func TestFaultImmutableCandidate(t *testing.T) {
+	need(t, "chattr", "root", "fuse")
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	early, late := agent(t), agent(t)
+	var files []string
+	for _, maker := range []*Agent{early, late} {
+		name := candidateName(t, maker)
+		files = append(files, m.Back("D", name))
+		maker.must("creat", m.At("D", name), "wronly,creat,excl")
+	}
+	chattr := func(flag string) {
+		t.Helper()
+		if r := startCmd(t, exec.Command("chattr", append([]string{flag}, files...)...)).Wait(); r.Status != 0 {
+			t.Skipf("chattr %s: %v", flag, r)
+		}
+	}
+	chattr("+i")
+	t.Cleanup(func() { exec.Command("chattr", append([]string{"-i"}, files...)...).Run() })
+	early.Kill()
+	eventually(t, "it is tried to remove the first", func() bool { return strings.Contains(m.Log(), "cannot remove a dead process's candidate") })
+	m.restart(late.Kill)
+	chattr("-i")
+	eventually(t, "the candidates are gone", func() bool { return len(readNames(t, m.Back("D"))) == 0 })
+}
+
 // TestR6FaultImmutable: a break, or a release, that could remove one of two lock files alone
 // leaves a lock that ends with the other one (R1).
 func TestR6FaultImmutable(t *testing.T) {
