@@ -148,16 +148,17 @@ func waysOf(pid int, path string, dead *deadMount) []string {
 var mapsBufs = sync.Pool{New: func() any { return new(make([]byte, 8<<10)) }}
 
 // elsewhere reports whether a link of a process leads to something else than what has
-// its path here, as it may in another mount namespace (a container, PrivateTmp).
+// its path here, as it may in another mount namespace (a container, PrivateTmp), or, as
+// far as it can tell, to nothing any more.
 func elsewhere(pid int, link, target string) bool {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	theirs, err2 := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
 	if err != nil || err2 != nil || own == theirs {
-		return false
+		return errors.Is(err2, os.ErrNotExist) // it has ended
 	}
 	there, err := os.Stat(link)
 	if err != nil {
-		return false
+		return errors.Is(err, os.ErrNotExist) // it was closed meanwhile
 	}
 	here, err := os.Lstat(target)
 	return errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(here, there)

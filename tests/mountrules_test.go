@@ -383,6 +383,31 @@ func TestM5(t *testing.T) {
 	})
 }
 
+// TestM5Passing: what is closed again while it is looked at, and was no way under the mount,
+// is none either.
+func TestM5Passing(t *testing.T) {
+	need(t, "root", "fuse", "unshare", "python3")
+	dir, other := staticDir(t), staticDir(t)
+	file := filepath.Join(dir, "file")
+	mustDo(t, os.WriteFile(filepath.Join(other, "file"), nil, 0o644))
+	for range 3 {
+		startLines(t, nil, "unshare", "-m", "sh", "-c", `mount --bind "$1" "$2" && exec python3 -c "$3" "$4"`, "sh", other, dir, openAndClose, file).hear("begins")
+	}
+	m := newMount(t, dir, dir)
+	for range 2 {
+		m.serve("--strict") // which refuses otherwise
+		m.stop()
+	}
+}
+
+// openAndClose opens and closes a file hundreds of times, again and again.
+const openAndClose = `import os, sys
+print("begins", flush=True)
+while True:
+    fds = [os.open(sys.argv[1], os.O_RDONLY) for i in range(1000)]
+    for fd in fds:
+        os.close(fd)`
+
 // TestM5Mounts: so are mounts, of the directory, of what it is in, and of what is mounted
 // in it.
 func TestM5Mounts(t *testing.T) {
