@@ -24,12 +24,17 @@ type told struct {
 	missed bool   // it may have ended unheard
 }
 
-// hearPatience bounds the wait for the connector's word on a dead process.
-// Mostly it is there already; but a machine with too much to do may put the dying
-// thread aside just before it speaks, for 70 ms as measured with some thousand
-// runnable threads. A late release (R4) is the lesser evil then: without the
-// word, a crash would pass for a success.
-const hearPatience = 500 * time.Millisecond
+const (
+	// hearPatience bounds the wait for the connector's word on a dead process.
+	// Mostly it is there already; but a machine with too much to do may put the dying
+	// thread aside just before it speaks, for more than half a second as measured at a
+	// load of 300. A late release (R4) is the lesser evil then: without the word, a
+	// script loses what its mkdir has made (R5).
+	hearPatience = 5 * time.Second
+	// leaderTime is how long before the death of its process the end of the first
+	// thread passes for a part of it.
+	leaderTime = 500 * time.Millisecond
+)
 
 // serialExits stands for the connector in epfd.
 const serialExits = math.MaxUint64
@@ -215,7 +220,7 @@ func (r *Resolver) heard(g *group) (e Exit, patience time.Duration) {
 	switch {
 	case t.final:
 		return fromWait(t.code), 0
-	case t.leader && t.code != 0 && t.dead < t.at+uint64(hearPatience):
+	case t.leader && t.code != 0 && t.dead < t.at+uint64(leaderTime):
 		// What makes threads fail is the death of the whole process, or an exec,
 		// mostly one long ago. If only the last thread is late, its word will be
 		// the same.
