@@ -72,8 +72,8 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 			}
 			continue
 		}
-		if err == errRoom {
-			if err := t.makeRoom(q.Dir); err != nil {
+		if more, full := err.(roomError); full {
+			if err := t.makeRoom(int(more)); err != nil {
 				return nil, err
 			}
 			continue
@@ -108,8 +108,10 @@ func (t *Table) Acquire(cancel <-chan struct{}, q Request) (*Grant, error) {
 // errRefill is the answer where no token is left to give out.
 var errRefill = errors.New("no token is reserved")
 
-// errRoom is the answer where one more lock would take more memory than they may.
-var errRoom = errors.New("no room is known")
+// A roomError is the answer where so many bytes more would be more than locks may take.
+type roomError int
+
+func (roomError) Error() string { return "no room is known" }
 
 // A twinError says that what this request depends on is about to be acquired: it is
 // to be decided when that is. It may be the client's own lease, or a lock that would
@@ -190,14 +192,17 @@ func (t *Table) acquire(q Request, heirs []procid.Ancestor, unknown error) (*Gra
 			}
 			// The owner takes its lock a second time, by another lock file
 			// or descriptor.
+			if more := q.growthLocked(r); more > 0 && t.taken+more > t.most {
+				return nil, roomError(more)
+			}
 			return &Grant{t: t, row: r, request: q}, nil
 		}
 	}
 	if unknown != nil && q.Key == nil { // what a descriptor keeps ends before its owner does
 		return nil, unknown
 	}
-	if t.taken+sizeOf(d) > t.most {
-		return nil, errRoom
+	if size := q.sizeLocked(); t.taken+size > t.most {
+		return nil, roomError(size)
 	}
 	r := t.newRowLocked(&q, heirs)
 	r.instead = instead

@@ -279,35 +279,84 @@ func (t *Table) refill() error {
 }
 
 // A lock takes so much memory, in bytes, while all locks are listed by a daemon that has just
-// taken them over: that takes most. Each directory of its path takes some, and each byte,
-// which may be six in JSON.
+// taken them over: that takes most. Each directory of its path takes some, as does each lock
+// file, and each byte of a text, which may be six in JSON.
 const (
 	rowBytes     = 4 << 10
 	dirBytes     = 512
-	nameBytes    = 16
-	escapedBytes = 6 * nameBytes
+	fileBytes    = 128
+	textBytes    = 16
+	escapedBytes = 6 * textBytes
 )
 
-// sizeOf returns how much memory a lock on d takes, in bytes.
-func sizeOf(d *Dir) int {
-	size := rowBytes
+// sizeLocked returns how much memory r takes, in bytes.
+func (r *row) sizeLocked() int {
+	size := sizeOf(r.dir, r.why)
+	if r.lease != nil {
+		size += sizeOfText(r.lease.client)
+	}
+	for _, f := range r.files {
+		size += fileBytes + sizeOfText(f.name)
+	}
+	return size
+}
+
+// sizeLocked returns how much the row of an acquisition will take.
+func (q *Request) sizeLocked() int {
+	return sizeOf(q.Dir, q.Why) + sizeOfText(q.Client) + q.sizeOfFile()
+}
+
+// growthLocked returns how much more r takes when it is kept for one more reason.
+func (q *Request) growthLocked(r *row) (more int) {
+	if q.Command && q.Why != "" {
+		more = max(sizeOfText(q.Why)-sizeOfText(r.why), 0)
+	}
+	if r.fileAt(q.File) < 0 {
+		more += q.sizeOfFile()
+	}
+	return more
+}
+
+func (q *Request) sizeOfFile() int {
+	if q.File == "" || q.Key != nil {
+		return 0
+	}
+	return fileBytes + sizeOfText(q.File)
+}
+
+// sizeOf returns how much a lock on d takes that has no lock file.
+func sizeOf(d *Dir, why string) int {
+	size := rowBytes + sizeOfText(why)
 	for ; d.parent != nil; d = d.parent {
-		size += dirBytes
-		for _, c := range []byte(d.name) {
-			if c < ' ' || c >= 0x7f || strings.IndexByte(`"\\<>&`, c) >= 0 {
-				size += escapedBytes
-			} else {
-				size += nameBytes
-			}
+		size += dirBytes + sizeOfText(d.name)
+	}
+	return size
+}
+
+func sizeOfText(s string) (size int) {
+	for _, c := range []byte(s) {
+		if c < ' ' || c >= 0x7f || strings.IndexByte(`"\\<>&`, c) >= 0 {
+			size += escapedBytes
+		} else {
+			size += textBytes
 		}
 	}
 	return size
 }
 
-// makeRoom asks for room for one more lock on d.
-func (t *Table) makeRoom(d *Dir) error {
+// resizeLocked takes note of how much r takes by now.
+func (t *Table) resizeLocked(r *row) {
+	if t.tokens[r.token] == r {
+		t.taken -= r.size
+		r.size = r.sizeLocked()
+		t.taken += r.size
+	}
+}
+
+// makeRoom asks for room for so many bytes more.
+func (t *Table) makeRoom(bytes int) error {
 	t.mu.Lock()
-	want := t.taken + sizeOf(d)
+	want := t.taken + bytes
 	t.mu.Unlock()
 	most, err := t.room(want)
 	if err != nil {
@@ -321,7 +370,7 @@ func (t *Table) makeRoom(d *Dir) error {
 
 // insertLocked puts r in force on its directory.
 func (t *Table) insertLocked(r *row) {
-	r.size = sizeOf(r.dir)
+	r.size = r.sizeLocked()
 	t.taken += r.size
 	r.ended = make(chan struct{})
 	r.settled = make(chan struct{})

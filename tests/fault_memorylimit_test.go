@@ -125,3 +125,42 @@ func TestFaultMemoryLocks(t *testing.T) {
 	limitMemory(t, cgroup, 2*limit)
 	a.must("mkdir", name(n))
 }
+
+// TestFaultMemoryTexts: nor if they take most of it by what they are for, which may be told
+// later, or by their lock files' names.
+func TestFaultMemoryTexts(t *testing.T) {
+	const limit = 40 << 20
+	need(t, "root", "fuse")
+	long := strings.Repeat("\x01", 250)
+	for name, take := range map[string]func(m *Mount, a *Agent, dir string) (errno string){
+		"reasons": func(m *Mount, a *Agent, dir string) string {
+			a.Try("mkdir", m.At(dir)) // while there is room
+			a.command(m, "acquire %s", dir)
+			errno, _ := a.command(m, `acquire %s why="%s"`, dir, strings.Repeat(`\x01`, 1000))
+			return errno
+		},
+		"lock files": func(m *Mount, a *Agent, dir string) string {
+			mustDo(t, os.Mkdir(m.Back(dir), 0o755))
+			return a.Try("creat", m.At(dir, long), "wronly,creat,excl")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mountIn(t, memoryCgroup(t, limit), "--supervise", "--lock-name", long)
+			a := agent(t)
+			n, got := 0, "ok"
+			for ; n < 4000 && got == "ok"; n++ {
+				got = take(m, a, "d"+itoa(n))
+			}
+			if got != "ENOLCK" {
+				t.Fatalf("the %d-th: %s, want ENOLCK", n, got)
+			}
+			locks := len(m.Listing().Locks)
+			pid := m.daemon()
+			mustDo(t, syscall.Kill(pid, syscall.SIGKILL))
+			m.awaitSupervised(pid)
+			if now := len(m.Listing().Locks); now != locks {
+				t.Errorf("%d locks are there, of %d", now, locks)
+			}
+		})
+	}
+}
