@@ -46,8 +46,9 @@ type candidate struct {
 const (
 	candidateSize = 4096 // bytes in one
 
-	// What one process may have at a time: so many candidates, or so many lock files,
-	// which have no content, as a program may wait for many directories.
+	// What one process may have at a time: so many candidates, or so many whose content is not
+	// kept here: lock files, as a program may wait for many directories, and ordinary files, as
+	// it may be given many locks (R5).
 	candidatesEach = 16
 	lockFilesEach  = 1024
 )
@@ -76,7 +77,7 @@ func (c *candidate) private() bool {
 
 // room is what c takes of what its owner may have.
 func (c *candidate) room() int {
-	if c.lockFile {
+	if c.lockFile || c.node == nil {
 		return 1
 	}
 	return lockFilesEach / candidatesEach

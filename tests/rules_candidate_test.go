@@ -332,6 +332,52 @@ func TestR5Candidate(t *testing.T) {
 	}
 }
 
+// TestR5CandidatesMany: many of them do not keep who has got the locks from having candidates
+// of his own where somebody else has the directory (A9), and all go when he dies, also after a
+// restart.
+func TestR5CandidatesMany(t *testing.T) {
+	m := mount(t)
+	heir := agentOfSession(t)
+	const many = 20
+	for i := range many {
+		dir := "D" + itoa(i)
+		openDir(t, m.Back(dir))
+		maker := heir.Child()
+		u := m.At(dir, candidateName(t, maker))
+		maker.must("creat", u, "wronly,creat,excl")
+		maker.must("link", u, m.At(dir, "devserver.lock"))
+		maker.Exit(0)
+	}
+	left := func() (files int) {
+		for i := range many {
+			files += len(readNames(t, m.Back("D"+itoa(i))))
+		}
+		return files
+	}
+	eventually(t, "the heir has all locks", func() bool {
+		n := 0
+		for _, l := range m.Locks() {
+			if l.Pid == heir.Pid {
+				n++
+			}
+		}
+		return n == many
+	})
+	m.restart(nil)
+	if n := left(); n != 2*many {
+		t.Errorf("%d files are left, want %d", n, 2*many)
+	}
+	openDir(t, m.Back("X"))
+	agent(t).mustCommand(m, "acquire X")
+	u := m.At("X", candidateName(t, heir))
+	heir.must("creat", u, "wronly,creat,excl")
+	if got := heir.Try("link", u, m.At("X/devserver.lock")); got != "EEXIST" {
+		t.Errorf("link = %s, want EEXIST", got)
+	}
+	heir.Kill()
+	eventually(t, "all files are gone", func() bool { return left() == 0 })
+}
+
 // TestR4CandidateReplaced: what was put in the place of a candidate past the mount is not
 // its creator's: it stays when that one dies, and the other ones go.
 func TestR4CandidateReplaced(t *testing.T) {
