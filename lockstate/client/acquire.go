@@ -71,6 +71,10 @@ type Options struct {
 // made. It fails with an error that is [ErrFailedToLock] if somebody else has it, or,
 // with Options.Wait, still has it when ctx is done. One try is made even if the
 // deadline of ctx has passed. ctx has no part in how long the lock lasts.
+//
+// If the daemon is killed just after it has given the lock, before it could say so, and ctx
+// is done before the next one answers, or that one is not waited for, Acquire fails, but this
+// process has the lock at the next daemon: until it ends, or acquires it again and releases it.
 func Acquire(ctx context.Context, dir string, opts Options) (*Lock, error) {
 	return linux().acquire(ctx, dir, opts)
 }
