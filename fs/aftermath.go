@@ -168,13 +168,16 @@ func (c *clearing) finish(err error) bool {
 // tellKernel makes what was moved aside disappear: the kernel asks for its attributes,
 // hears ESTALE, and looks up the name again.
 func (c *clearing) tellKernel() {
-	elsewhere := false // a file is, too, which would not tell
+	elsewhere := false // a file is, too, or is open, which would not tell
 	for _, n := range c.gone {
-		c.fs.notifyAttr(n)
-		elsewhere = elsewhere || !n.adrift()
+		elsewhere = elsewhere || !n.adrift() || n.isFile() && n.isOpen()
 	}
-	if elsewhere {
-		c.fs.forgetNames()
+	told := elsewhere && c.fs.forgetNames()
+	for _, n := range c.gone {
+		if told && n.isFile() {
+			n.showAside()
+		}
+		c.fs.notifyAttr(n)
 	}
 	c.gone = nil
 }
@@ -340,6 +343,7 @@ func (c *clearing) move(dir, name string, to int, as string, found *lockstate.Fi
 		return parent, err
 	}
 	defer fs.reheatAside(join(dir, name), v)()
+	fs.keepReadable(v.node)
 	if err := fs.back.move(fd, name, to, as); err != nil {
 		return parent, err
 	}

@@ -37,7 +37,11 @@ func (fs *FS) stat(n *node, h *handle, st *unix.Statx_t) error {
 	}
 	fs.ns.RLock()
 	defer fs.ns.RUnlock()
-	return fs.statNode(n, st)
+	err := fs.statNode(n, st)
+	if err == unix.ESTALE && n.isFile() {
+		return n.statAside(st)
+	}
+	return err
 }
 
 // statNode is stat for callers that hold fs.ns.

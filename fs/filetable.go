@@ -15,6 +15,8 @@ type file struct {
 
 	fd int // O_RDONLY, or -1; valid as long as a handle is open; counts in FS.spare
 
+	aside bool // it was put aside, and by its name the kernel finds it no more
+
 	backing  int32 // the kernel's number of the backing file while handles pass
 	passing  int   // handles, by mode
 	cached   int

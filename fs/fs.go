@@ -212,11 +212,13 @@ func (fs *FS) notifyAttr(n *node) {
 // that has others, or an old one is not there. What somebody has mounted inside would be
 // gone with its name; so where something is, or the kernel can't be told, the names are
 // seen when the old ones have expired. To look for that may take a while: FS.ns is not
-// held.
-func (fs *FS) forgetNames() {
-	if fs.kernel != nil && fs.kernel.TellsNames() && !fs.hasMountsInside() {
+// held. It reports whether the kernel was told.
+func (fs *FS) forgetNames() (told bool) {
+	told = fs.kernel != nil && fs.kernel.TellsNames() && !fs.hasMountsInside()
+	if told {
 		fs.kernel.ForgetNames()
 	}
+	return told
 }
 
 // hasMountsInside reports whether something is mounted on a directory of the mount, or that
