@@ -111,7 +111,8 @@ func (n *node) fdLocked() int {
 // setNlinkLocked takes note of how many names the backing has.
 func (n *node) setNlinkLocked(nlink uint32) { n.nlink = uint16(min(nlink, 0xffff)) }
 
-// location returns one name of n, or the descriptor that stands for it.
+// location returns one name of n, or the descriptor that stands for it: a name that leads
+// to it still, if any does.
 func (n *node) location() (parent *node, name string, fd int) {
 	n.tab.mu.RLock()
 	defer n.tab.mu.RUnlock()
@@ -119,6 +120,14 @@ func (n *node) location() (parent *node, name string, fd int) {
 		return nil, "", fd
 	}
 	l := n.firstLocked()
+	if m := n.more.Load(); m != nil && m.links != nil && l.parent != nil && l.parent.adriftLocked() {
+		for _, other := range m.links.all {
+			if !other.parent.adriftLocked() {
+				l = other
+				break
+			}
+		}
+	}
 	return l.parent, l.name, -1
 }
 
@@ -142,6 +151,10 @@ func (n *node) isFile() bool { return n.kind == unix.S_IFREG>>12 }
 func (n *node) adrift() bool {
 	n.tab.mu.RLock()
 	defer n.tab.mu.RUnlock()
+	return n.adriftLocked()
+}
+
+func (n *node) adriftLocked() bool {
 	for ; n.id >= firstNode; n = n.parent {
 		if n.parent == nil {
 			return n.fdLocked() < 0 && n.candidate() == nil

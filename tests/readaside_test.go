@@ -81,3 +81,31 @@ func wantReady(t *testing.T, out *bufio.Reader, when string) {
 		t.Fatalf("%s: %q, %v", when, line, err)
 	}
 }
+
+// TestR7NamedOutside: a file that a dead owner has made, and that has a name outside of what
+// is put aside, is found, read and changed by that.
+func TestR7NamedOutside(t *testing.T) {
+	m := mount(t, "--on-crash", "quarantine")
+	openDir(t, m.Back("out"))
+	a, b := agent(t), agent(t)
+	a.must("mkdir", m.At("D"))
+	a.must("mkdir", m.At("D/sub"))
+	uses := [][]string{
+		{"stat"}, {"read"}, {"chmod", "600"}, {"truncate", "1"}, {"utimens"},
+		{"setxattr", "user.x", "1"}, {"put", "more", "wronly,append"}, {"link", m.At("out/further")},
+	}
+	for i, use := range uses {
+		name := itoa(i) + use[0]
+		a.must("put", m.At("D/sub", name), "content", "wronly,creat")
+		a.must("link", m.At("D/sub", name), m.At("out", name))
+		b.must("stat", m.At("D/sub", name))
+		b.must("stat", m.At("out", name))
+	}
+	a.Kill()
+	m.awaitFree("D")
+	for i, use := range uses {
+		if s := b.Try(append([]string{use[0], m.At("out", itoa(i)+use[0])}, use[1:]...)...); s != "ok" {
+			t.Errorf("%s: %s", strings.Join(use, " "), s)
+		}
+	}
+}
