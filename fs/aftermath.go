@@ -129,6 +129,7 @@ type clearing struct {
 	name  string
 	about *os.File // that is to be written to the disk yet; nil: it need not be
 	moved int
+	kept  error // what could not be moved first, while the rest could
 }
 
 // locked calls f with FS.ns held alone, or returns errNotEnded: while what is to take no

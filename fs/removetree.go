@@ -15,17 +15,19 @@ const maxDescent = 100
 // removeTree removes an entry, and what is in it if it is a directory. What is
 // deeper than maxDescent goes up beside the entry first. The files in it lose the
 // names that are known: one that has another name goes on (W3). What somebody has
-// mounted in there stays, with what it is in; EBUSY tells where. held says that the
-// caller holds FS.ns. What becomes of name itself is the caller's to tell.
+// mounted in there stays, with what it is in; EBUSY tells where. So does what cannot be
+// removed, of which the error tells the first. held says that the caller holds FS.ns. What
+// becomes of name itself is the caller's to tell.
 func (fs *FS) removeTree(dir int, name string, held bool) error {
 	r := &removal{fs: fs, held: held, top: dir, name: name, todo: []string{name}}
 	for len(r.todo) > 0 {
 		last := len(r.todo) - 1
 		next := r.todo[last]
 		r.todo = r.todo[:last]
-		if err := r.remove(dir, nil, next, next, maxDescent); err != nil {
-			return err
-		}
+		_ = r.remove(dir, nil, next, next, maxDescent)
+	}
+	if r.first != nil {
+		return r.first
 	}
 	if len(r.mounts) > 0 {
 		return fmt.Errorf("something is mounted at %s: %w", strings.Join(r.mounts, ", "), unix.EBUSY)
@@ -43,18 +45,27 @@ type removal struct {
 	todo []string // below top
 
 	mounts []string // paths below top
+	first  error    // what could not be removed first
 }
 
 // remove removes an entry of dir, whose node is parent if it has one. path leads to
-// it from top.
+// it from top. It takes note of an error.
 func (r *removal) remove(dir int, parent *node, name, path string, depth int) error {
 	err := r.unlink(dir, parent, name)
 	if err == unix.EISDIR || err == unix.EPERM {
-		err = r.removeDir(dir, name, path, depth)
+		if bad := r.removeDir(dir, name, path, depth); bad != unix.ENOTDIR {
+			err = bad
+		}
 	}
-	if err == unix.EBUSY || err == unix.EXDEV {
+	switch {
+	case err == unix.EBUSY || err == unix.EXDEV:
 		r.mounts = append(r.mounts, plain(path))
 		return nil
+	case err == nil || r.first != nil || err == unix.ENOENT && path != r.name:
+	case path == r.name:
+		r.first = err
+	default:
+		r.first = fmt.Errorf("%s: %w", plain(path), err)
 	}
 	return err
 }
@@ -80,12 +91,12 @@ func (r *removal) removeDir(dir int, name, path string, depth int) error {
 	}
 	before := len(r.mounts)
 	for _, n := range names {
-		if err := r.remove(fd, self, n, path+"/"+n, depth-1); err != nil && err != unix.ENOENT {
-			return err
+		if bad := r.remove(fd, self, n, path+"/"+n, depth-1); bad != nil && bad != unix.ENOENT {
+			err = bad
 		}
 	}
-	if len(r.mounts) > before {
-		return nil
+	if err != nil || len(r.mounts) > before {
+		return err
 	}
 	return r.fs.back.unlink(dir, name, unix.AT_REMOVEDIR)
 }

@@ -46,7 +46,7 @@ func (c *clearing) sweep() error {
 			return err
 		}
 	}
-	return nil
+	return c.kept
 }
 
 func (c *clearing) moveBatch(from string, batch []swept) error {
@@ -73,7 +73,13 @@ func (c *clearing) moveBatch(from string, batch []swept) error {
 		if parent != nil {
 			touched[parent] = true
 		}
-		if err != nil && err != unix.ENOENT {
+		switch err {
+		case nil, unix.ENOENT:
+		case unix.EPERM, unix.EACCES, unix.EBUSY: // it alone is kept
+			if c.kept == nil {
+				c.kept = fmt.Errorf("%s: %w", join(from, s.path), err)
+			}
+		default:
 			return fmt.Errorf("%s: %w", join(from, s.path), err)
 		}
 		if err == nil {

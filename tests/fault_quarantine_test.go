@@ -5,6 +5,7 @@ package tests
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -361,6 +362,64 @@ func TestFaultQuarantineAge(t *testing.T) {
 			older("0s")
 			if all := m.quarantine(); len(all) != 0 {
 				t.Errorf("quarantine: %+v, want nothing", all)
+			}
+		})
+	}
+}
+
+// TestFaultClearImmutable: what of a dead owner's content may not be moved, or not be deleted
+// (chattr +i), is kept, and nothing else is.
+func TestFaultClearImmutable(t *testing.T) {
+	need(t, "chattr", "root", "fuse")
+	for _, policy := range []string{"destroy", "quarantine"} {
+		t.Run(policy, func(t *testing.T) {
+			m := mount(t, "--on-crash", policy)
+			openDir(t, m.Back("old"))
+			openFile(t, m.Back("old/was"), "1")
+			a := agent(t)
+			a.must("creat", m.At("old/devserver"), "wronly,creat,excl")
+			a.must("mkdir", m.At("made"))
+			var fixed []string
+			for _, dir := range []string{"old", "made"} {
+				for _, sub := range []string{"a", "b", "c"} {
+					a.must("mkdir", m.At(dir, sub))
+					for _, f := range []string{"a", "b", "c"} {
+						a.must("put", m.At(dir, sub, f), "1", "wronly,creat")
+						a.must("put", m.At(dir, f+sub), "1", "wronly,creat")
+					}
+				}
+				fixed = append(fixed, m.Back(dir, "b/b"), m.Back(dir, "bb"))
+			}
+			flag := func(f string, files ...string) {
+				if r := startCmd(t, exec.Command("chattr", append([]string{f}, files...)...)).Wait(); r.Status != 0 {
+					t.Skipf("chattr %s: %v", f, r)
+				}
+			}
+			flag("+i", fixed...)
+			t.Cleanup(func() { exec.Command("chattr", "-R", "-f", "-i", m.Back()).Run() })
+			a.Kill()
+			m.awaitFree("old")
+			m.awaitFree("made")
+			wantTree(t, m.Back("old"), []string{"bb=1", "was=1"})
+			if exists(m.Back("made")) {
+				t.Error("made is there")
+			}
+			if policy == "quarantine" {
+				return
+			}
+			eventually(t, "the rest is deleted", func() bool {
+				var left []string
+				for _, f := range []string{"a/a", "b/a", "b/b", "b/c", "c", "aa", "bb", "cc"} {
+					found, _ := filepath.Glob(m.Back(".stagefs/trash/*/content", f))
+					in, _ := filepath.Glob(m.Back(".stagefs/trash/*/content/content", f))
+					if len(found)+len(in) > 0 {
+						left = append(left, f)
+					}
+				}
+				return slices.Equal(left, []string{"b/b", "bb"})
+			})
+			if !strings.Contains(m.Log(), "bb: operation not permitted") {
+				t.Errorf("the log does not say what is kept: %s", m.Log())
 			}
 		})
 	}
