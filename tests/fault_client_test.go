@@ -458,6 +458,23 @@ func TestFaultWaitNextDaemon(t *testing.T) {
 	m.wantFree("D")
 }
 
+// TestFaultRunNoDaemon: so does who comes when no daemon is there; but who does not wait is
+// told at once.
+func TestFaultRunNoDaemon(t *testing.T) {
+	m := mount(t)
+	openDir(t, m.Back("D"))
+	var p *Proc
+	m.restart(func() {
+		m.wantStatus(69, "dead", "run", "-n", m.At("D"), "true")
+		p = m.runner(m.At("D"), "true")
+		time.Sleep(300 * time.Millisecond)
+	})
+	if r := p.WaitFor(patience); r.Status != 0 {
+		t.Errorf("run: %v, want status 0", r)
+	}
+	m.wantFree("D")
+}
+
 // TestFaultReleaseNoDaemon: a release by the Go client that meets a dead daemon waits
 // for the next one for a while, and can be repeated if there is none by then: no lock
 // is left of a program that goes on.

@@ -87,6 +87,19 @@ func (s *system) acquire(ctx context.Context, dir string, opts Options) (*Lock, 
 	if cancelled(ctx) {
 		return nil, fmt.Errorf("%w: %w", ErrFailedToLock, context.Cause(ctx))
 	}
+	began := s.now()
+	for {
+		l, err := s.acquireOnce(ctx, dir, opts)
+		// Who waits, and finds no daemon, waits for the next one, too. What was to be new
+		// may be there by then.
+		if !opts.Wait || opts.MustBeNew || !errors.Is(err, unix.ENOTCONN) || s.now()-began >= nextDaemon || ctx.Err() != nil {
+			return l, err
+		}
+		pause(ctx, nextLook)
+	}
+}
+
+func (s *system) acquireOnce(ctx context.Context, dir string, opts Options) (*Lock, error) {
 	p, err := s.reach(ctx, dir)
 	if err != nil {
 		return nil, err

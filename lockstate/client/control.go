@@ -77,18 +77,25 @@ func inLine(ctx context.Context, c conn, line func() string, undo func(*reply) s
 	}
 }
 
+// pause waits for d, or until ctx is done.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
 // awaitNext opens c anew when the next daemon is there, and reports whether one is in time.
 func awaitNext(ctx context.Context, c conn) bool {
 	ctx, cancel := context.WithTimeout(ctx, nextDaemon)
 	defer cancel()
 	for {
-		select {
-		case <-time.After(nextLook):
-		case <-ctx.Done():
+		pause(ctx, nextLook)
+		switch {
+		case ctx.Err() != nil:
 			return false
-		}
-		if err := c.reopen(ctx); !daemonGone(err) {
-			return err == nil
+		case c.reopen(ctx) == nil:
+			return true
 		}
 	}
 }
