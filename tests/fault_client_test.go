@@ -430,7 +430,7 @@ func TestFaultWaitNextDaemon(t *testing.T) {
 	holder, a := agent(t), agent(t)
 	for _, dir := range []string{"D", "E"} {
 		openDir(t, m.Back(dir))
-		holder.mustCommand(m, "acquire "+dir)
+		holder.mustCommand(m, "acquire %s", dir)
 	}
 	got := a.StartGet("client", "acquire", "l", m.At("D"), "", "", "wait")
 	runs := []*Proc{m.runner(m.At("D"), "true"), m.runner(m.At("D/new"), "true"), m.runner("--client", "c", m.At("D"), "true")}
