@@ -27,60 +27,6 @@ const (
 	somePid    = 0xff00 // the test's own
 )
 
-// Operations, from linux/fuse.h.
-const (
-	opLookup          = 1
-	opForget          = 2
-	opGetattr         = 3
-	opSetattr         = 4
-	opReadlink        = 5
-	opSymlink         = 6
-	opMknod           = 8
-	opMkdir           = 9
-	opUnlink          = 10
-	opRmdir           = 11
-	opRename          = 12
-	opLink            = 13
-	opOpen            = 14
-	opRead            = 15
-	opWrite           = 16
-	opStatfs          = 17
-	opRelease         = 18
-	opFsync           = 20
-	opSetxattr        = 21
-	opGetxattr        = 22
-	opListxattr       = 23
-	opRemovexattr     = 24
-	opFlush           = 25
-	opInit            = 26
-	opOpendir         = 27
-	opReaddir         = 28
-	opReleasedir      = 29
-	opFsyncdir        = 30
-	opGetlk           = 31
-	opSetlk           = 32
-	opSetlkw          = 33
-	opAccess          = 34
-	opCreate          = 35
-	opInterrupt       = 36
-	opBmap            = 37
-	opDestroy         = 38
-	opIoctl           = 39
-	opPoll            = 40
-	opNotifyReply     = 41
-	opBatchForget     = 42
-	opFallocate       = 43
-	opReaddirplus     = 44
-	opRename2         = 45
-	opLseek           = 46
-	opCopyFileRange   = 47
-	opSetupmapping    = 48
-	opSyncfs          = 50
-	opTmpfile         = 51
-	opStatx           = 52
-	opCopyFileRange64 = 53
-)
-
 const (
 	rawHeader = int(unsafe.Sizeof(fuse.InHeader{}))
 	rawAnswer = int(unsafe.Sizeof(fuse.OutHeader{}))
@@ -89,8 +35,8 @@ const (
 
 // named are the operations that come with names.
 var named = map[uint32]bool{
-	opLookup: true, opSymlink: true, opMknod: true, opMkdir: true, opUnlink: true, opRmdir: true, opRename: true, opLink: true, opSetxattr: true,
-	opGetxattr: true, opRemovexattr: true, opCreate: true, opRename2: true, opTmpfile: true,
+	transport.OpLookup: true, transport.OpSymlink: true, transport.OpMknod: true, transport.OpMkdir: true, transport.OpUnlink: true, transport.OpRmdir: true, transport.OpRename: true, transport.OpLink: true, transport.OpSetXattr: true,
+	transport.OpGetXattr: true, transport.OpRemoveXattr: true, transport.OpCreate: true, transport.OpRename2: true, transport.OpTmpfile: true,
 }
 
 // A rawKernel sends requests to a file system, byte for byte, through a socket in place of
@@ -139,7 +85,7 @@ func startRawKernel(t testing.TB, first *FS) *rawKernel {
 	opts := first.mountOptions()
 	opts.Logger = log.New(panicLog{k}, "", 0)
 	init := fuse.InitIn{Major: 7, Minor: 45, MaxReadAhead: 1 << 17, Flags: ^uint32(0), Flags2: ^uint32(0)}
-	init.Opcode, init.Unique, init.Length = opInit, 1, uint32(unsafe.Sizeof(init))
+	init.Opcode, init.Unique, init.Length = transport.OpInit, 1, uint32(unsafe.Sizeof(init))
 	if _, err := unix.Write(k.fd, (*[unsafe.Sizeof(init)]byte)(unsafe.Pointer(&init))[:]); err != nil {
 		t.Fatal(err)
 	}
@@ -233,12 +179,12 @@ func tame(op uint32, body []byte) bool {
 		}
 	}
 	switch op {
-	case opFallocate:
+	case transport.OpFallocate:
 		most(16)
-	case opCopyFileRange:
+	case transport.OpCopyFileRange:
 		most(40)
 	}
-	return !named[op] || !bytes.Contains(body, []byte("/")) && (op == opLookup || !bytes.Contains(body, []byte("..")))
+	return !named[op] || !bytes.Contains(body, []byte("/")) && (op == transport.OpLookup || !bytes.Contains(body, []byte("..")))
 }
 
 func (r *badRun) do(req []byte) {
@@ -252,7 +198,7 @@ func (r *badRun) do(req []byte) {
 	}
 	unique, answer := r.kernel.send(req)
 	switch {
-	case len(req) < rawHeader, op == opForget, op == opInterrupt, op == opNotifyReply, op == opBatchForget: // have no answer
+	case len(req) < rawHeader, op == transport.OpForget, op == transport.OpInterrupt, op == transport.OpNotifyReply, op == transport.OpBatchForget: // have no answer
 		return
 	}
 	select {
@@ -271,11 +217,11 @@ func (r *badRun) learn(op uint32, req, got []byte) {
 	}
 	entry := int(unsafe.Sizeof(fuse.EntryOut{}))
 	switch op {
-	case opLookup, opSymlink, opMknod, opMkdir, opLink:
+	case transport.OpLookup, transport.OpSymlink, transport.OpMknod, transport.OpMkdir, transport.OpLink:
 		r.nodes = append(r.nodes, at(0))
-	case opOpen, opOpendir:
+	case transport.OpOpen, transport.OpOpenDir:
 		r.handles, r.owners = append(r.handles, at(0)), append(r.owners, node)
-	case opCreate, opTmpfile:
+	case transport.OpCreate, transport.OpTmpfile:
 		r.nodes = append(r.nodes, at(0))
 		r.handles, r.owners = append(r.handles, at(entry)), append(r.owners, at(0))
 	}
@@ -284,7 +230,7 @@ func (r *badRun) learn(op uint32, req, got []byte) {
 // settle has all that waits come to an end.
 func (r *badRun) settle(t *testing.T) {
 	for unique, answer := range r.pending {
-		r.kernel.send(raw(opInterrupt, 0, le(unique)))
+		r.kernel.send(raw(transport.OpInterrupt, 0, le(unique)))
 		select {
 		case <-answer:
 		case <-time.After(badTime):
@@ -389,183 +335,183 @@ func FuzzBadRequests(f *testing.F) {
 	}
 	for _, s := range [][]byte{
 		script(
-			raw(opLookup, d, name("x")),
-			raw(opLookup, 1, name(".stagefs")),
-			raw(opLookup, 2, name("ctl")),
-			raw(opLookup, d, name("..")),
-			raw(opLookup, file, name("y")),
-			raw(opLookup, d, []byte("x")),
+			raw(transport.OpLookup, d, name("x")),
+			raw(transport.OpLookup, 1, name(".stagefs")),
+			raw(transport.OpLookup, 2, name("ctl")),
+			raw(transport.OpLookup, d, name("..")),
+			raw(transport.OpLookup, file, name("y")),
+			raw(transport.OpLookup, d, []byte("x")),
 		),
 		script(
-			raw(opCreate, held, le32(unix.O_CREAT|unix.O_RDWR, 0o644, 0, 0), name("new")),
-			raw(opCreate, held, le32(unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY, 0o644, 0, 0), name("devserver")),
+			raw(transport.OpCreate, held, le32(unix.O_CREAT|unix.O_RDWR, 0o644, 0, 0), name("new")),
+			raw(transport.OpCreate, held, le32(unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY, 0o644, 0, 0), name("devserver")),
 		),
 		script(
-			raw(opCreate, d, le32(unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY, 0o644, 0, 0), name("devserver")),
-			raw(opWrite, made, le(madeHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
+			raw(transport.OpCreate, d, le32(unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY, 0o644, 0, 0), name("devserver")),
+			raw(transport.OpWrite, made, le(madeHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
 		),
 		script(
-			raw(opCreate, held, le32(unix.O_CREAT|unix.O_RDWR, 0o644, 0, 0), name("a.cand")),
-			raw(opWrite, made, le(madeHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
-			raw(opRead, made, le(madeHandle), le(0), le32(4096, 0), le(0), le32(0, 0)),
-			raw(opLink, held, le(made), name("devserver")),
+			raw(transport.OpCreate, held, le32(unix.O_CREAT|unix.O_RDWR, 0o644, 0, 0), name("a.cand")),
+			raw(transport.OpWrite, made, le(madeHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
+			raw(transport.OpRead, made, le(madeHandle), le(0), le32(4096, 0), le(0), le32(0, 0)),
+			raw(transport.OpLink, held, le(made), name("devserver")),
 		),
 		script(
-			raw(opMknod, d, le32(unix.S_IFIFO|0o644, 0, 0, 0), name("fifo")),
-			raw(opMknod, d, le32(unix.S_IFREG|0o644, 0, 0, 0), name("devserver")),
-			raw(opTmpfile, d, le32(unix.O_RDWR, 0o644, 0, 0), name("#1")),
+			raw(transport.OpMknod, d, le32(unix.S_IFIFO|0o644, 0, 0, 0), name("fifo")),
+			raw(transport.OpMknod, d, le32(unix.S_IFREG|0o644, 0, 0, 0), name("devserver")),
+			raw(transport.OpTmpfile, d, le32(unix.O_RDWR, 0o644, 0, 0), name("#1")),
 		),
 		script(
-			raw(opMkdir, d, le32(0o755, 0), name("sub")),
-			raw(opRmdir, d, name("sub")),
-			raw(opUnlink, d, name("x")),
-			raw(opUnlink, held, name("x")),
-			raw(opRmdir, held, name("devserver")),
-			raw(opSymlink, d, name("l", "x")),
+			raw(transport.OpMkdir, d, le32(0o755, 0), name("sub")),
+			raw(transport.OpRmdir, d, name("sub")),
+			raw(transport.OpUnlink, d, name("x")),
+			raw(transport.OpUnlink, held, name("x")),
+			raw(transport.OpRmdir, held, name("devserver")),
+			raw(transport.OpSymlink, d, name("l", "x")),
 		),
 		script(
-			raw(opRename, d, le(held), name("x", "y")),
-			raw(opRename2, d, le(d), le32(1, 0), name("x", "y")),
-			raw(opRename2, d, le(d), le32(2, 0), name("y", "x")),
-			raw(opRename2, held, le(d), le32(0, 0), name("x", "z")),
+			raw(transport.OpRename, d, le(held), name("x", "y")),
+			raw(transport.OpRename2, d, le(d), le32(1, 0), name("x", "y")),
+			raw(transport.OpRename2, d, le(d), le32(2, 0), name("y", "x")),
+			raw(transport.OpRename2, held, le(d), le32(0, 0), name("x", "z")),
 		),
 		script(
-			raw(opLink, d, le(x), name("hard")),
-			raw(opLink, held, le(x), name("hard")),
-			raw(opLink, d, le(heldFile), name("alias")),
-			raw(opLink, d, le(file), name("devserver")),
+			raw(transport.OpLink, d, le(x), name("hard")),
+			raw(transport.OpLink, held, le(x), name("hard")),
+			raw(transport.OpLink, d, le(heldFile), name("alias")),
+			raw(transport.OpLink, d, le(file), name("devserver")),
 		),
 		script(
-			raw(opOpen, x, le32(unix.O_RDWR, 0)),
-			raw(opOpen, heldFile, le32(unix.O_WRONLY, 0)),
-			raw(opOpen, link, le32(0, 0)),
-			raw(opOpen, d, le32(0, 0)),
-			raw(opOpendir, file, le32(0, 0)),
+			raw(transport.OpOpen, x, le32(unix.O_RDWR, 0)),
+			raw(transport.OpOpen, heldFile, le32(unix.O_WRONLY, 0)),
+			raw(transport.OpOpen, link, le32(0, 0)),
+			raw(transport.OpOpen, d, le32(0, 0)),
+			raw(transport.OpOpenDir, file, le32(0, 0)),
 		),
 		script(
-			raw(opRead, file, le(fileHandle), le(0), le32(1<<16, 0), le(0), le32(0, 0)),
-			raw(opRead, file, le(fileHandle), le(1<<63), le32(1<<31, 0), le(0), le32(0, 0)),
-			raw(opRead, file, le(0), le(0), le32(10, 0), le(0), le32(0, 0)),
+			raw(transport.OpRead, file, le(fileHandle), le(0), le32(1<<16, 0), le(0), le32(0, 0)),
+			raw(transport.OpRead, file, le(fileHandle), le(1<<63), le32(1<<31, 0), le(0), le32(0, 0)),
+			raw(transport.OpRead, file, le(0), le(0), le32(10, 0), le(0), le32(0, 0)),
 		),
 		script(
-			raw(opWrite, file, le(fileHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
-			raw(opWrite, heldFile, le(heldHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
-			raw(opWrite, file, le(fileHandle), le(1<<63), le32(1<<30, 0), le(0), le32(0, 0), []byte("a")),
+			raw(transport.OpWrite, file, le(fileHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
+			raw(transport.OpWrite, heldFile, le(heldHandle), le(0), le32(3, 0), le(0), le32(0, 0), []byte("abc")),
+			raw(transport.OpWrite, file, le(fileHandle), le(1<<63), le32(1<<30, 0), le(0), le32(0, 0), []byte("a")),
 		),
 		script(
-			raw(opReaddir, d, le(0), le(0), le32(4096, 0), le(0), le32(0, 0)),
-			raw(opReaddirplus, d, le(0), le(1), le32(4096, 0), le(0), le32(0, 0)),
-			raw(opReaddirplus, d, le(fileHandle), le(1<<63), le32(24, 0), le(0), le32(0, 0)),
+			raw(transport.OpReadDir, d, le(0), le(0), le32(4096, 0), le(0), le32(0, 0)),
+			raw(transport.OpReadDirPlus, d, le(0), le(1), le32(4096, 0), le(0), le32(0, 0)),
+			raw(transport.OpReadDirPlus, d, le(fileHandle), le(1<<63), le32(24, 0), le(0), le32(0, 0)),
 		),
 		script(
-			raw(opSetattr, x, setattr(1<<3, 0)),
-			raw(opSetattr, heldFile, setattr(1<<3|1<<0, 0)),
-			raw(opSetattr, file, setattr(1<<3|1<<6, fileHandle)),
-			raw(opSetattr, held, setattr(1<<4|1<<5, 0)),
-			raw(opSetattr, file, setattr(^uint32(0), 0)),
+			raw(transport.OpSetAttr, x, setattr(1<<3, 0)),
+			raw(transport.OpSetAttr, heldFile, setattr(1<<3|1<<0, 0)),
+			raw(transport.OpSetAttr, file, setattr(1<<3|1<<6, fileHandle)),
+			raw(transport.OpSetAttr, held, setattr(1<<4|1<<5, 0)),
+			raw(transport.OpSetAttr, file, setattr(^uint32(0), 0)),
 		),
 		script(
-			raw(opGetattr, x, le32(0, 0), le(0)),
-			raw(opGetattr, file, le32(1, 0), le(fileHandle)),
-			raw(opGetattr, 1<<61+5, le32(0, 0), le(0)),
-			raw(opGetattr, 4711, le32(0, 0), le(0)),
-			raw(opStatx, file, le32(0, 0), le(0), le32(0, 0)),
+			raw(transport.OpGetAttr, x, le32(0, 0), le(0)),
+			raw(transport.OpGetAttr, file, le32(1, 0), le(fileHandle)),
+			raw(transport.OpGetAttr, 1<<61+5, le32(0, 0), le(0)),
+			raw(transport.OpGetAttr, 4711, le32(0, 0), le(0)),
+			raw(transport.OpStatx, file, le32(0, 0), le(0), le32(0, 0)),
 		),
 		script(
-			raw(opSetxattr, file, le32(1, 0), name("user.a"), []byte("v")),
-			raw(opGetxattr, file, le32(64, 0), name("user.a")),
-			raw(opGetxattr, x, le32(64, 0), name("user.stagefs.owner")),
-			raw(opListxattr, file, le32(64, 0)),
-			raw(opRemovexattr, file, name("user.a")),
-			raw(opSetxattr, held, le32(1, 0), name("user.a"), []byte("v")),
+			raw(transport.OpSetXattr, file, le32(1, 0), name("user.a"), []byte("v")),
+			raw(transport.OpGetXattr, file, le32(64, 0), name("user.a")),
+			raw(transport.OpGetXattr, x, le32(64, 0), name("user.stagefs.owner")),
+			raw(transport.OpListXattr, file, le32(64, 0)),
+			raw(transport.OpRemoveXattr, file, name("user.a")),
+			raw(transport.OpSetXattr, held, le32(1, 0), name("user.a"), []byte("v")),
 		),
 		script(
-			raw(opSetlk, file, lock(fileHandle, unix.F_WRLCK, 1)),
-			raw(opSetlkw, x, lock(xHandle, unix.F_RDLCK, 0)),
-			raw(opGetlk, file, lock(fileHandle, unix.F_RDLCK, 0)),
-			raw(opSetlk, file, lock(fileHandle, unix.F_UNLCK, 1)),
-			raw(opSetlkw, held, lock(0, 77, 0)),
+			raw(transport.OpSetlk, file, lock(fileHandle, unix.F_WRLCK, 1)),
+			raw(transport.OpSetlkw, x, lock(xHandle, unix.F_RDLCK, 0)),
+			raw(transport.OpGetlk, file, lock(fileHandle, unix.F_RDLCK, 0)),
+			raw(transport.OpSetlk, file, lock(fileHandle, unix.F_UNLCK, 1)),
+			raw(transport.OpSetlkw, held, lock(0, 77, 0)),
 		),
 		script(
-			raw(opFallocate, file, le(fileHandle), le(0), le(4096), le32(0, 0)),
-			raw(opFallocate, file, le(fileHandle), le(1<<63), le(1<<62), le32(3, 0)),
-			raw(opLseek, file, le(fileHandle), le(0), le32(unix.SEEK_HOLE, 0)),
-			raw(opLseek, file, le(fileHandle), le(1<<63), le32(99, 0)),
+			raw(transport.OpFallocate, file, le(fileHandle), le(0), le(4096), le32(0, 0)),
+			raw(transport.OpFallocate, file, le(fileHandle), le(1<<63), le(1<<62), le32(3, 0)),
+			raw(transport.OpLseek, file, le(fileHandle), le(0), le32(unix.SEEK_HOLE, 0)),
+			raw(transport.OpLseek, file, le(fileHandle), le(1<<63), le32(99, 0)),
 		),
 		script(
-			raw(opCopyFileRange, x, le(xHandle), le(0), le(file), le(fileHandle), le(0), le(4096), le(0)),
-			raw(opCopyFileRange, x, le(xHandle), le(1<<63), le(heldFile), le(heldHandle), le(1<<63), le(1<<63), le(0)),
-			raw(opCopyFileRange64, x, le(xHandle), le(0), le(file), le(fileHandle), le(0), le(1), le(0)),
+			raw(transport.OpCopyFileRange, x, le(xHandle), le(0), le(file), le(fileHandle), le(0), le(4096), le(0)),
+			raw(transport.OpCopyFileRange, x, le(xHandle), le(1<<63), le(heldFile), le(heldHandle), le(1<<63), le(1<<63), le(0)),
+			raw(transport.OpCopyFileRange64, x, le(xHandle), le(0), le(file), le(fileHandle), le(0), le(1), le(0)),
 		),
 		script(
-			raw(opIoctl, file, le(fileHandle), le32(0, 0x80087601), le(0), le32(0, 8)),
-			raw(opIoctl, file, le(fileHandle), le32(0, 0x40086602), le(0), le32(8, 0), le(16)),
-			raw(opIoctl, d, le(0), le32(1, 0x801c581f), le(0), le32(0, 28)),
-			raw(opIoctl, 1, le(0), le32(0, 0), le(0), le32(1<<31, 1<<31)),
+			raw(transport.OpIoctl, file, le(fileHandle), le32(0, 0x80087601), le(0), le32(0, 8)),
+			raw(transport.OpIoctl, file, le(fileHandle), le32(0, 0x40086602), le(0), le32(8, 0), le(16)),
+			raw(transport.OpIoctl, d, le(0), le32(1, 0x801c581f), le(0), le32(0, 28)),
+			raw(transport.OpIoctl, 1, le(0), le32(0, 0), le(0), le32(1<<31, 1<<31)),
 		),
 		script(
-			raw(opWrite, ctlNode, le(ctl), le(0), le32(10, 0), le(0), le32(0, 0), []byte("acquire d\n")),
-			raw(opRead, ctlNode, le(ctl), le(0), le32(4096, 0), le(0), le32(0, 0)),
-			raw(opWrite, ctlNode, le(ctl), le(0), le32(10, 0), le(0), le32(0, 0), []byte("release d\x00")),
+			raw(transport.OpWrite, ctlNode, le(ctl), le(0), le32(10, 0), le(0), le32(0, 0), []byte("acquire d\n")),
+			raw(transport.OpRead, ctlNode, le(ctl), le(0), le32(4096, 0), le(0), le32(0, 0)),
+			raw(transport.OpWrite, ctlNode, le(ctl), le(0), le32(10, 0), le(0), le32(0, 0), []byte("release d\x00")),
 		),
 		script(
-			raw(opRead, eventsNode, le(events), le(0), le32(4096, fuse.READ_LOCKOWNER), le(0), le32(0, 0)),
-			raw(opRead, 4, le(events), le(1<<63), le32(4096, 0), le(0), le32(0, 0)),
-			raw(opOpen, 6, le32(unix.O_WRONLY, 0)),
-			raw(opSetattr, 3, setattr(1<<3, 0)),
+			raw(transport.OpRead, eventsNode, le(events), le(0), le32(4096, fuse.READ_LOCKOWNER), le(0), le32(0, 0)),
+			raw(transport.OpRead, 4, le(events), le(1<<63), le32(4096, 0), le(0), le32(0, 0)),
+			raw(transport.OpOpen, 6, le32(unix.O_WRONLY, 0)),
+			raw(transport.OpSetAttr, 3, setattr(1<<3, 0)),
 		),
 		script(
-			raw(opForget, x, le(1)),
-			raw(opForget, x, le(1<<63)),
-			raw(opBatchForget, 0, le32(2, 0), le(d), le(1), le(file), le(1<<62)),
-			raw(opBatchForget, 0, le32(1<<31, 0), le(d), le(1)),
-			raw(opGetattr, d, le32(0, 0), le(0)),
-			raw(opLookup, d, name("x")),
+			raw(transport.OpForget, x, le(1)),
+			raw(transport.OpForget, x, le(1<<63)),
+			raw(transport.OpBatchForget, 0, le32(2, 0), le(d), le(1), le(file), le(1<<62)),
+			raw(transport.OpBatchForget, 0, le32(1<<31, 0), le(d), le(1)),
+			raw(transport.OpGetAttr, d, le32(0, 0), le(0)),
+			raw(transport.OpLookup, d, name("x")),
 		),
 		script(
-			raw(opFlush, file, le(fileHandle), le32(0, 0), le(7)),
-			raw(opRelease, file, le(fileHandle), le32(0, 2), le(7)),
-			raw(opRelease, file, le(fileHandle), le32(0, 2), le(7)),
-			raw(opRelease, x, le(0), le32(0, 0), le(0)),
-			raw(opReleasedir, d, le(0), le32(0, 0), le(0)),
-			raw(opReleasedir, d, le(0), le32(0, 0), le(0)),
+			raw(transport.OpFlush, file, le(fileHandle), le32(0, 0), le(7)),
+			raw(transport.OpRelease, file, le(fileHandle), le32(0, 2), le(7)),
+			raw(transport.OpRelease, file, le(fileHandle), le32(0, 2), le(7)),
+			raw(transport.OpRelease, x, le(0), le32(0, 0), le(0)),
+			raw(transport.OpReleaseDir, d, le(0), le32(0, 0), le(0)),
+			raw(transport.OpReleaseDir, d, le(0), le32(0, 0), le(0)),
 		),
 		script(
-			raw(opFsync, file, le(fileHandle), le32(1, 0)),
-			raw(opFsyncdir, d, le(0), le32(0, 0)),
-			raw(opReadlink, link),
-			raw(opReadlink, file),
-			raw(opStatfs, 1),
-			raw(opAccess, file, le32(2, 0)),
-			raw(opPoll, file, le(fileHandle), le(0), le32(0, 0)),
-			raw(opSyncfs, 1, le(0)),
-			raw(opBmap, file, le(0), le32(0, 0)),
+			raw(transport.OpFsync, file, le(fileHandle), le32(1, 0)),
+			raw(transport.OpFsyncDir, d, le(0), le32(0, 0)),
+			raw(transport.OpReadlink, link),
+			raw(transport.OpReadlink, file),
+			raw(transport.OpStatfs, 1),
+			raw(transport.OpAccess, file, le32(2, 0)),
+			raw(transport.OpPoll, file, le(fileHandle), le(0), le32(0, 0)),
+			raw(transport.OpSyncfs, 1, le(0)),
+			raw(transport.OpBmap, file, le(0), le32(0, 0)),
 		),
 		script(
-			raw(opCreate, file, le32(unix.O_CREAT|unix.O_RDWR, 0o644, 0, 0), name("f")),
-			raw(opMkdir, x, le32(0o755, 0), name("sub")),
-			raw(opMknod, link, le32(unix.S_IFREG, 0, 0, 0), name("f")),
-			raw(opSymlink, file, name("l", "x")),
-			raw(opUnlink, x, name("x")),
-			raw(opRmdir, x, name("x")),
-			raw(opRename, d, le(file), name("x", "y")),
-			raw(opRename2, file, le(d), le32(0, 0), name("x", "y")),
-			raw(opLink, file, le(x), name("y")),
-			raw(opTmpfile, x, le32(unix.O_RDWR, 0o644, 0, 0), name("#1")),
-			raw(opReaddir, x, le(0), le(0), le32(4096, 0), le(0), le32(0, 0)),
+			raw(transport.OpCreate, file, le32(unix.O_CREAT|unix.O_RDWR, 0o644, 0, 0), name("f")),
+			raw(transport.OpMkdir, x, le32(0o755, 0), name("sub")),
+			raw(transport.OpMknod, link, le32(unix.S_IFREG, 0, 0, 0), name("f")),
+			raw(transport.OpSymlink, file, name("l", "x")),
+			raw(transport.OpUnlink, x, name("x")),
+			raw(transport.OpRmdir, x, name("x")),
+			raw(transport.OpRename, d, le(file), name("x", "y")),
+			raw(transport.OpRename2, file, le(d), le32(0, 0), name("x", "y")),
+			raw(transport.OpLink, file, le(x), name("y")),
+			raw(transport.OpTmpfile, x, le32(unix.O_RDWR, 0o644, 0, 0), name("#1")),
+			raw(transport.OpReadDir, x, le(0), le(0), le32(4096, 0), le(0), le32(0, 0)),
 		),
 		script(
-			raw(opInit, 0, le32(7, 45, 0, 0)),
-			raw(opInterrupt, 0, le(5)),
-			raw(opDestroy, 0),
-			raw(opNotifyReply, 1, le(0), le(0), le32(0, 0)),
-			raw(opSetupmapping, 1),
+			raw(transport.OpInit, 0, le32(7, 45, 0, 0)),
+			raw(transport.OpInterrupt, 0, le(5)),
+			raw(transport.OpDestroy, 0),
+			raw(transport.OpNotifyReply, 1, le(0), le(0), le32(0, 0)),
+			raw(transport.OpSetupmapping, 1),
 			raw(60, 1),
 			raw(1<<31, 1),
 			raw(104, 1),
 			nil, []byte("short"),
-			raw(opLookup, 1)[:20],
-			raw(opLookup, 1),
+			raw(transport.OpLookup, 1)[:20],
+			raw(transport.OpLookup, 1),
 		),
 	} {
 		f.Add(s)
@@ -641,7 +587,7 @@ func FuzzBadRequests(f *testing.F) {
 			r.do(req)
 		}
 		r.settle(t)
-		_, answer := kernel.send(raw(opStatfs, 1))
+		_, answer := kernel.send(raw(transport.OpStatfs, 1))
 		select {
 		case got := <-answer:
 			if errno := int32(binary.NativeEndian.Uint32(got[4:])); errno != 0 {

@@ -22,10 +22,10 @@ const parked = -1
 // waits for nobody.
 func (c *conn) mayWait(h *fuse.InHeader, args []byte) bool {
 	const kind = unsafe.Offsetof(fuse.LkIn{}.Lk) + unsafe.Offsetof(fuse.FileLock{}.Typ) - unsafe.Sizeof(fuse.InHeader{})
-	if h.Opcode == opSetlkw {
+	if h.Opcode == OpSetlkw {
 		return len(args) < int(kind)+4 || binary.NativeEndian.Uint32(args[kind:]) != unix.F_UNLCK
 	}
-	return h.NodeId >= c.apart && (h.Opcode == opRead || h.Opcode == opWrite)
+	return h.NodeId >= c.apart && (h.Opcode == OpRead || h.Opcode == OpWrite)
 }
 
 const (
@@ -67,7 +67,7 @@ func (w *waits) count(uid uint32, n int) {
 // place to it, and needs another one or ends.
 func (e *entry) aside() (n int, at *slot, left bool) {
 	u, p, h := e.uring, e.place, *e.place.request()
-	if h.Opcode == opSetlkw && u.conn.waits.full(u.conn.userOf(&h)) {
+	if h.Opcode == OpSetlkw && u.conn.waits.full(u.conn.userOf(&h)) {
 		return p.fail(h.Unique, unix.ENOLCK), nil, false
 	}
 	var over atomic.Bool // one of the two is done with the other
@@ -91,7 +91,7 @@ func (e *entry) aside() (n int, at *slot, left bool) {
 		return n, nil, n == parked
 	case <-moment.C:
 	}
-	if h.Opcode == opSetlkw { // nothing of it is there
+	if h.Opcode == OpSetlkw { // nothing of it is there
 		p.trim() // before the place is left: it may have another request then
 	}
 	if over.CompareAndSwap(false, true) {

@@ -17,41 +17,8 @@ import (
 	"github.com/stagefs/stagefs/lockstate/procid"
 )
 
-// Opcodes and notifications that a transport has to know.
+// Notifications that a transport has to know.
 const (
-	opLookup      = 1
-	opForget      = 2
-	opGetAttr     = 3
-	opSetAttr     = 4
-	opSymlink     = 6
-	opMknod       = 8
-	opMkdir       = 9
-	opUnlink      = 10
-	opRmdir       = 11
-	opRename      = 12
-	opLink        = 13
-	opOpen        = 14
-	opRead        = 15
-	opWrite       = 16
-	opStatfs      = 17
-	opRelease     = 18
-	opGetXattr    = 22
-	opListXattr   = 23
-	opFlush       = 25
-	opInit        = 26
-	opOpenDir     = 27
-	opReadDir     = 28
-	opReleaseDir  = 29
-	opSetlk       = 32
-	opSetlkw      = 33
-	opCreate      = 35
-	opInterrupt   = 36
-	opIoctl       = 39
-	opNotifyReply = 41
-	opBatchForget = 42
-	opReadDirPlus = 44
-	opRename2     = 45
-
 	notifyInvalInode = 2
 	notifyStore      = 4
 	notifyRetrieve   = 5
@@ -137,7 +104,7 @@ func (c *conn) readInit() (*fuse.InitIn, []byte, error) {
 		return nil, nil, fmt.Errorf("read /dev/fuse: %w", err)
 	}
 	in := (*fuse.InitIn)(unsafe.Pointer(&buf[0]))
-	if n < inHeaderSize+16 || in.Opcode != opInit {
+	if n < inHeaderSize+16 || in.Opcode != OpInit {
 		return nil, nil, errors.New("the kernel's first request is not FUSE_INIT")
 	}
 	return in, buf[:n], nil

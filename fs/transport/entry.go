@@ -218,7 +218,7 @@ func (e *entry) run() {
 		}
 		e.at.order.Store(0)
 		switch {
-		case h.Opcode == opNotifyReply: // by move, or a keeper
+		case h.Opcode == OpNotifyReply: // by move, or a keeper
 			n = e.place.fail(unique, 0)
 		case c.mayWait(h, e.place.header.opIn[:]):
 			in, out := e.place.split()

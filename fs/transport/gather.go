@@ -215,7 +215,7 @@ func (l *lately) note(tid uint32) (many, decided bool) {
 // nobodys reports whether a request comes, or may come, when it suits the kernel.
 func nobodys(op uint32) bool {
 	switch op {
-	case opForget, opBatchForget, opRead, opWrite, opRelease, opReleaseDir, opInterrupt, opNotifyReply:
+	case OpForget, OpBatchForget, OpRead, OpWrite, OpRelease, OpReleaseDir, OpInterrupt, OpNotifyReply:
 		return true
 	}
 	return false
@@ -226,8 +226,8 @@ func nobodys(op uint32) bool {
 // answered whoever reads its stat file waits.
 func fromOutside(op uint32) bool {
 	switch op {
-	case opLookup, opSetAttr, opSymlink, opMknod, opMkdir, opUnlink, opRmdir, opRename, opLink, opOpen,
-		opOpenDir, opReadDir, opCreate, opReadDirPlus, opRename2:
+	case OpLookup, OpSetAttr, OpSymlink, OpMknod, OpMkdir, OpUnlink, OpRmdir, OpRename, OpLink, OpOpen,
+		OpOpenDir, OpReadDir, OpCreate, OpReadDirPlus, OpRename2:
 		return true
 	}
 	return false

@@ -106,22 +106,22 @@ func TestGatheringFollows(t *testing.T) {
 		if core(b) != want || core(a) == want {
 			t.Errorf("caller on core %d: threads on %d and %d", want, core(a), core(b))
 		}
-		g.took(b, opLookup, tid)
+		g.took(b, OpLookup, tid)
 		if core(a) != want {
 			t.Errorf("caller on core %d: the first thread stayed on %d", want, core(a))
 		}
 		seen <- struct{}{}
 	}
 	for range 2 * window {
-		g.took(a, opGetAttr, 0)
+		g.took(a, OpGetAttr, 0)
 	}
 	if g.spread.Load() {
 		t.Error("who may be in an exec was counted")
 	}
 	for i := range uint32(window) {
-		g.took(a, opLookup, 1000+i)
+		g.took(a, OpLookup, 1000+i)
 	}
-	g.took(b, opLookup, 1000)
+	g.took(b, OpLookup, 1000)
 	if core(a) != g.cores[a.seat] || core(b) != g.cores[b.seat] {
 		t.Errorf("many callers: threads on %d and %d", core(a), core(b))
 	}

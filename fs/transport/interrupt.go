@@ -209,7 +209,7 @@ func (c *conn) tryInterrupt(unique uint64) bool {
 		return true
 	}
 	in := fuse.InterruptIn{Unique: unique}
-	in.Length, in.Opcode = uint32(unsafe.Sizeof(in)), opInterrupt
+	in.Length, in.Opcode = uint32(unsafe.Sizeof(in)), OpInterrupt
 	var out [outHeaderSize]byte
 	n, _ := c.proto.HandleRequest([][]byte{(*[unsafe.Sizeof(in)]byte)(unsafe.Pointer(&in))[:]}, [][]byte{out[:]})
 	return n == 0 // only a failure is answered

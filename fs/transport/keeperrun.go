@@ -205,11 +205,11 @@ func (k *keeper) came(done ringCQE) error {
 	switch op := p.request().Opcode; {
 	case c.stopping.Load():
 		c.parkPlace(c.order.Add(1), k.queue, p)
-	case op == opNotifyReply && k.urgent > 0:
+	case op == OpNotifyReply && k.urgent > 0:
 		k.urgent--
 		p.answerEmpty()
 		return k.deliver(p)
-	case op == opNotifyReply:
+	case op == OpNotifyReply:
 		k.keep(p)
 	default:
 		k.queue.taken.Add(1)

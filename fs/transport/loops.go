@@ -118,7 +118,7 @@ func (l *loops) run(at *slot, buf []byte) {
 		if n < inHeaderSize {
 			continue
 		}
-		if h.Opcode == opInterrupt {
+		if h.Opcode == OpInterrupt {
 			c.interrupt((*fuse.InterruptIn)(unsafe.Pointer(h)).Unique)
 			continue
 		}
@@ -126,7 +126,7 @@ func (l *loops) run(at *slot, buf []byte) {
 			continue
 		}
 		waits := c.mayWait(h, in[inHeaderSize:n])
-		if waits && h.Opcode != opSetlkw {
+		if waits && h.Opcode != OpSetlkw {
 			l.aside(in[:n])
 			continue
 		}
@@ -153,7 +153,7 @@ func (l *loops) run(at *slot, buf []byte) {
 			l.idle.Add(-1)
 			return
 		}
-		if l.lazy && (h.Opcode == opForget || h.Opcode == opBatchForget) && !c.hurry() {
+		if l.lazy && (h.Opcode == OpForget || h.Opcode == OpBatchForget) && !c.hurry() {
 			rest()
 		}
 	}
@@ -194,14 +194,14 @@ func (l *loops) aside(req []byte) {
 	h := headerAt(req)
 	size, uid := 64, uint32(0)
 	switch h.Opcode {
-	case opSetlkw:
+	case OpSetlkw:
 		if uid = c.userOf(h); c.waits.full(uid) {
 			var out [outHeaderSize]byte
 			c.write(out[:reply(out[:], h.Unique, fuse.Status(unix.ENOLCK), 0)])
 			return
 		}
 		c.waits.count(uid, 1)
-	case opRead:
+	case OpRead:
 		size = l.size
 	}
 	c.threads.Add(1)
@@ -209,7 +209,7 @@ func (l *loops) aside(req []byte) {
 	go func() {
 		defer c.threads.Done()
 		defer c.inflight.remove(at)
-		if h.Opcode == opSetlkw {
+		if h.Opcode == OpSetlkw {
 			defer c.waits.count(uid, -1)
 		}
 		l.answer(at, h.Unique, [][]byte{req}, [][]byte{make([]byte, size)})
@@ -255,7 +255,7 @@ const getVersion = 0x80087601
 // longest returns how long the answer to a request may be.
 func longest(in [][]byte) int {
 	const cmd = 12 // after the header and the handle and the flags
-	if headerOf(in).Opcode != opIoctl {
+	if headerOf(in).Opcode != OpIoctl {
 		return math.MaxInt
 	}
 	args := in[0][inHeaderSize:]

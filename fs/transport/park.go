@@ -85,7 +85,7 @@ func (c *conn) undone(at *slot, h *fuse.InHeader, out []byte) bool {
 
 // signalEnds reports whether a signal that does not kill ends the wait of a request:
 // of one that may wait without end.
-func signalEnds(op uint32) bool { return op == opSetlkw || op == opRead || op == opWrite }
+func signalEnds(op uint32) bool { return op == OpSetlkw || op == OpRead || op == OpWrite }
 
 // park keeps a request until the transport goes on. That may be so already.
 func (c *conn) park(r *Parked) {
@@ -114,9 +114,9 @@ func (c *conn) parkPlace(order uint64, q *queue, p *place) {
 // stop, and reports whether that was all that is to be done about it.
 func (c *conn) takeOver(req []byte) bool {
 	switch headerAt(req).Opcode {
-	case opForget, opBatchForget: // nobody waits for an answer
+	case OpForget, OpBatchForget: // nobody waits for an answer
 		return false
-	case opNotifyReply:
+	case OpNotifyReply:
 		return true
 	}
 	c.parkRaw(c.order.Add(1), req)
@@ -130,7 +130,7 @@ func (o *own) replay(all []*Parked) {
 	end := time.Now().Add(lineTime)
 	for _, r := range all {
 		op := r.header().Opcode
-		if op == opNotifyReply {
+		if op == OpNotifyReply {
 			if r.place != nil {
 				r.queue.keeper.keep(r.place)
 			}
@@ -146,7 +146,7 @@ func (o *own) replay(all []*Parked) {
 			defer close(done)
 			o.again(at, r)
 		}()
-		if op == opSetlkw || op == opWrite {
+		if op == OpSetlkw || op == OpWrite {
 			c.awaitLined(before, done, end)
 		}
 	}
@@ -161,7 +161,7 @@ func (o *own) again(at *slot, r *Parked) {
 	}
 	if r.place == nil {
 		size := c.outSize()
-		if h.Opcode == opSetlkw { // of which there may be thousands
+		if h.Opcode == OpSetlkw { // of which there may be thousands
 			size = outHeaderSize
 		}
 		out := make([]byte, size)

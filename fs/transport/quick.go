@@ -29,7 +29,7 @@ type quick struct {
 // interrupt. With Debug set go-fuse shows each.
 func (c *conn) takes(h *fuse.InHeader) bool {
 	switch h.Opcode {
-	case opLookup, opGetAttr:
+	case OpLookup, OpGetAttr:
 		return c.mayTake(h)
 	}
 	return false
@@ -41,8 +41,8 @@ func (c *conn) mayTake(h *fuse.InHeader) bool { return h.TotalExtlen == 0 && !c.
 // carried out without go-fuse.
 func (c *conn) takesOwn(h *fuse.InHeader) bool {
 	switch h.Opcode {
-	case opSetAttr, opSymlink, opMknod, opMkdir, opUnlink, opRmdir, opRename, opLink, opOpen, opRelease, opFlush, opOpenDir,
-		opReleaseDir, opCreate, opRename2, opRead, opReadDir, opReadDirPlus, opStatfs, opGetXattr, opListXattr, opSetlk, opSetlkw:
+	case OpSetAttr, OpSymlink, OpMknod, OpMkdir, OpUnlink, OpRmdir, OpRename, OpLink, OpOpen, OpRelease, OpFlush, OpOpenDir,
+		OpReleaseDir, OpCreate, OpRename2, OpRead, OpReadDir, OpReadDirPlus, OpStatfs, OpGetXattr, OpListXattr, OpSetlk, OpSetlkw:
 		return c.mayTake(h)
 	}
 	return false
@@ -51,33 +51,33 @@ func (c *conn) takesOwn(h *fuse.InHeader) bool {
 // fixedSize is how long that is what precedes the names.
 func fixedSize(op uint32) int {
 	switch op {
-	case opGetAttr:
+	case OpGetAttr:
 		return int(unsafe.Sizeof(fuse.GetAttrIn{})) - inHeaderSize
-	case opSetAttr:
+	case OpSetAttr:
 		return int(unsafe.Sizeof(fuse.SetAttrIn{})) - inHeaderSize
-	case opOpen, opOpenDir:
+	case OpOpen, OpOpenDir:
 		return int(unsafe.Sizeof(fuse.OpenIn{})) - inHeaderSize
-	case opCreate:
+	case OpCreate:
 		return int(unsafe.Sizeof(fuse.CreateIn{})) - inHeaderSize
-	case opMkdir:
+	case OpMkdir:
 		return int(unsafe.Sizeof(fuse.MkdirIn{})) - inHeaderSize
-	case opRename2:
+	case OpRename2:
 		return int(unsafe.Sizeof(fuse.RenameIn{})) - inHeaderSize
-	case opRename:
+	case OpRename:
 		return 8 // the directory alone
-	case opMknod:
+	case OpMknod:
 		return int(unsafe.Sizeof(fuse.MknodIn{})) - inHeaderSize
-	case opLink:
+	case OpLink:
 		return int(unsafe.Sizeof(fuse.LinkIn{})) - inHeaderSize
-	case opFlush:
+	case OpFlush:
 		return int(unsafe.Sizeof(fuse.FlushIn{})) - inHeaderSize
-	case opRelease, opReleaseDir:
+	case OpRelease, OpReleaseDir:
 		return int(unsafe.Sizeof(fuse.ReleaseIn{})) - inHeaderSize
-	case opRead, opReadDir, opReadDirPlus:
+	case OpRead, OpReadDir, OpReadDirPlus:
 		return int(unsafe.Sizeof(fuse.ReadIn{})) - inHeaderSize
-	case opGetXattr, opListXattr:
+	case OpGetXattr, OpListXattr:
 		return int(unsafe.Sizeof(fuse.GetXAttrIn{})) - inHeaderSize
-	case opSetlk, opSetlkw:
+	case OpSetlk, OpSetlkw:
 		return int(unsafe.Sizeof(fuse.LkIn{})) - inHeaderSize
 	}
 	return 0
@@ -150,40 +150,40 @@ func (c *conn) ask(q *quick, cancel <-chan struct{}, in [][]byte, out []byte) (s
 	}
 	h, to := &q.in.InHeader, unsafe.Pointer(&q.in)
 	switch h.Opcode {
-	case opGetAttr:
+	case OpGetAttr:
 		q.attr = fuse.AttrOut{}
 		return c.served.GetAttr(cancel, (*fuse.GetAttrIn)(to), &q.attr), structBytes(&q.attr)
-	case opSetAttr:
+	case OpSetAttr:
 		q.attr = fuse.AttrOut{}
 		return c.served.SetAttr(cancel, &q.in, &q.attr), structBytes(&q.attr)
-	case opOpen:
+	case OpOpen:
 		q.open = fuse.OpenOut{}
 		return c.served.Open(cancel, (*fuse.OpenIn)(to), &q.open), structBytes(&q.open)
-	case opOpenDir:
+	case OpOpenDir:
 		q.open = fuse.OpenOut{}
 		return c.served.OpenDir(cancel, (*fuse.OpenIn)(to), &q.open), structBytes(&q.open)
-	case opSetlk:
+	case OpSetlk:
 		return c.served.SetLk(cancel, (*fuse.LkIn)(to)), nil
-	case opSetlkw:
+	case OpSetlkw:
 		return c.served.SetLkw(cancel, (*fuse.LkIn)(to)), nil
-	case opFlush:
+	case OpFlush:
 		return c.served.Flush(cancel, (*fuse.FlushIn)(to)), nil
-	case opRelease:
+	case OpRelease:
 		c.served.Release(cancel, (*fuse.ReleaseIn)(to))
 		return fuse.OK, nil
-	case opReleaseDir:
+	case OpReleaseDir:
 		c.served.ReleaseDir((*fuse.ReleaseIn)(to))
 		return fuse.OK, nil
-	case opStatfs:
+	case OpStatfs:
 		q.statfs = fuse.StatfsOut{}
 		return c.served.StatFs(cancel, h, &q.statfs), structBytes(&q.statfs)
-	case opRead, opReadDir, opReadDirPlus:
+	case OpRead, OpReadDir, OpReadDirPlus:
 		in := (*fuse.ReadIn)(to)
 		if int(in.Size) > len(out) {
 			return fuse.EIO, nil
 		}
 		return c.read(q, cancel, in, out[:in.Size])
-	case opListXattr:
+	case OpListXattr:
 		return c.xattr(q, out, func(dest []byte) (uint32, fuse.Status) { return c.served.ListXAttr(cancel, h, dest) })
 	}
 	first, names, ended := bytes.Cut(names, []byte{0})
@@ -192,25 +192,25 @@ func (c *conn) ask(q *quick, cancel <-chan struct{}, in [][]byte, out []byte) (s
 	}
 	name := string(first)
 	switch h.Opcode {
-	case opGetXattr:
+	case OpGetXattr:
 		return c.xattr(q, out, func(dest []byte) (uint32, fuse.Status) { return c.served.GetXAttr(cancel, h, name, dest) })
-	case opUnlink:
+	case OpUnlink:
 		return c.served.Unlink(cancel, h, name), nil
-	case opRmdir:
+	case OpRmdir:
 		return c.served.Rmdir(cancel, h, name), nil
-	case opLookup:
+	case OpLookup:
 		q.entry = fuse.EntryOut{}
 		return c.served.Lookup(cancel, h, name, &q.entry), structBytes(&q.entry)
-	case opMkdir:
+	case OpMkdir:
 		q.entry = fuse.EntryOut{}
 		return c.served.Mkdir(cancel, (*fuse.MkdirIn)(to), name, &q.entry), structBytes(&q.entry)
-	case opMknod:
+	case OpMknod:
 		q.entry = fuse.EntryOut{}
 		return c.served.Mknod(cancel, (*fuse.MknodIn)(to), name, &q.entry), structBytes(&q.entry)
-	case opLink:
+	case OpLink:
 		q.entry = fuse.EntryOut{}
 		return c.served.Link(cancel, (*fuse.LinkIn)(to), name, &q.entry), structBytes(&q.entry)
-	case opCreate:
+	case OpCreate:
 		q.made = fuse.CreateOut{}
 		return c.served.Create(cancel, (*fuse.CreateIn)(to), name, &q.made), structBytes(&q.made)
 	}
@@ -218,12 +218,12 @@ func (c *conn) ask(q *quick, cancel <-chan struct{}, in [][]byte, out []byte) (s
 	if !ended {
 		return fuse.EIO, nil
 	}
-	if h.Opcode == opSymlink {
+	if h.Opcode == OpSymlink {
 		q.entry = fuse.EntryOut{}
 		return c.served.Symlink(cancel, h, string(second), name, &q.entry), structBytes(&q.entry)
 	}
 	rename := (*fuse.RenameIn)(to)
-	if h.Opcode == opRename {
+	if h.Opcode == OpRename {
 		rename.Flags = 0
 	}
 	return c.served.Rename(cancel, rename, name, string(second)), nil
@@ -241,7 +241,7 @@ type Locker interface {
 func (c *conn) lockAtOnce(at *slot, in, out [][]byte) int {
 	h := headerOf(in)
 	locker, ok := c.served.(Locker)
-	if !ok || h.Opcode != opSetlkw || at.quick == nil || !c.mayTake(h) {
+	if !ok || h.Opcode != OpSetlkw || at.quick == nil || !c.mayTake(h) {
 		return 0
 	}
 	q := at.quick
@@ -255,10 +255,10 @@ func (c *conn) lockAtOnce(at *slot, in, out [][]byte) int {
 // read returns what a file or a directory has, of which there is room for so much.
 func (c *conn) read(q *quick, cancel <-chan struct{}, in *fuse.ReadIn, room []byte) (fuse.Status, []byte) {
 	switch in.Opcode {
-	case opReadDir:
+	case OpReadDir:
 		list := fuse.NewDirEntryList(room, in.Offset)
 		return c.served.ReadDir(cancel, in, list), list.Bytes()
-	case opReadDirPlus:
+	case OpReadDirPlus:
 		list := fuse.NewDirEntryList(room, in.Offset)
 		return c.served.ReadDirPlus(cancel, in, list), list.Bytes()
 	}

@@ -202,32 +202,32 @@ func (w testWriter) Write(b []byte) (int, error) {
 // quickOps are what is carried out without go-fuse, and how many bytes and names
 // follow the header as fuse.h of the kernel has it.
 var quickOps = map[uint32]struct{ fixed, names int }{
-	opLookup:     {0, 1},
-	opGetAttr:    {16, 0},
-	opSetAttr:    {88, 0},
-	opSymlink:    {0, 2},
-	opMknod:      {16, 1},
-	opMkdir:      {8, 1},
-	opUnlink:     {0, 1},
-	opRmdir:      {0, 1},
-	opRename:     {8, 2},
-	opLink:       {8, 1},
-	opOpen:       {8, 0},
-	opRelease:    {24, 0},
-	opFlush:      {24, 0},
-	opOpenDir:    {8, 0},
-	opReleaseDir: {24, 0},
-	opCreate:     {16, 1},
-	opRename2:    {16, 2},
+	OpLookup:     {0, 1},
+	OpGetAttr:    {16, 0},
+	OpSetAttr:    {88, 0},
+	OpSymlink:    {0, 2},
+	OpMknod:      {16, 1},
+	OpMkdir:      {8, 1},
+	OpUnlink:     {0, 1},
+	OpRmdir:      {0, 1},
+	OpRename:     {8, 2},
+	OpLink:       {8, 1},
+	OpOpen:       {8, 0},
+	OpRelease:    {24, 0},
+	OpFlush:      {24, 0},
+	OpOpenDir:    {8, 0},
+	OpReleaseDir: {24, 0},
+	OpCreate:     {16, 1},
+	OpRename2:    {16, 2},
 
-	opStatfs:      {0, 0},
-	opRead:        {40, 0},
-	opReadDir:     {40, 0},
-	opReadDirPlus: {40, 0},
-	opGetXattr:    {8, 1},
-	opListXattr:   {8, 0},
-	opSetlk:       {48, 0},
-	opSetlkw:      {48, 0},
+	OpStatfs:      {0, 0},
+	OpRead:        {40, 0},
+	OpReadDir:     {40, 0},
+	OpReadDirPlus: {40, 0},
+	OpGetXattr:    {8, 1},
+	OpListXattr:   {8, 0},
+	OpSetlk:       {48, 0},
+	OpSetlkw:      {48, 0},
 }
 
 // made returns a request and how much of it follows the names, as an extension.
@@ -244,9 +244,9 @@ func made(op uint32, rnd *rand.Rand, ext bool) (req []byte, fixed int) {
 		req = append(req, 0)
 	}
 	switch op { // there is room for the answer, none, or not enough
-	case opRead, opReadDir, opReadDirPlus:
+	case OpRead, OpReadDir, OpReadDirPlus:
 		(*fuse.ReadIn)(unsafe.Pointer(&req[0])).Size = uint32(rnd.IntN(4096 - outHeaderSize))
-	case opGetXattr, opListXattr:
+	case OpGetXattr, OpListXattr:
 		(*fuse.GetXAttrIn)(unsafe.Pointer(&req[0])).Size = uint32(rnd.IntN(3) * rnd.IntN(200))
 	}
 	h := headerAt(req)
@@ -290,7 +290,7 @@ func TestQuickAsGoFuse(t *testing.T) {
 		r := &recorder{file: int(file.Fd())}
 		c := newQuick(t, r)
 		init := fuse.InitIn{Major: 7, Minor: minor, Flags: ^uint32(0), Flags2: ^uint32(0)}
-		init.Opcode, init.Length = opInit, uint32(unsafe.Sizeof(init))
+		init.Opcode, init.Length = OpInit, uint32(unsafe.Sizeof(init))
 		if _, status := c.proto.HandleRequest([][]byte{structBytes(&init)}, [][]byte{make([]byte, 4096)}); status != fuse.OK {
 			t.Fatal(status)
 		}
@@ -362,7 +362,7 @@ func TestQuickShort(t *testing.T) {
 func mkdirRequest(unique uint64) []byte {
 	req := make([]byte, inHeaderSize+8, 64)
 	h := headerAt(req)
-	h.Opcode, h.Unique, h.NodeId = opMkdir, unique, 1
+	h.Opcode, h.Unique, h.NodeId = OpMkdir, unique, 1
 	return append(req, "x\x00"...)
 }
 

@@ -27,7 +27,7 @@ func (c *conn) wait(at *slot, h *fuse.InHeader, in, out [][]byte) int {
 			c.interrupt(unique)
 		}
 	})
-	if h.Opcode == opSetlkw {
+	if h.Opcode == OpSetlkw {
 		uid := c.userOf(h)
 		c.waits.count(uid, 1)
 		defer c.waits.count(uid, -1)
