@@ -28,10 +28,13 @@ func (e *atWorkError) Error() string { return "somebody is reading the file, or 
 // check returns an atWorkError if n, which may be nil, is one that passes and was not
 // waited for.
 func (a *atWork) check(fs *FS, n *node) error {
-	if n == nil || slices.Contains(*a, n) || fs.nodes.files.get(n) == nil {
+	if n == nil || slices.Contains(*a, n) {
 		return nil
 	}
-	f := n.lockFile()
+	f := n.lockKnownFile()
+	if f == nil {
+		return nil
+	}
 	defer n.unlockFile(f)
 	if f.passing == 0 || f.fd < 0 {
 		return nil

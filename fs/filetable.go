@@ -117,6 +117,15 @@ func (n *node) lockFile() *file {
 	}
 }
 
+// lockKnownFile is lockFile for a file that is known to the table, as each open one is; else
+// it returns nil.
+func (n *node) lockKnownFile() *file {
+	if n.tab.files.get(n) == nil {
+		return nil
+	}
+	return n.lockFile()
+}
+
 // handles is how many there are, however they reach the data.
 func (f *file) handles() int { return f.passing + f.cached + f.direct }
 

@@ -23,10 +23,10 @@ func (fs *FS) keepReadable(top *node) {
 // keepOpen opens a file to be read, if there are handles of it. below says that it is in the
 // directory that is put aside: whoever goes by its name hears of that first.
 func (fs *FS) keepOpen(n *node, below bool) {
-	if n.tab.files.get(n) == nil {
+	f := n.lockKnownFile()
+	if f == nil {
 		return
 	}
-	f := n.lockFile()
 	defer n.unlockFile(f)
 	if f.handles() == 0 {
 		return
@@ -56,21 +56,19 @@ func (n *node) isBeneath(top *node) (is bool) {
 
 // showAside takes note that no name leads to a file that was put aside, in the kernel either.
 func (n *node) showAside() {
-	if n.tab.files.get(n) == nil {
-		return
+	if f := n.lockKnownFile(); f != nil {
+		f.aside = true
+		n.unlockFile(f)
 	}
-	f := n.lockFile()
-	f.aside = true
-	n.unlockFile(f)
 }
 
 // statAside returns the attributes of a file that was put aside to who has it open, or
 // ESTALE: the kernel looks up the name again then, if it goes by that.
 func (n *node) statAside(st *unix.Statx_t) error {
-	if n.tab.files.get(n) == nil {
+	f := n.lockKnownFile()
+	if f == nil {
 		return unix.ESTALE
 	}
-	f := n.lockFile()
 	defer n.unlockFile(f)
 	if f.fd < 0 || !f.aside {
 		return unix.ESTALE
