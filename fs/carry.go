@@ -116,6 +116,7 @@ type carriedFDKey struct {
 	Token, Node uint64
 	Flock       bool
 	ID          uint64
+	Files       []lockstate.FileID
 }
 
 type carriedOrphan struct {
@@ -153,9 +154,9 @@ func (s *Server) carry(t *transport.State) (c *carried, fds []int, err error) {
 	if c.RowText, c.Rows, ok = fs.table.CarryRows(); !ok || busy {
 		return nil, nil, fmt.Errorf("what a crashed owner left is being cleared away; try again: %w", unix.EBUSY)
 	}
-	fs.table.EachKey(func(token uint64, k any) {
-		key := k.(fdKey)
-		c.Keys = append(c.Keys, carriedFDKey{token, key.node, key.flock, key.id})
+	fs.table.EachKey(func(token uint64, k lockstate.CarriedKey) {
+		key := k.Key.(fdKey)
+		c.Keys = append(c.Keys, carriedFDKey{token, key.node, key.flock, key.id, k.Files})
 	})
 	cands := fs.collectCandidates()
 	c.carryNodes(fs, cands, &fds)

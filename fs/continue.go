@@ -144,9 +144,9 @@ func (s *Server) takeUp(c *carried) error {
 // takeUpRows puts the locks back.
 func (fs *FS) takeUpRows(c *carried) error {
 	fs.table.TakeUpTokens(c.LastToken)
-	keys := make(map[uint64][]any)
+	keys := make(map[uint64][]lockstate.CarriedKey)
 	for _, k := range c.Keys {
-		keys[k.Token] = append(keys[k.Token], fdKey{k.Node, k.Flock, k.ID})
+		keys[k.Token] = append(keys[k.Token], lockstate.CarriedKey{Key: fdKey{k.Node, k.Flock, k.ID}, Files: k.Files})
 	}
 	for row, err := range lockstate.CarriedRows(c.RowText, c.Rows) {
 		if err != nil {

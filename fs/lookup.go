@@ -66,9 +66,7 @@ func (fs *FS) keeps(l link) bool {
 // isLive reports whether the entry is the lock file of a lock: one that keeps it, or
 // of which a locked descriptor does (A4).
 func (fs *FS) isLive(l link) bool {
-	return slices.ContainsFunc(fs.table.On(l.parent.dir), func(lock lockstate.Lock) bool {
-		return slices.Contains(lock.Files, l.name) || (len(lock.Keys) > 0 || lock.LostKey) && lock.File == l.name
-	})
+	return fs.table.IsLockFile(l.parent.dir, l.name)
 }
 
 // Lookup finds a name in a directory.

@@ -238,8 +238,7 @@ func (t *Table) newRowLocked(q *Request, heirs []procid.Ancestor) *row {
 	}
 	switch {
 	case q.Key != nil:
-		r.keys = map[any]struct{}{q.Key: {}}
-		r.opened = q.Opened
+		r.setKey(q.Key, q.Opened)
 	case q.File != "":
 		r.files = []lockFile{q.lockFile()}
 	}

@@ -111,13 +111,20 @@ func CarriedRows(text []byte, rows []CarriedRow) iter.Seq2[CarriedRow, error] {
 	}
 }
 
+// A CarriedKey is a descriptor lock, and the files that it is on. An earlier version does not
+// say which these are.
+type CarriedKey struct {
+	Key   any
+	Files []FileID
+}
+
 // EachKey calls f with each descriptor lock and the token of what it keeps. f must
 // not call the table.
-func (t *Table) EachKey(f func(token uint64, key any)) {
+func (t *Table) EachKey(f func(token uint64, key CarriedKey)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for key, r := range t.keys {
-		f(r.token, key)
+		f(r.token, CarriedKey{key, r.keys[key]})
 	}
 }
 
@@ -130,7 +137,7 @@ func (t *Table) HasToken(token uint64) bool {
 
 // TakeUpRow puts a lock back that another process had, with the keys that keep
 // it.
-func (t *Table) TakeUpRow(c CarriedRow, path []string, owner *procid.Process, keys []any) error {
+func (t *Table) TakeUpRow(c CarriedRow, path []string, owner *procid.Process, keys []CarriedKey) error {
 	files := make([]string, 0, len(c.Record.Files))
 	for _, f := range c.Record.Files {
 		files = append(files, string(f))
@@ -146,11 +153,13 @@ func (t *Table) TakeUpRow(c CarriedRow, path []string, owner *procid.Process, ke
 	if err != nil {
 		return err
 	}
-	if r.lostKey = c.LostKey; !r.lostKey { // else which of them are lost is not known any more
-		r.opened, r.lost = r.lost, nil
-	}
 	for _, k := range keys {
-		t.rekeyLocked(r, k)
+		t.rekeyLocked(r, k.Key, k.Files)
+	}
+	r.lost = slices.DeleteFunc(r.lost, func(id FileID) bool { return r.openedAt(id) >= 0 })
+	if r.lostKey = c.LostKey; !r.lostKey { // else which of them are lost is not known
+		r.open(r.lost) // an earlier version has not said what of
+		r.lost = nil
 	}
 	if c.Settled {
 		r.settle()

@@ -112,6 +112,11 @@ func (c *checker) keys() {
 			if !r.pending && c.t.keys[k] != r {
 				c.failf("I10: token %d is not found by a descriptor lock that keeps it", r.token)
 			}
+			for _, id := range r.keys[k] {
+				if r.openedAt(id) < 0 {
+					c.failf("I10: token %d does not know what a descriptor lock that keeps it is on", r.token)
+				}
+			}
 		}
 	}
 }

@@ -110,7 +110,7 @@ func (g *Grant) SetKey(key any) {
 	g.t.mu.Lock()
 	defer g.t.mu.Unlock()
 	if g.made {
-		g.row.keys = map[any]struct{}{key: {}}
+		g.row.keys = map[any][]FileID{key: g.request.Opened}
 	}
 	g.request.Key = key
 }
@@ -208,8 +208,8 @@ func (g *Grant) Commit() (Lock, bool) {
 	}
 	t.stats.Acquired[r.protocol]++
 	t.tellLocked(EventAcquired, r, Ending{Why: r.why})
-	for k := range r.keys {
-		t.rekeyLocked(r, k)
+	for k, files := range r.keys {
+		t.rekeyLocked(r, k, files)
 	}
 	flush = t.replaceOthersLocked(r) || flush
 	if stands := r.standInstead(); r.instead != 0 && t.mergeTwinLocked(r) || stands { // see Remains

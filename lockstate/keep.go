@@ -9,7 +9,9 @@ import (
 // keepLocked notes one more reason for which r is kept.
 func (t *Table) keepLocked(r *row, q *Request) {
 	r.remains = false
-	r.leaving = false // another one of its scope has taken it before its owner was dead (H3)
+	if r.leaving { // another one of its scope has taken it before its owner was dead (H3)
+		r.leaving, r.opened = false, nil
+	}
 	switch {
 	case q.Command:
 		r.command = true
@@ -26,12 +28,7 @@ func (t *Table) keepLocked(r *row, q *Request) {
 			})
 			r.lostKey = len(r.lost) > 0
 		}
-		t.rekeyLocked(r, q.Key)
-		for _, id := range q.Opened {
-			if !slices.Contains(r.opened, id) {
-				r.opened = append(slices.Clip(r.opened), id)
-			}
-		}
+		t.rekeyLocked(r, q.Key, q.Opened)
 		if t.unopenLocked(r, q.Process.ID(), q.File) && r.protocol == byOpen {
 			r.protocol = q.Protocol
 		}
@@ -58,24 +55,39 @@ func (t *Table) unopenLocked(r *row, by procid.ID, file string) (some bool) {
 	return some
 }
 
-// rekeyLocked makes k keep r, and no other row: a lock that was converted.
-func (t *Table) rekeyLocked(r *row, k any) {
+// rekeyLocked makes k, which is on some files, keep r, and no other row: a lock that was
+// converted.
+func (t *Table) rekeyLocked(r *row, k any, files []FileID) {
 	if old := t.keys[k]; old != nil && old != r {
 		t.dropKeyLocked(old, k)
 	}
-	if r.keys == nil {
-		r.keys = make(map[any]struct{})
-	}
-	r.keys[k] = struct{}{}
+	r.setKey(k, files)
 	t.keys[k] = r
+}
+
+func (r *row) setKey(k any, files []FileID) {
+	if r.keys == nil {
+		r.keys = make(map[any][]FileID)
+	}
+	r.open(files)
+	r.close(r.keys[k])
+	r.keys[k] = files
 }
 
 // dropKeyLocked ends r if nothing else keeps it.
 func (t *Table) dropKeyLocked(r *row, k any) bool {
+	r.close(r.keys[k])
 	delete(r.keys, k)
 	delete(t.keys, k)
+	if len(r.keys) > 0 && r.unsaid <= len(r.opened)/fewUnsaid {
+		return false // a record lists all: one who has very many would write it anew for each
+	}
 	return t.endUnkeptLocked(r, Unlocked)
 }
+
+// fewUnsaid: of so many files in a record, one may be too much there. The next daemon takes
+// a lock to be kept by it while it is open.
+const fewUnsaid = 8
 
 // unkeyLocked has no descriptor lock lead to r any more, and returns those that did.
 func (t *Table) unkeyLocked(r *row) (keys []any) {

@@ -67,6 +67,19 @@ func (t *Table) On(d *Dir) []Lock {
 	return all
 }
 
+// IsLockFile reports whether the file called name is the lock file of a lock on d: one that
+// keeps it, or of which a locked descriptor does.
+func (t *Table) IsLockFile(d *Dir, name string) bool {
+	if t.rows.Load() == 0 {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.ContainsFunc(d.rows, func(r *row) bool {
+		return !r.pending && (r.fileAt(name) >= 0 || (len(r.keys) > 0 || r.lostKey) && r.file == name)
+	})
+}
+
 // LeftOpen returns the write handles that were opened under a lock which has
 // ended (R8), unless the opener holds the place by another one now (A13).
 func (t *Table) LeftOpen() []HandleState {

@@ -100,9 +100,10 @@ type row struct {
 	file     string // for listings
 	inode    Inode  // what the backing calls the directory
 	files    []lockFile
-	keys     map[any]struct{} // the descriptor locks that keep it (R2),
-	opened   []FileID         // what they are, or were, on
-	lost     []FileID         // and those of a daemon that died, see lostKey
+	keys     map[any][]FileID // the descriptor locks that keep it (R2), and what they are on
+	opened   []openedFile     // all of that
+	unsaid   int              // how many of those are in its record that are none any more
+	lost     []FileID         // what those of a daemon that died were on, see lostKey
 	command  bool             // kept until a command ends it (A7)
 	why      string
 	onCrash  string
@@ -202,10 +203,43 @@ func (r *row) kept() bool { return r.command || r.lostKey || len(r.files) > 0 ||
 
 // seen returns what the descriptors whose locks keep r are on.
 func (r *row) seen() []FileID {
-	if len(r.lost) == 0 {
-		return r.opened
+	all := slices.Clone(r.lost)
+	for _, f := range r.opened {
+		all = append(all, f.FileID)
 	}
-	return slices.Concat(r.lost, r.opened)
+	return all
+}
+
+// An openedFile is what some of the descriptor locks of a row are on.
+type openedFile struct {
+	FileID
+	keys int // how many of them
+}
+
+// open notes that one more descriptor lock is on some files.
+func (r *row) open(files []FileID) {
+	for _, id := range files {
+		if i := r.openedAt(id); i >= 0 {
+			r.opened[i].keys++
+		} else {
+			r.opened = append(r.opened, openedFile{id, 1})
+		}
+	}
+}
+
+// close notes that one of those is gone.
+func (r *row) close(files []FileID) {
+	for _, id := range files {
+		i := r.openedAt(id)
+		if r.opened[i].keys--; r.opened[i].keys == 0 {
+			r.opened = slices.Delete(r.opened, i, i+1)
+			r.unsaid++
+		}
+	}
+}
+
+func (r *row) openedAt(id FileID) int {
+	return slices.IndexFunc(r.opened, func(f openedFile) bool { return f.FileID == id })
 }
 
 // lock returns r's state. The caller holds Table.mu.
@@ -214,7 +248,7 @@ func (r *row) lock() Lock {
 		Dir: r.dir, Path: r.dir.path(), Kind: r.kind, Protocol: r.protocol,
 		Owner: r.owner.ID(), UID: r.owner.UID(), Token: r.token, Since: r.since, File: r.file,
 		Files: r.fileNames(), Keys: slices.Collect(maps.Keys(r.keys)),
-		LostKey: r.lostKey, Opened: slices.Clone(r.seen()), Command: r.command, Why: r.why, OnCrash: r.onCrash, Changed: r.changed,
+		LostKey: r.lostKey, Opened: r.seen(), Command: r.command, Why: r.why, OnCrash: r.onCrash, Changed: r.changed,
 		Scope: r.scope, Sealed: r.sealed, Crashed: r.crashed, Pending: r.pending,
 		Heirless: r.lease == nil && r.scope.Kind == ProcessScope && (len(r.heirs) == 0 || r.heirs[0].Reaper),
 	}

@@ -138,6 +138,7 @@ func (t *Table) recordLocked(r *row) Record {
 // noteLocked writes r down, to be kept by the next flush.
 func (t *Table) noteLocked(r *row) {
 	t.resizeLocked(r)
+	r.unsaid = 0
 	if t.store == nil {
 		return
 	}

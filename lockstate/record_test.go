@@ -186,6 +186,60 @@ func TestRecords(t *testing.T) {
 	}
 }
 
+// TestRecordKeys: a record lists the files that descriptor locks are on, but of those of
+// before few: who always has one would write ever more.
+func TestRecordKeys(t *testing.T) {
+	store := storetest.NewMemory()
+	tab := lockstate.New(lockstate.Options{Store: store, Reserve: store.Reserve})
+	owner := procid.Fake(procid.ID{Pid: 11, Start: 2}, nil)
+	lock := func(key int, ino uint64) {
+		t.Helper()
+		g, err := tab.Acquire(nil, lockstate.Request{
+			Process: owner, Dir: tab.At("d"), Kind: lockstate.Explicit, Protocol: "fcntl", File: "L", Key: key,
+			Opened: []lockstate.FileID{{Dev: 1, Ino: ino}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.Commit()
+	}
+	opened := func() (inos []uint64) {
+		t.Helper()
+		for _, id := range reopened(t, store)[0].Opened {
+			inos = append(inos, id.Ino)
+		}
+		return inos
+	}
+	lock(1, 1)
+	for i := 2; i <= 100; i++ {
+		lock(i, uint64(i))
+		if got, want := opened(), []uint64{1, uint64(i)}; !slices.Equal(got, want) {
+			t.Fatalf("files %d are recorded, want %d", got, want)
+		}
+		tab.ReleaseKey(i)
+	}
+	if got := opened(); !slices.Equal(got, []uint64{1}) {
+		t.Errorf("files %d are recorded when the others are unlocked, want [1]", got)
+	}
+	lock(2, 1) // two on one file
+	tab.ReleaseKey(1)
+	if got := opened(); !slices.Equal(got, []uint64{1}) {
+		t.Errorf("files %d are recorded when one of two on a file is gone, want [1]", got)
+	}
+	for i := 10; i < 110; i++ {
+		lock(i, uint64(i))
+	}
+	for i := 10; i < 109; i++ {
+		tab.ReleaseKey(i)
+		if n, most := len(opened()), 2+(109-i)*9/8; n > most {
+			t.Fatalf("%d files are recorded while %d are locked", n, 1+109-i)
+		}
+	}
+	if err := tab.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestRecordHandedOver: the next daemon finds the heir as the owner (R5), and who
 // descends from it and waits is told.
 func TestRecordHandedOver(t *testing.T) {

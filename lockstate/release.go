@@ -64,7 +64,10 @@ func (t *Table) ReleaseKey(key any) (Lock, bool) {
 	if r == nil {
 		return Lock{}, false
 	}
-	l := r.lock()
+	var l Lock
+	if len(r.keys) == 1 { // else it is kept by another one
+		l = r.lock()
+	}
 	return l, t.dropKeyLocked(r, key)
 }
 
@@ -131,7 +134,9 @@ func (t *Table) doomLocked(r *row) (keys []any) {
 	}
 	keys = t.unkeyLocked(r)
 	clear(r.keys)
-	r.leaving = !r.kept()
+	if r.leaving = !r.kept(); !r.leaving {
+		r.opened = nil
+	}
 	return keys
 }
 

@@ -86,6 +86,31 @@ func TestR2LostClosed(t *testing.T) {
 	agent(t).must("put", m.At("D", "f"), "x", "creat")
 }
 
+// TestR2LostGivenUp: a lock file that is only open, as its lock was given up before the daemon
+// died, keeps nothing.
+func TestR2LostGivenUp(t *testing.T) {
+	for name, meanwhile := range map[string]func(m *Mount){
+		"":         func(*Mount) {},
+		"upgraded": (*Mount).replace,
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mountOver(t)
+			openDir(t, m.Back("D"))
+			a := agent(t)
+			a.must("open", "x", m.At("D", "devserver"), "rdwr,creat")
+			a.must("flock", "x")
+			a.must("open", "y", m.At("D", "devserver.lock"), "rdwr,creat")
+			a.must("flock", "y")
+			meanwhile(m)
+			a.must("flock", "y", "un")
+			m.restart(nil)
+			agent(t).want("EBUSY", "put", m.At("D", "f"), "x", "creat")
+			a.Try("close", "x") // ENOTCONN: it is closed
+			agent(t).must("put", m.At("D", "f"), "x", "creat")
+		})
+	}
+}
+
 // TestR2LostBeside: a lock that a lock file or a command keeps, too, does not end with
 // the descriptor; and a lock file goes with its owner (R4).
 func TestR2LostBeside(t *testing.T) {
