@@ -158,6 +158,7 @@ func (c *clearing) finish(err error) bool {
 	if c.policy == lockstate.Destroy && c.moved > 0 {
 		c.fs.clearings.Go(c.fs.emptyTrash)
 	}
+	defer c.removeMade()
 	if err != nil {
 		return false
 	}

@@ -14,9 +14,11 @@ import (
 //
 //	.stagefs/trash/N         what is about to be deleted
 //	.stagefs/quarantine/N    what was put aside (R7), N being the lock's token
+//	.stagefs/made/N          which things are about to be moved to one of these
 const (
 	trashDir      = "trash"
 	quarantineDir = "quarantine"
+	madeDir       = "made"
 )
 
 // errForeignHidden: the backing has something else there.
@@ -59,8 +61,9 @@ func (fs *FS) tidyHidden() {
 	if err != nil {
 		return
 	}
-	unix.Unlinkat(fd, trashDir, unix.AT_REMOVEDIR)
-	unix.Unlinkat(fd, quarantineDir, unix.AT_REMOVEDIR)
+	for _, n := range []string{trashDir, quarantineDir, madeDir} {
+		unix.Unlinkat(fd, n, unix.AT_REMOVEDIR)
+	}
 	unix.Close(fd)
 	unix.Unlinkat(fs.back.root, ControlDir, unix.AT_REMOVEDIR)
 }

@@ -118,6 +118,7 @@ func (fs *FS) restore(store lockstate.Store, world string, covered bool) (over [
 			over = append(over, number)
 		}
 	}
+	fs.tidyMade(x.log)
 	for id, how := range x.dead {
 		if fs.table.Owns(id) { // else it was carried out with another one
 			fs.carryOut(id, how)
@@ -191,7 +192,19 @@ func (x *restoring) lock(s readRecord) (l lockstate.Lock, ok bool, err error) {
 		owner = procid.Recorded(rec.Owner, rec.UID, rec.Lineage)
 	}
 	l, err = fs.table.Restore(rec, &s.rec, split(path), owner, files)
+	if err == nil && l.Crashed && x.covered {
+		x.recall(l)
+	}
 	return l, err == nil, err
+}
+
+// recall goes on with what a killed daemon was clearing away.
+func (x *restoring) recall(l lockstate.Lock) {
+	if is, err := x.fs.recallMade(l.Token); err != nil {
+		x.log.tell(slog.LevelWarn, "content that was being cleared away is kept in part: what was noted of it cannot be read", "dir", l.Path, "token", l.Token, "err", err)
+	} else if is {
+		x.log.tell(slog.LevelInfo, "content is cleared away further", "dir", l.Path, "token", l.Token)
+	}
 }
 
 // owner returns the owner of a record of this world.

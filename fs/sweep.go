@@ -3,6 +3,7 @@ package fs
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +36,9 @@ func (c *clearing) sweep() error {
 	}
 	if len(moves) == 0 {
 		return nil
+	}
+	if err := c.writeMade(); err != nil {
+		c.log.tell(slog.LevelWarn, "content that is being cleared away is kept in part if the daemon is killed meanwhile: it cannot be noted", "dir", now.Path, "token", now.Token, "err", err)
 	}
 	if err := c.open(); err != nil {
 		return err

@@ -2,6 +2,8 @@ package lockstate
 
 import (
 	"cmp"
+	"iter"
+	"maps"
 	"slices"
 )
 
@@ -185,6 +187,12 @@ func (s *Spoils) Made(id FileID) bool {
 // Whole reports whether the directory can go with all that is in it.
 func (s *Spoils) Whole() bool { return s.Fresh && len(s.known) == 0 && len(s.Others) == 0 }
 
+// IsRecorded reports whether the lock's record has what was made, as long as it is sealed.
+func (s *Spoils) IsRecorded() bool { return s.Fresh && len(s.known) <= maxForeign }
+
+// Known returns what was made under the lock, or what was not if the directory itself was.
+func (s *Spoils) Known() iter.Seq[FileID] { return maps.Keys(s.known) }
+
 // All makes the whole directory part of it: its holder says so.
 func (s *Spoils) All() { s.Fresh, s.Unknown, s.known = true, false, nil }
 
@@ -204,6 +212,20 @@ func (t *Table) Other(token uint64) (other Lock, ok bool) {
 		return !ok
 	})
 	return other, ok
+}
+
+// RecallContent tells what Seal said, to an earlier table, of a lock that it had restored since.
+func (t *Table) RecallContent(token uint64, fresh bool, known []FileID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.tokens[token]
+	if r == nil {
+		return
+	}
+	r.content = content{fresh: fresh}
+	for _, id := range known {
+		r.content.note(id)
+	}
 }
 
 // Seal makes the lock with the given token nobody's: it stays in force, so that

@@ -248,6 +248,69 @@ func TestR7AttackGoesOn(t *testing.T) {
 	}
 }
 
+// TestR7AttackHalfCleared: it goes on, too, where the directory was there before, and nothing
+// of it is lost or moved twice.
+func TestR7AttackHalfCleared(t *testing.T) {
+	const files = 1500
+	for policy, acquire := range map[string]func(m *Mount, a *Agent) (end func()){
+		"destroy": func(m *Mount, a *Agent) func() {
+			a.must("creat", m.At("D", "devserver"), "wronly,creat,excl")
+			return a.Kill
+		},
+		"quarantine": func(m *Mount, a *Agent) func() {
+			a.mustCommand(m, "acquire D client=x ttl=1h")
+			a.mustCommand(m, "join D client=x")
+			return func() { a.mustCommand(m, "renew D client=x ttl=10ms") }
+		},
+	} {
+		t.Run(policy, func(t *testing.T) {
+			m := mountOver(t, "--on-crash", policy)
+			openDir(t, m.At("D"))
+			openDir(t, m.At("D", "sub"))
+			openFile(t, m.At("D", "old"), "1")
+			openFile(t, m.At("D", "sub", "old"), "1")
+			if s := m.Ctl("release D"); s != "ok" {
+				t.Fatal(s)
+			}
+			a := agent(t)
+			end := acquire(m, a)
+			if out := a.Get("sh", fmt.Sprintf("cd %s && seq -f %%05g %d | xargs touch && mkdir dir && touch dir/f sub/f", m.At("D"), files)); !strings.HasPrefix(out, "0") {
+				t.Fatal(out)
+			}
+			end()
+			left := func() int {
+				all, err := os.ReadDir(m.At("D"))
+				mustDo(t, err)
+				return len(all)
+			}
+			for left() > files-100 {
+			}
+			m.kill()
+			m.start([]string{"--on-crash", policy})
+			m.awaitReady()
+			t.Logf("%d entries were left", left())
+			m.awaitFree("D")
+			wantTree(t, m.At("D"), []string{"old=1", "sub/", "sub/old=1"})
+			aside := m.quarantine()
+			if policy == "destroy" && len(aside) > 0 || policy == "quarantine" && len(aside) == 0 {
+				t.Errorf("%d in quarantine", len(aside))
+			}
+			for _, q := range aside {
+				if r := run(t, stagefsBin(), "quarantine", "--restore", q.ID, m.Path); r.Status != 0 {
+					t.Errorf("restore: %v", r)
+				}
+			}
+			if len(aside) > 0 && left() != files+3 {
+				t.Errorf("%d entries are back, want %d", left(), files+3)
+			}
+			m.unmount()
+			if _, err := os.Lstat(m.Path + "/.stagefs/made"); !os.IsNotExist(err) {
+				t.Errorf("what was noted of it is still there: %v", err)
+			}
+		})
+	}
+}
+
 // TestR7AttackSecondThought: what came while its content was to be kept was not made by
 // an owner that wants it destroyed later, also if it had said that it is to be kept.
 func TestR7AttackSecondThought(t *testing.T) {
