@@ -3,11 +3,14 @@
 package tests
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // cpuset puts a process into a cgroup of its own that may use all cores, until it is told which.
@@ -54,4 +57,53 @@ func TestTransportCores(t *testing.T) {
 	use("0-1")
 	m.replace()
 	wantServed(t, m.Path, 5, "taskset -pc 1 $$ >/dev/null && mkdir d$i && echo x >d$i/f && cat d$i/f && rm -r d$i")
+}
+
+// TestTransportTied: once somebody has tied the daemon's threads to one core, those who wait
+// for a lock on another one keep nobody there waiting.
+func TestTransportTied(t *testing.T) {
+	need(t, "root", "fuse", "taskset", "flock")
+	if exec.Command("taskset", "-c", "0,1", "true").Run() != nil || exec.Command("taskset", "-c", "1", "true").Run() != nil {
+		t.Skip("a single core")
+	}
+	m := mountBy(t, "uring")
+	openFile(t, m.Back("file"), "")
+	f, err := os.Open(m.At("file"))
+	mustDo(t, err)
+	mustDo(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
+	t.Cleanup(func() { f.Close() })
+	daemon := m.daemon()
+	if out, err := exec.Command("taskset", "-apc", "0", itoa(daemon)).CombinedOutput(); err != nil {
+		t.Fatalf("taskset: %v: %s", err, out)
+	}
+	// They have the file open, so that they ask for nothing but the lock.
+	var all []*Proc
+	var begin []io.Closer
+	prepare := func(script string) {
+		cmd := exec.Command("taskset", "-c", "1", "sh", "-c", script, "sh", m.Path)
+		in, err := cmd.StdinPipe()
+		mustDo(t, err)
+		all, begin = append(all, startCmd(t, cmd)), append(begin, in)
+	}
+	for range 8 {
+		prepare(`exec 9<"$1"/file; read -r line; exec flock 9`)
+	}
+	for _, p := range all {
+		eventually(t, "the file is open", func() bool { return exists("/proc/" + itoa(p.Pid()) + "/fd/9") })
+	}
+	prepare(`read -r line; exec mkdir "$1"/dir`)
+	halt(t, daemon)
+	for i, p := range all {
+		begin[i].Close()
+		eventually(t, "it waits", func() bool { return waitsInFuse(p.Pid()) })
+	}
+	mustDo(t, unix.Kill(daemon, unix.SIGCONT))
+	last := all[len(all)-1]
+	eventually(t, "a directory is made", last.over)
+	f.Close()
+	for _, p := range all {
+		if r := p.Wait(); r.Status != 0 {
+			t.Errorf("%v", r)
+		}
+	}
 }

@@ -121,6 +121,21 @@ func (q *queue) pin() error {
 	return nil
 }
 
+// kick makes a request on the queue's core, and reports whether it could. The calling
+// thread is tied to that core, and may have been tied to others since, as by
+// taskset(1), or by the core's having been off.
+func (q *queue) kick(node uint64) bool {
+	var set unix.CPUSet
+	if unix.SchedGetaffinity(0, &set) != nil || set.Count() != 1 || !set.IsSet(q.id) {
+		if err := q.pin(); err != nil {
+			q.lost.Do(func() {
+				q.conn.opts.Logger.Printf("%v: what is called there may have to wait for others' locks", err)
+			})
+		}
+	}
+	return q.conn.kick(node)
+}
+
 func (e *entry) close() {
 	if e.ring != nil {
 		e.ring.close()
@@ -308,7 +323,7 @@ var errStopping = errors.New("the transport stops")
 
 // move makes a request on this core, so that what waits for an entry is handed
 // out.
-func (e *entry) move() { e.uring.conn.kick(e.kick) }
+func (e *entry) move() { e.queue.kick(e.kick) }
 
 // kick makes a request on the core that it runs on, and reports whether it
 // could: it asks for the cached content of some file, which is none. (A look at

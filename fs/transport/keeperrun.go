@@ -113,7 +113,7 @@ func (k *keeper) run() error {
 		if shut {
 			k.kicks, k.urgent = max(k.kicks, int(k.open.Load())), 0
 		}
-		for k.kicks > 0 && !k.uring.timed && !c.stopping.Load() && c.kick(k.node.Load()) {
+		for k.kicks > 0 && !k.uring.timed && !c.stopping.Load() && k.queue.kick(k.node.Load()) {
 			k.kicks--
 		}
 		for wait := !again; ; wait = false {

@@ -203,7 +203,7 @@ func (q *queue) empty(node uint64, over <-chan struct{}) {
 	_ = q.pin()
 	for {
 		if q.idle.Load() > 0 || q.keeper.open.Load() > 0 {
-			q.conn.kick(node)
+			q.kick(node)
 		}
 		select {
 		case <-over:

@@ -59,6 +59,7 @@ type queue struct {
 	online  atomic.Bool // requests may be made there
 	threads atomic.Int32
 	short   sync.Once // says that there are too few
+	lost    sync.Once // says that none can be on the core
 	keeper  *keeper
 }
 
