@@ -203,6 +203,34 @@ func TestA8WaitSignalThreads(t *testing.T) {
 	})
 }
 
+// TestA8WaitSignalEarly: also of one that came before the daemon had the call.
+func TestA8WaitSignalEarly(t *testing.T) {
+	byTransport(t, func(t *testing.T, opts ...string) {
+		m := mount(t, opts...)
+		daemon := m.daemon()
+		for _, call := range lockCalls()[:2] {
+			t.Run(call.name, func(t *testing.T) {
+				m := m.on(t)
+				holder, w := locker(t), locker(t)
+				w.must("threads", "3")
+				holder.must("open", "x", m.lockFile(call.name), "rdwr")
+				holder.must(call.tryExclusive("x")...)
+				w.must("open", "x", m.At(call.name, "devserver"), "rdwr")
+				halt(t, daemon)
+				got, answer := w.Start(call.waitExclusive("x")...), make(chan string, 1)
+				go func() { answer <- got() }()
+				eventually(t, "it waits", func() bool { return waitsInFuse(w.Pid) })
+				mustDo(t, syscall.Kill(w.Pid, syscall.SIGUSR1))
+				mustDo(t, syscall.Kill(daemon, syscall.SIGCONT))
+				eventually(t, "the wait ends", func() bool { return len(answer) > 0 })
+				if status := <-answer; status != "EINTR" {
+					t.Errorf("the interrupted lock = %s, want EINTR", status)
+				}
+			})
+		}
+	})
+}
+
 // signalThreads sends a signal to each thread of a process: also to one that waits in a
 // call, which would seldom be the one that takes a signal to the process.
 func signalThreads(pid int, sig syscall.Signal) {

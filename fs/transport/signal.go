@@ -13,6 +13,9 @@ import (
 // caller is looked at.
 const signalTime = time.Millisecond
 
+// sharedTime is how long a signal to a process of several threads is left to the others.
+const sharedTime = 50 * time.Millisecond
+
 // wait carries out a request that may wait without end and came through a ring.
 //
 // The kernel tells of a signal to the caller (FUSE_INTERRUPT) only if it came
@@ -23,7 +26,13 @@ func (c *conn) wait(at *slot, h *fuse.InHeader, in, out [][]byte) int {
 	c.threads.Add(1)
 	look := time.AfterFunc(signalTime, func() {
 		defer c.threads.Done()
-		if signalled(pid) {
+		s := statusOf(pid)
+		due := pending(s)
+		if !due && shared(s) {
+			time.Sleep(sharedTime)
+			due = c.inflight.has(unique) && shared(statusOf(pid))
+		}
+		if due {
 			c.interrupt(unique)
 		}
 	})
@@ -39,11 +48,6 @@ func (c *conn) wait(at *slot, h *fuse.InHeader, in, out [][]byte) int {
 	return n
 }
 
-// signalled reports whether a thread has a signal pending that it does not
-// block. One for a process of several threads counts if it kills: else another
-// thread may take it.
-func signalled(tid uint32) bool { return pending(statusOf(tid)) }
-
 // Killed reports whether a thread is about to end by a signal.
 func Killed(tid uint32) bool { return killed(statusOf(tid)) }
 
@@ -57,12 +61,23 @@ const sigkill = 1 << (9 - 1)
 
 func killed(s procid.Status) bool { return (signals(s, "SigPnd")|signals(s, "ShdPnd"))&sigkill != 0 }
 
+// pending reports whether a thread has a signal pending that it does not block. One for
+// a process of several threads counts if it kills: else another thread may take it.
 func pending(s procid.Status) bool {
 	own := signals(s, "SigPnd")
 	if s.Field("Threads") == "1" {
 		own |= signals(s, "ShdPnd")
 	}
 	return killed(s) || own&^signals(s, "SigBlk") != 0
+}
+
+// shared reports whether a process of several threads has a signal pending that is its
+// first thread's, whose status is s, unless another one takes it soon: the kernel gives it
+// to that thread if it can. (SIGCHLD is given to whoever has made the child.)
+func shared(s procid.Status) bool {
+	const sigchld = 1 << (17 - 1)
+	pid := s.Field("Pid")
+	return pid != "" && pid == s.Field("Tgid") && signals(s, "ShdPnd")&^signals(s, "SigBlk")&^sigchld != 0
 }
 
 // signals returns a set of them.

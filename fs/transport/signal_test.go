@@ -30,3 +30,26 @@ func TestPendingSignal(t *testing.T) {
 		}
 	}
 }
+
+// A signal to a process of several threads is its first thread's, unless that blocks it.
+func TestSharedSignal(t *testing.T) {
+	status := func(pid, shared, blocked string) procid.Status {
+		return procid.Status("Name:\tx\nTgid:\t7\nPid:\t" + pid + "\nThreads:\t2\nSigPnd:\t0000000000000000\nShdPnd:\t" + shared + "\nSigBlk:\t" + blocked + "\n")
+	}
+	for _, tt := range []struct {
+		name   string
+		status procid.Status
+		want   bool
+	}{
+		{"none", status("7", "0000000000000000", "0000000000000000"), false},
+		{"first thread", status("7", "0000000000002000", "0000000000000000"), true},
+		{"first thread, blocked", status("7", "0000000000002000", "0000000000002000"), false},
+		{"another thread", status("8", "0000000000002000", "0000000000000000"), false},
+		{"a child's end", status("7", "0000000000010000", "0000000000000000"), false},
+		{"gone", "", false},
+	} {
+		if got := shared(tt.status); got != tt.want {
+			t.Errorf("%s: shared = %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
