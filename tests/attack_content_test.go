@@ -304,6 +304,7 @@ func TestR7AttackHalfCleared(t *testing.T) {
 				t.Errorf("%d entries are back, want %d", left(), files+3)
 			}
 			m.unmount()
+			m.endsWithin(patience)
 			if _, err := os.Lstat(m.Path + "/.stagefs/made"); !os.IsNotExist(err) {
 				t.Errorf("what was noted of it is still there: %v", err)
 			}
