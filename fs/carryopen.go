@@ -17,7 +17,8 @@ type carriedFile struct {
 	FD        int
 	Kept      bool // of no account: it goes with the next HandoverFormat
 	Backing   int32
-	InDoubt   bool  // see file
+	Aside     bool  // see file,
+	InDoubt   bool  // likewise
 	Lingering []int // indices of handles
 
 	Unwritten      uint64      // how often it was heard, see unwritten,
@@ -82,7 +83,7 @@ func (c *carried) carryHandles(fs *FS, cands *candidateList, fds *[]int) {
 	for n, f := range fs.nodes.files.all() {
 		f.mu.Lock()
 		x := carriedFile{
-			Node: n.id, FD: f.fd, Backing: f.backing, InDoubt: f.inDoubt,
+			Node: n.id, FD: f.fd, Backing: f.backing, Aside: f.aside, InDoubt: f.inDoubt,
 			Unwritten: f.unwritten.times, UnwrittenError: statusOf(f.unwritten.err),
 		}
 		for _, h := range f.lingering {
@@ -156,7 +157,7 @@ func (fs *FS) takeUpFiles(files []carriedFile, handles []*handle) error {
 			return fmt.Errorf("%w: an open file of node %d", errNodes, x.Node)
 		}
 		f := n.lockFile()
-		f.fd, f.backing = x.FD, x.Backing
+		f.fd, f.backing, f.aside = x.FD, x.Backing, x.Aside
 		f.doubtLocked(f.inDoubt || x.InDoubt)
 		f.unwritten.times, f.unwritten.err = x.Unwritten, errorOf(x.UnwrittenError)
 		if f.fd >= 0 {

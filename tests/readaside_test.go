@@ -59,6 +59,9 @@ func TestR7ReadOn(t *testing.T) {
 				m.awaitFree(dir)
 				fmt.Fprintln(in)
 				wantReady(t, out, "when it was put aside")
+				m.on(t).replace()
+				fmt.Fprintln(in)
+				wantReady(t, out, "after an upgrade")
 				if policy == "destroy" {
 					eventually(t, "the trash is empty", func() bool { return !exists(m.Back(".stagefs")) })
 				} else if r := run(t, stagefsBin(), "quarantine", "--restore", m.quarantine()[0].ID, m.Path); r.Status != 0 {
