@@ -304,15 +304,23 @@ func (c *candidate) passOn() bool {
 
 // ownerBy returns the owner of the lock on a directory that a file keeps, or nil.
 func (fs *FS) ownerBy(dir string, file identity) *procid.Process {
+	if l, ok := fs.lockBy(dir, file); ok {
+		return fs.heir(l.Owner)
+	}
+	return nil
+}
+
+// lockBy returns the lock on a directory that a file keeps.
+func (fs *FS) lockBy(dir string, file identity) (l lockstate.Lock, ok bool) {
 	for _, l := range fs.locksOn(dir) {
 		for _, name := range l.Files {
 			var st unix.Statx_t
 			if fs.statIn(l.Path, name, &st) == nil && fs.identityOf(&st) == file {
-				return fs.heir(l.Owner)
+				return l, true
 			}
 		}
 	}
-	return nil
+	return l, false
 }
 
 // place says where an ordinary candidate is, if its name is still its own and it is no

@@ -168,6 +168,8 @@ func (cs *candidates) unrecord(id uint64) {
 // restoreCandidates removes what dead processes left, and registers again what
 // others may want. It is called before the mount answers.
 func (fs *FS) restoreCandidates(store lockstate.Store, world string) error {
+	fs.reapMu.Lock() // whose locks they are of stays as it is
+	defer fs.reapMu.Unlock()
 	for id, data := range fs.cands.start(store, world) {
 		var rec candRecord
 		if err := json.Unmarshal(data, &rec); err != nil {
@@ -212,7 +214,7 @@ func (fs *FS) restoreCandidate(rec *candRecord) error {
 		owner = fs.alive(rec.Owner)
 	}
 	if owner == nil {
-		owner = fs.ownerBy(dir, key)
+		owner = fs.restoredOwner(dir, key)
 	}
 	if owner == nil {
 		err := fs.discard(&discarding{name: name, place: func() (string, bool) { return dir, true }})
@@ -225,6 +227,17 @@ func (fs *FS) restoreCandidate(rec *candRecord) error {
 	return fs.nodeAt(dir, func(parent *node) {
 		fs.registerCandidate(&candidate{fs: fs, parent: parent, name: name, owner: owner, key: key})
 	})
+}
+
+// restoredOwner is ownerBy for a file that is not registered yet: where nobody can be told to
+// stand for a scope, the lock is the dead owner's, and so is its candidate (H3). The caller
+// holds FS.reapMu.
+func (fs *FS) restoredOwner(dir string, file identity) *procid.Process {
+	l, ok := fs.lockBy(dir, file)
+	if _, later := fs.unrepresented.tokens.Load(l.Token); ok && later {
+		return procid.Recorded(l.Owner, l.UID, nil)
+	}
+	return fs.ownerBy(dir, file)
 }
 
 // openCandidateDir opens the directory of a candidate, whether a rename that was under way

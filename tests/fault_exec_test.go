@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -534,4 +535,47 @@ func TestFaultExecRestartChild(t *testing.T) {
 		t.Errorf("who waits for D has %s", got)
 	}
 	other.want("EBUSY", "put", m.At("D/f"), "x", "creat")
+}
+
+// TestFaultExecMemberCandidate: nor does the candidate that such a lock's file was linked
+// from go with its maker, also beyond an upgrade or a restart: whoever stands for the group
+// then may look at it and remove it. It goes with the lock.
+func TestFaultExecMemberCandidate(t *testing.T) {
+	for name, next := range map[string]func(m *Mount){
+		"upgraded":  (*Mount).replace,
+		"restarted": func(m *Mount) { m.restart(nil, "--owner", "group") },
+		"broken":    func(m *Mount) { agent(m.t).mustCommand(m, "break D stuck") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			e, m := newElsewhere(t), mountOver(t, "--owner", "group")
+			first := agentBy(t, &syscall.SysProcAttr{Setpgid: true})
+			last := agentBy(t, &syscall.SysProcAttr{Setpgid: true, Pgid: first.Pid})
+			u := candidateName(t, first)
+			openDir(t, m.At("D"))
+			m.Ctl("release D")
+			first.must("creat", m.At("D", u), "wronly,creat,excl")
+			first.must("link", m.At("D", u), m.At("D/devserver.lock"))
+			wantBoth := func() {
+				t.Helper()
+				if got, want := slices.Sorted(slices.Values(readNames(t, m.At("D")))), []string{"devserver.lock", u}; !slices.Equal(got, want) {
+					t.Errorf("left in D: %q, want %q", got, want)
+				}
+			}
+			e.stick(last)
+			first.Kill()
+			wantBoth()
+			next(m)
+			if name != "broken" {
+				time.Sleep(200 * time.Millisecond) // the members are looked at again
+				m.wantOwner("D", first.Pid)
+				wantBoth()
+				e.answer()
+				eventually(t, "the last member stands for the group", func() bool { return m.Locks()["D"].Pid == last.Pid })
+				wantBoth()
+				mustDo(t, syscall.Kill(last.Pid, syscall.SIGKILL))
+				m.awaitFree("D")
+			}
+			eventually(t, "nothing is left", func() bool { return len(readNames(t, m.At("D"))) == 0 })
+		})
+	}
 }
