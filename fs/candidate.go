@@ -56,18 +56,22 @@ const (
 // candidates are all that live, by place: everybody may have one of the same
 // name.
 type candidates struct {
+	table *lockstate.Table
 	store lockstate.Store // nil: they are not recorded
 	world string
 
 	mu   sync.Mutex
 	all  map[link][]*candidate
-	each map[procid.ID]int // the parts of lockFilesEach that are taken
-	next uint64            // record
+	each map[procid.ID]int   // the parts of lockFilesEach that are taken
+	next uint64              // record
+	left map[uint64]leftover // of dead processes, by the record
 }
 
-func (cs *candidates) init() {
+func (cs *candidates) init(table *lockstate.Table) {
+	cs.table = table
 	cs.all = make(map[link][]*candidate)
 	cs.each = make(map[procid.ID]int)
+	cs.left = make(map[uint64]leftover)
 }
 
 // private reports whether c stands for a file that is not in the backing.
@@ -284,14 +288,17 @@ func (cs *candidates) reap(fs *FS, id procid.ID) {
 	for _, c := range gone {
 		if c.node == nil && !c.passOn() {
 			if err := fs.discard(&discarding{name: c.name, place: c.place, briefly: true}); err != nil {
-				dir := fs.table.Path(c.parent.dir)
-				fs.leftovers.add(fs, dir, c.name, c.key)
-				cs.left(c)
-				fs.log.Warn("cannot remove a dead process's candidate", "dir", dir, "file", c.name, "err", err)
+				fs.leftCandidate(fs.table.Path(c.parent.dir), c.name, c.key, err)
 			}
 		}
 		cs.drop(c)
 	}
+}
+
+// leftCandidate takes note of a dead process's candidate that could not be removed.
+func (fs *FS) leftCandidate(dir, name string, key identity, err error) {
+	fs.leftovers.add(fs, dir, name, key)
+	fs.log.Warn("cannot remove a dead process's candidate", "dir", dir, "file", name, "err", err)
 }
 
 // passOn gives an ordinary candidate to who owns the lock now that it became the lock file

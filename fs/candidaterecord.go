@@ -13,7 +13,8 @@ import (
 )
 
 // A candidate that is an ordinary file goes with its creator (R4), also when the
-// daemon dies first. So it is recorded before it is made.
+// daemon dies first. So it is recorded before it is made. What the backing did not let go of
+// is recorded in the same way, lock files included, until it is gone.
 
 // candBase is above all tokens and below hotBase: the store keeps these records
 // beside the locks.
@@ -29,6 +30,8 @@ type candRecord struct {
 	World string          `json:"world"`       // see lockstate.Record
 	Owner procid.ID       `json:"owner"`
 	Since time.Time       `json:"since"` // a file from before is another one
+	// Left: it is a leftover, of whatever type, and nobody's.
+	Left bool `json:"left,omitempty"`
 }
 
 // coarse is by how much a file may seem older than the record that was made
@@ -81,17 +84,50 @@ func (cs *candidates) recordFile(since time.Time, parent *node, name string, own
 }
 
 func (cs *candidates) putLocked(id uint64, since time.Time, parent *node, to, name string, owner procid.ID, key identity) {
-	data, err := json.Marshal(candRecord{
-		Dir: lockstate.Bytes(parent.tab.table.Path(parent.dir)), In: parent.key().inode(), To: lockstate.Bytes(to), Name: lockstate.Bytes(name),
+	cs.put(id, candRecord{
+		Dir: lockstate.Bytes(cs.table.Path(parent.dir)), In: parent.key().inode(), To: lockstate.Bytes(to), Name: lockstate.Bytes(name),
 		Is: key.inode(), World: cs.world, Owner: owner, Since: since,
 	})
-	if err == nil { // nothing in it can fail
+}
+
+func (cs *candidates) put(id uint64, rec candRecord) {
+	if data, err := json.Marshal(rec); err == nil { // nothing in it can fail
 		cs.store.Put(id, data)
 	}
 }
 
-// moving writes down where the candidates beneath a directory are once it is renamed, if
-// the daemon dies before it calls moved.
+// recordLeft writes down what is to be removed yet, and returns the number of the record, or
+// 0: of what could not be looked at, the next daemon could not tell whether it is that.
+func (cs *candidates) recordLeft(l leftover) uint64 {
+	if cs.store == nil || l.id.ino == 0 {
+		return 0
+	}
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	id := cs.next
+	cs.next++
+	cs.left[id] = l
+	cs.putLeft(id, l, "")
+	return id
+}
+
+func (cs *candidates) putLeft(id uint64, l leftover, to string) {
+	cs.put(id, candRecord{
+		Dir: lockstate.Bytes(cs.table.Path(l.dir)), In: l.in, To: lockstate.Bytes(to), Name: lockstate.Bytes(l.name),
+		Is: l.id.inode(), World: cs.world, Left: true,
+	})
+}
+
+// unrecordLeft is called before the reference of l to its directory is given up.
+func (cs *candidates) unrecordLeft(l leftover) {
+	cs.mu.Lock()
+	delete(cs.left, l.record)
+	cs.mu.Unlock()
+	cs.unrecord(l.record)
+}
+
+// moving writes down where the candidates and leftovers beneath a directory are once it is
+// renamed, if the daemon dies before it calls moved.
 func (cs *candidates) moving(from, to string) {
 	cs.rerecord(func(dir string) (string, bool) {
 		rest, beneath := strings.CutPrefix(dir+"/", from+"/")
@@ -99,11 +135,11 @@ func (cs *candidates) moving(from, to string) {
 	})
 }
 
-// moved writes down where the candidates are, as a directory was renamed.
+// moved writes down where they are, as a directory was renamed.
 func (cs *candidates) moved() { cs.rerecord(func(string) (string, bool) { return "", true }) }
 
-// rerecord writes down anew which candidates are in directories for which to reports true,
-// and where those are going.
+// rerecord writes down anew what is in directories for which to reports true, and where those
+// are going.
 func (cs *candidates) rerecord(to func(dir string) (string, bool)) {
 	cs.mu.Lock()
 	news := false
@@ -112,25 +148,21 @@ func (cs *candidates) rerecord(to func(dir string) (string, bool)) {
 			if c.record == 0 {
 				continue
 			}
-			if next, ok := to(at.parent.tab.table.Path(at.parent.dir)); ok {
+			if next, ok := to(cs.table.Path(at.parent.dir)); ok {
 				cs.putLocked(c.record, c.since(), at.parent, next, at.name, c.owner.ID(), c.key)
 				news = true
 			}
 		}
 	}
+	for id, l := range cs.left {
+		if next, ok := to(cs.table.Path(l.dir)); ok {
+			cs.putLeft(id, l, next)
+			news = true
+		}
+	}
 	cs.mu.Unlock()
 	if news {
 		cs.keep()
-	}
-}
-
-// left keeps the record of a candidate that could not be removed when its creator died.
-func (cs *candidates) left(c *candidate) {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	if c.record != 0 {
-		cs.putLocked(c.record, c.since(), c.parent, "", c.name, c.owner.ID(), c.key)
-		c.record = 0 // the next daemon deletes it
 	}
 }
 
@@ -166,8 +198,8 @@ func (cs *candidates) unrecord(id uint64) {
 }
 
 // restoreCandidates removes what dead processes left, and registers again what
-// others may want. It is called before the mount answers.
-func (fs *FS) restoreCandidates(store lockstate.Store, world string) error {
+// others may want. It is called before the mount answers; covered: see restoring.
+func (fs *FS) restoreCandidates(store lockstate.Store, world string, covered bool) error {
 	fs.reapMu.Lock() // whose locks they are of stays as it is
 	defer fs.reapMu.Unlock()
 	for id, data := range fs.cands.start(store, world) {
@@ -175,15 +207,13 @@ func (fs *FS) restoreCandidates(store lockstate.Store, world string) error {
 		if err := json.Unmarshal(data, &rec); err != nil {
 			return fmt.Errorf("%w: a candidate: %w", ErrNewerState, err)
 		}
-		switch err := fs.restoreCandidate(&rec); {
+		switch err := fs.restoreCandidate(&rec, covered); {
 		case procid.IsShort(err):
 			return fmt.Errorf("a candidate in %s: %w", plain(string(rec.Dir)), err)
 		case err != nil && !isGone(err):
 			// The next daemon may know.
 			fs.log.Warn("cannot look after a candidate", "dir", string(rec.Dir), "file", string(rec.Name), "err", err)
-			if data, err := json.Marshal(rec); err == nil {
-				store.Put(id, data)
-			}
+			fs.cands.put(id, rec)
 			continue
 		}
 		store.Delete(id)
@@ -192,8 +222,7 @@ func (fs *FS) restoreCandidates(store lockstate.Store, world string) error {
 	return nil
 }
 
-// restoreCandidate notes in the record which file it is.
-func (fs *FS) restoreCandidate(rec *candRecord) error {
+func (fs *FS) restoreCandidate(rec *candRecord, covered bool) error {
 	name := string(rec.Name)
 	fd, dir, err := fs.openCandidateDir(*rec)
 	if err != nil {
@@ -206,6 +235,13 @@ func (fs *FS) restoreCandidate(rec *candRecord) error {
 	}
 	key := fs.identityOf(&st)
 	isOther := rec.Is != (lockstate.Inode{}) && !rec.Is.Is(key.inode())
+	if rec.Left {
+		// Where nothing tells a file that was made meanwhile from this one, it stays.
+		if !isOther && (covered || rec.Is.Birth != 0) {
+			fs.leftovers.add(fs, dir, name, key)
+		}
+		return nil
+	}
 	if isOther || uint32(st.Mode)&unix.S_IFMT != unix.S_IFREG || fs.isContent(name, &st) || identityOf(&st).birth < rec.Since.Add(-coarse).UnixNano() {
 		return nil // or nobody knows
 	}
@@ -219,8 +255,8 @@ func (fs *FS) restoreCandidate(rec *candRecord) error {
 	if owner == nil {
 		err := fs.discard(&discarding{name: name, place: func() (string, bool) { return dir, true }})
 		if err != nil && !procid.IsShort(err) {
-			rec.Is = key.inode()
-			fs.leftovers.add(fs, dir, name, key)
+			fs.leftCandidate(dir, name, key, err)
+			return nil
 		}
 		return err
 	}

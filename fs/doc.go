@@ -97,7 +97,7 @@
 //	hotDirs.mu             the store's
 //	denialLog.mu           lineLimit.mu
 //	controlDir.mu          ctl.mu, and eventReader.mu before eventLog.mu
-//	orphanList.mu          leftovers.mu, and that before lockstate.Table
+//	orphanList.mu          leftovers.mu, and that before candidates.mu
 //
 // Beneath all further ones nothing is taken.
 //

@@ -148,7 +148,7 @@ func newFS(o Options, root int, table *lockstate.Table, procs *procid.Resolver) 
 	fs.leftovers.init()
 	fs.spare.init(fileBudget())
 	fs.maxWatched = watchLimit()
-	fs.cands.init()
+	fs.cands.init(fs.table)
 	fs.control.init(fs)
 	return fs, nil
 }

@@ -28,9 +28,11 @@ type leftovers struct {
 // A leftover is one of them. Its directory may be renamed; another file of its
 // name is none.
 type leftover struct {
-	dir  *lockstate.Dir // with a reference
-	name string
-	id   identity // ino 0: it could not be looked at, and was there at birth
+	dir    *lockstate.Dir  // with a reference
+	in     lockstate.Inode // what the backing calls that; zero: it could not be looked at
+	name   string
+	id     identity // ino 0: it could not be looked at, and was there at birth
+	record uint64   // see candidates.recordLeft; 0: none
 }
 
 // Between two tries lies leftoverPause at first, then twice that, and so on up
@@ -52,15 +54,21 @@ func (o *leftovers) add(fs *FS, dir, name string, id identity) {
 		id.birth = time.Now().UnixNano()
 	}
 	d := fs.table.At(split(dir)...)
+	l := leftover{dir: d, name: name, id: id}
+	var st unix.Statx_t
+	if fs.statIn(dir, "", &st) == nil {
+		l.in = fs.inodeOf(&st)
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, l := range o.all {
-		if l.dir == d && l.name == name && (l.id == id || l.id.ino == 0 && id.ino == 0) {
+	for _, o := range o.all {
+		if o.dir == d && o.name == name && (o.id == id || o.id.ino == 0 && id.ino == 0) {
 			fs.table.Forget(d)
 			return
 		}
 	}
-	o.all = append(o.all, leftover{d, name, id})
+	l.record = fs.cands.recordLeft(l)
+	o.all = append(o.all, l)
 	if o.n.Add(1) == 1 {
 		o.runs.Go(func() { o.run(fs) })
 	}
@@ -117,6 +125,7 @@ func (o *leftovers) try(fs *FS) bool {
 		o.mu.Lock()
 		o.all = slices.DeleteFunc(o.all, func(x leftover) bool { return x == l })
 		o.mu.Unlock()
+		fs.cands.unrecordLeft(l)
 		fs.table.Forget(l.dir)
 		if o.n.Add(-1) == 0 {
 			return true

@@ -181,7 +181,7 @@ func (s *Server) restore(open bool) (over []uint64, err error) {
 	dead := s.deadThere()
 	covered := dead != nil && !dead.gone && dead.why == nil && s.store.Crashed() && !open && !s.store.Another()
 	if over, err = s.fs.restore(s.store, s.world, covered); err == nil {
-		err = s.fs.restoreCandidates(s.store, s.world)
+		err = s.fs.restoreCandidates(s.store, s.world, covered)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s.*: %w", s.store.Path(), err)

@@ -13,32 +13,65 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestFaultImmutable: so it is with a lock file that may not be removed (chattr +i).
+// TestFaultImmutable: a dead owner's lock file that may not be removed does not keep its lock,
+// and goes as soon as it may be, whatever becomes of the daemon and of the directory's name
+// meanwhile.
 func TestFaultImmutable(t *testing.T) {
 	need(t, "chattr", "root", "fuse")
-	m := mount(t)
-	openDir(t, m.Back("D"))
-	owner := agent(t)
-	owner.must("creat", m.At("D/devserver"), "wronly,creat,excl")
-	chattr := func(flag string) {
-		t.Helper()
-		if r := startCmd(t, exec.Command("chattr", flag, m.Back("D/devserver"))).Wait(); r.Status != 0 {
-			t.Skipf("chattr %s: %v", flag, r)
-		}
+	rename := func(m *Mount) { agent(m.t).must("rename", m.At("D"), m.At("E")) }
+	for name, meanwhile := range map[string]func(m *Mount){
+		"served on":             func(*Mount) {},
+		"restarted":             func(m *Mount) { m.restart(nil) },
+		"renamed and restarted": func(m *Mount) { rename(m); m.restart(nil); m.restart(nil) },
+		"upgraded":              func(m *Mount) { m.replace(); rename(m); m.restart(nil) },
+		"unmounted":             func(m *Mount) { m.unmounted(func() {}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mount(t)
+			openDir(t, m.Back("D"))
+			owner, dirOwner := agent(t), agent(t)
+			owner.must("creat", m.At("D/devserver"), "wronly,creat,excl")
+			dirOwner.must("mkdir", m.At("D2"))
+			dirOwner.must("mkdir", m.At("D2/devserver"))
+			m.setImmutable(m.Back("D/devserver"), m.Back("D2/devserver"))
+			owner.Kill()
+			dirOwner.Kill()
+			m.awaitFree("D")
+			m.awaitFree("D2")
+			meanwhile(m)
+			files, err := filepath.Glob(m.Back("*/devserver"))
+			mustDo(t, err)
+			m.awaitOrphans(filepath.Base(filepath.Dir(files[0]))+"/devserver", filepath.Base(filepath.Dir(files[1]))+"/devserver")
+			m.clearImmutable(files...)
+			eventually(t, "the lock files are gone", func() bool {
+				mustDo(t, os.Mkdir(m.At("new"), 0o755)) // whatever changes, it is tried again
+				mustDo(t, os.Remove(m.At("new")))
+				return !exists(files[0]) && !exists(files[1])
+			})
+			m.awaitOrphans()
+		})
 	}
-	chattr("+i")
-	t.Cleanup(func() { exec.Command("chattr", "-i", m.Back("D/devserver")).Run() })
-	owner.Kill()
-	m.awaitFree("D")
-	if _, err := os.Lstat(m.At("D/devserver")); err != nil {
-		t.Errorf("the lock file: %v", err)
+}
+
+// setImmutable is chattr +i, and -i in the end.
+func (m *Mount) setImmutable(files ...string) {
+	m.t.Helper()
+	if r := startCmd(m.t, exec.Command("chattr", append([]string{"+i"}, files...)...)).Wait(); r.Status != 0 {
+		m.t.Skipf("chattr +i: %v", r)
 	}
-	chattr("-i")
-	eventually(t, "the lock file is gone", func() bool { return !exists(m.Back("D/devserver")) })
+	m.t.Cleanup(func() { exec.Command("chattr", "-R", "-f", "-i", m.Back()).Run() })
+}
+
+func (m *Mount) clearImmutable(files ...string) {
+	m.t.Helper()
+	if r := startCmd(m.t, exec.Command("chattr", append([]string{"-i"}, files...)...)).Wait(); r.Status != 0 {
+		m.t.Fatalf("chattr -i: %v", r)
+	}
 }
 
 // TestFaultImmutableCandidate: nor is a dead process's candidate forgotten, also if the
-// daemon is killed meanwhile, before that one dies or after that.
+// daemon is killed meanwhile, before that one dies or after that, and if the directory was
+// renamed.
 func TestFaultImmutableCandidate(t *testing.T) {
 	need(t, "chattr", "root", "fuse")
 	m := mount(t)
@@ -47,22 +80,21 @@ func TestFaultImmutableCandidate(t *testing.T) {
 	var files []string
 	for _, maker := range []*Agent{early, late} {
 		name := candidateName(t, maker)
-		files = append(files, m.Back("D", name))
+		files = append(files, m.Back("E", name))
 		maker.must("creat", m.At("D", name), "wronly,creat,excl")
 	}
-	chattr := func(flag string) {
-		t.Helper()
-		if r := startCmd(t, exec.Command("chattr", append([]string{flag}, files...)...)).Wait(); r.Status != 0 {
-			t.Skipf("chattr %s: %v", flag, r)
-		}
-	}
-	chattr("+i")
-	t.Cleanup(func() { exec.Command("chattr", append([]string{"-i"}, files...)...).Run() })
+	agent(t).must("rename", m.At("D"), m.At("E"))
+	m.setImmutable(files...)
 	early.Kill()
 	eventually(t, "it is tried to remove the first", func() bool { return strings.Contains(m.Log(), "cannot remove a dead process's candidate") })
+	agent(t).must("rename", m.At("E"), m.At("F"))
+	for i, f := range files {
+		files[i] = m.Back("F", filepath.Base(f))
+	}
 	m.restart(late.Kill)
-	chattr("-i")
-	eventually(t, "the candidates are gone", func() bool { return len(readNames(t, m.Back("D"))) == 0 })
+	m.restart(nil)
+	m.clearImmutable(files...)
+	eventually(t, "the candidates are gone", func() bool { return len(readNames(t, m.Back("F"))) == 0 })
 }
 
 // TestR6FaultImmutable: a break, or a release, that could remove one of two lock files alone
