@@ -43,7 +43,9 @@ func (c *clearing) sweep() error {
 	if err := c.open(); err != nil {
 		return err
 	}
+	defer c.abandon() // unless something was moved
 	defer c.close()
+	defer c.removeCounterparts()
 	// Others are let in between the batches: nobody holds the directory.
 	for batch := range slices.Chunk(moves, 64) {
 		if err := afterWork(true, func() error { return c.moveBatch(now.Path, batch) }); err != nil {
@@ -79,7 +81,7 @@ func (c *clearing) moveBatch(from string, batch []swept) error {
 		}
 		switch err {
 		case nil, unix.ENOENT:
-		case unix.EPERM, unix.EACCES, unix.EBUSY: // it alone is kept
+		case unix.EPERM, unix.EACCES, unix.EBUSY, unix.EXDEV: // it alone is kept
 			if c.kept == nil {
 				c.kept = fmt.Errorf("%s: %w", join(from, s.path), err)
 			}
@@ -109,12 +111,15 @@ func (c *clearing) counterpart(from, dir string) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	path := from
+	path, as := from, contentName
 	for i, name := range append([]string{contentName}, split(dir)...) {
 		if i > 0 {
-			path = join(path, name)
+			path, as = join(path, name), join(as, name)
 		}
 		next, err := c.openLike(at, name, path)
+		if err == nil && c.moved == 0 && !slices.Contains(c.counterparts, as) {
+			c.counterparts = append(c.counterparts, as)
+		}
 		unix.Close(at)
 		if err != nil {
 			return -1, err
@@ -122,6 +127,16 @@ func (c *clearing) counterpart(from, dir string) (int, error) {
 		at = next
 	}
 	return at, nil
+}
+
+// removeCounterparts removes them if nothing was moved there.
+func (c *clearing) removeCounterparts() {
+	if c.moved > 0 {
+		return
+	}
+	for _, as := range slices.Backward(c.counterparts) {
+		unix.Unlinkat(c.dir, as, unix.AT_REMOVEDIR) // else it stays, and is listed
+	}
 }
 
 // openLike opens a directory at a descriptor, which it makes if there is none.

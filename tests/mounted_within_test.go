@@ -121,6 +121,50 @@ func TestM2WithinRoom(t *testing.T) {
 	}
 }
 
+// TestR7Within: what a dead owner has made on another file system is kept, and nothing else of
+// it; where that is all, nothing is listed in quarantine.
+func TestR7Within(t *testing.T) {
+	need(t, "root", "fuse")
+	for _, policy := range []string{"destroy", "quarantine"} {
+		for _, beside := range []bool{true, false} {
+			t.Run(policy+map[bool]string{true: ", with more"}[beside], func(t *testing.T) {
+				dir := staticDir(t)
+				openDir(t, filepath.Join(dir, "old"))
+				mountWithin(t, filepath.Join(dir, "old/within"), "tmpfs", 0)
+				mustDo(t, os.Chmod(filepath.Join(dir, "old/within"), 0o777))
+				m := mountDir(t, dir, dir, "--on-crash", policy)
+				a := agent(t)
+				a.must("creat", m.At("old/devserver"), "wronly,creat,excl")
+				a.must("put", m.At("old/within/f"), "1", "wronly,creat")
+				for i := range 12 {
+					if beside {
+						a.must("mkdir", m.At("old", itoa(i)))
+					}
+					a.must("put", m.At("old/within", itoa(i)), "1", "wronly,creat")
+				}
+				a.Kill()
+				m.awaitFree("old")
+				if got := readNames(t, m.At("old")); !slices.Equal(got, []string{"within"}) {
+					t.Errorf("in the directory: %q, want only what another file system is mounted on", got)
+				}
+				if got := readNames(t, m.At("old/within")); len(got) != 13 {
+					t.Errorf("on the other file system: %q, want all 13 files", got)
+				}
+				want := 0
+				if beside && policy == "quarantine" {
+					want = 1
+				}
+				if all := m.quarantine(); len(all) != want {
+					t.Errorf("in quarantine: %+v, want %d", all, want)
+				}
+				if !strings.Contains(m.Log(), "within") {
+					t.Errorf("the log does not name what is kept:\n%s", m.Log())
+				}
+			})
+		}
+	}
+}
+
 // TestM2WithinReadOnly: where another directory of the same file system is bound into this
 // one, read-only, nobody opens a file for writing, and hears why.
 func TestM2WithinReadOnly(t *testing.T) {
