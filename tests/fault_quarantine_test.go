@@ -367,6 +367,26 @@ func TestFaultQuarantineAge(t *testing.T) {
 	}
 }
 
+// TestFaultQuarantineClock: everything is older than 0s, also what came into quarantine before
+// the clock was set back; and nothing of that is older than anything else.
+func TestFaultQuarantineClock(t *testing.T) {
+	m := mount(t, "--on-crash", "quarantine")
+	aside(t, m, "D")
+	about := fmt.Sprintf(`{"dir":"D","token":1,"time":%q}`, time.Now().Add(time.Hour).UTC().Format(time.RFC3339Nano))
+	mustDo(t, os.WriteFile(m.Back(".stagefs/quarantine/1/about.json"), []byte(about), 0o600))
+	for _, c := range []struct {
+		age  string
+		left int
+	}{{"1ns", 1}, {"2h", 1}, {"0s", 0}} {
+		if r := run(t, stagefsBin(), "quarantine", "--delete-older", c.age, m.Path); r.Status != 0 {
+			t.Errorf("--delete-older %s: %v", c.age, r)
+		}
+		if all := m.quarantine(); len(all) != c.left {
+			t.Errorf("after --delete-older %s: %+v, want %d", c.age, all, c.left)
+		}
+	}
+}
+
 // TestFaultClearImmutable: what of a dead owner's content may not be moved, or not be deleted
 // (chattr +i), is kept, and nothing else is.
 func TestFaultClearImmutable(t *testing.T) {
