@@ -198,6 +198,9 @@ func (c *command) putBack(x *puttingBack) error {
 	}
 	fs.table.Mixed(d) // before: a daemon that dies in between lost nothing
 	if err := w.merge(contentName, name); err != nil {
+		if err == unix.EXDEV {
+			x.message = join(parent, strings.TrimSuffix(w.to.path(""), "/")) + " is on another file system"
+		}
 		return err
 	}
 	for _, f := range lockFiles {

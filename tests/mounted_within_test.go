@@ -165,6 +165,27 @@ func TestR7Within(t *testing.T) {
 	}
 }
 
+// TestR7RestoreWithin: of what another file system is in the way of, a restore says so; it is
+// not lost, and can be restored without that.
+func TestR7RestoreWithin(t *testing.T) {
+	need(t, "root", "fuse")
+	dir := staticDir(t)
+	openDir(t, filepath.Join(dir, "old"))
+	openDir(t, filepath.Join(dir, "old/within"))
+	m := mountDir(t, dir, dir, "--on-crash", "quarantine")
+	a := agent(t)
+	a.must("creat", m.At("old/devserver"), "wronly,creat,excl")
+	a.must("put", m.At("old/within/f"), "valuable", "wronly,creat")
+	a.Kill()
+	m.awaitFree("old")
+	within := m.At("old/within")
+	m.unmounted(func() { mountWithin(t, within, "tmpfs", 0) }, "--on-crash", "quarantine")
+	m.wantStatus(73, "old/within is on another file system; some of it may be back", "quarantine", "--restore", "1", m.Path)
+	m.unmounted(func() { mustDo(t, unix.Unmount(within, 0)) }, "--on-crash", "quarantine")
+	m.wantStatus(0, "", "quarantine", "--restore", "1", m.Path)
+	wantTree(t, m.At("old"), []string{"within/", "within/f=valuable"})
+}
+
 // TestM2WithinReadOnly: where another directory of the same file system is bound into this
 // one, read-only, nobody opens a file for writing, and hears why.
 func TestM2WithinReadOnly(t *testing.T) {

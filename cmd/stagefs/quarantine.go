@@ -168,6 +168,8 @@ func (c *command) quarantineControl(mountpoint, line, id string) error {
 		return exitf(exitCantCreate, "%s; move it away, or restore to another directory", what)
 	case errors.Is(err, unix.EBUSY):
 		return exitf(exitHeld, "%s; try again when it is free", what)
+	case errors.Is(err, unix.EXDEV):
+		return exitf(exitCantCreate, "%s; some of it may be back: for the rest unmount that, or restore to another directory", what)
 	case errors.Is(err, unix.ENOENT) && strings.HasPrefix(line, "restore"):
 		return exitf(exitNoInput, "%s: the directory that it belongs in is not there; make it first, or restore to another directory", what)
 	case errors.Is(err, unix.ENOENT):
