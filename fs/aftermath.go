@@ -71,7 +71,7 @@ func (fs *FS) clear(l lockstate.Lock, policy string, how lockstate.Ending, c cle
 	}
 	c.spoils, c.policy, c.how = spoils, policy, how
 	if spoils.Whole() {
-		if err := c.moveWhole(); err != errNotEnded {
+		if err := c.moveWhole(); err != errNotEnded && !c.isFull(err) {
 			return c.finish(err)
 		}
 	}
@@ -327,7 +327,8 @@ func (c *clearing) abandon() {
 }
 
 // move moves an entry aside, if it is still the one that was found, and returns
-// the node of the directory that it was in. The caller holds FS.ns alone.
+// the node of the directory that it was in. If to is negative it is removed. The caller holds
+// FS.ns alone.
 func (c *clearing) move(dir, name string, to int, as string, found *lockstate.FileID) (parent *node, err error) {
 	fs := c.fs
 	fd, parent, err := fs.openKnown(dir)
@@ -348,7 +349,15 @@ func (c *clearing) move(dir, name string, to int, as string, found *lockstate.Fi
 	}
 	defer fs.reheatAside(join(dir, name), v)()
 	fs.keepReadable(v.node)
-	if err := fs.back.move(fd, name, to, as); err != nil {
+	switch {
+	case to >= 0:
+		err = fs.back.move(fd, name, to, as)
+	case isDirectory(&v.st):
+		err = fs.back.unlink(fd, name, unix.AT_REMOVEDIR)
+	default:
+		err = fs.back.unlink(fd, name, 0)
+	}
+	if err != nil {
 		return parent, err
 	}
 	c.moved++

@@ -32,7 +32,7 @@ func (c *clearing) sweep() error {
 		return err
 	}
 	if all && c.spoils.Fresh {
-		return c.moveWhole()
+		return c.withRoom(now.Path, c.moveWhole)
 	}
 	if len(moves) == 0 {
 		return nil
@@ -40,7 +40,7 @@ func (c *clearing) sweep() error {
 	if err := c.writeMade(); err != nil {
 		c.log.tell(slog.LevelWarn, "content that is being cleared away is kept in part if the daemon is killed meanwhile: it cannot be noted", "dir", now.Path, "token", now.Token, "err", err)
 	}
-	if err := c.open(); err != nil {
+	if err := c.withRoom(now.Path, c.open); err != nil {
 		return err
 	}
 	defer c.abandon() // unless something was moved
@@ -48,7 +48,8 @@ func (c *clearing) sweep() error {
 	defer c.removeCounterparts()
 	// Others are let in between the batches: nobody holds the directory.
 	for batch := range slices.Chunk(moves, 64) {
-		if err := afterWork(true, func() error { return c.moveBatch(now.Path, batch) }); err != nil {
+		move := func() error { return afterWork(true, func() error { return c.moveBatch(now.Path, batch) }) }
+		if err := c.withRoom(now.Path, move); err != nil {
 			return err
 		}
 	}
@@ -71,6 +72,9 @@ func (c *clearing) moveBatch(from string, batch []swept) error {
 	for _, s := range batch {
 		dir, name := cutLast(s.path)
 		to, err := c.counterpart(from, dir)
+		if c.isFull(err) && c.fs.statIn(join(from, dir), name, new(unix.Statx_t)) == unix.ENOENT {
+			continue // it was deleted to make room
+		}
 		if err != nil {
 			return err
 		}
@@ -172,8 +176,7 @@ func (c *clearing) scan(dir string) (all bool, moves []swept, err error) {
 	}
 	for name, found := range dirs {
 		made := c.spoils.Made(found)
-		_, other := slices.BinarySearch(c.spoils.Others, join(dir, name))
-		if other || c.spoils.Fresh && !made { // came from elsewhere, with all that is in it
+		if !c.reaches(join(dir, name), made) {
 			all = false
 			continue
 		}

@@ -105,6 +105,55 @@ func TestFaultFullCandidate(t *testing.T) {
 	}
 }
 
+// TestFaultFullDestroy: what a crashed owner left is destroyed also where that leaves no room
+// for anything, as where it has failed of that; and nothing else is (R7).
+func TestFaultFullDestroy(t *testing.T) {
+	for _, full := range []string{"no inode", "no block"} {
+		for name, lock := range map[string]func(m *Mount, a *Agent){
+			"new": func(m *Mount, a *Agent) { a.must("mkdir", m.At("D")) },
+			"old": func(m *Mount, a *Agent) {
+				openDir(t, m.Back("D"))
+				openDir(t, m.Back("D", "also"))
+				openFile(t, m.Back("D", "also", "old"), "1")
+				a.must("creat", m.At("D", "devserver"), "wronly,creat,excl")
+			},
+		} {
+			t.Run(full+", "+name, func(t *testing.T) {
+				disk := newImage(t, 8, "-N", "64")
+				m := disk.mount("--on-crash", "destroy")
+				a, reader := agent(t), agent(t)
+				lock(m, a)
+				a.must("mkdir", m.At("D", "sub"))
+				for _, name := range []string{"a", "sub/b", "sub/c", "sub/d"} {
+					a.must("put", m.At("D", name), strings.Repeat("x", 64<<10), "wronly,creat")
+				}
+				if name == "old" {
+					a.must("put", m.At("D", "also", "new"), strings.Repeat("x", 64<<10), "wronly,creat")
+				}
+				reader.must("open", "r", m.At("D", "sub", "b"), "rdonly")
+				if full == "no inode" {
+					disk.fillNodes()
+				} else {
+					disk.fill()
+				}
+				a.Kill()
+				m.awaitFree("D")
+				if name == "old" {
+					wantTree(t, m.At("D"), []string{"also/", "also/old=1"})
+				} else if exists(m.At("D")) {
+					t.Errorf("D is there with %q", tree(t, m.At("D")))
+				}
+				if got := reader.Get("pread", "r", "1", "0"); got != "x" {
+					t.Errorf("who has it open reads %q, want x", got)
+				}
+				reader.must("close", "r")
+				disk.free()
+				eventually(t, "the trash is gone", func() bool { return !exists(m.Back(".stagefs")) })
+			})
+		}
+	}
+}
+
 // TestFaultFullWrite: a holder's write hears ENOSPC where there is no room left,
 // and every write that succeeded is there; later ones succeed when there is
 // room.
