@@ -145,7 +145,7 @@ func (fs *FS) tidyMade(log *burst) {
 		}
 		return err
 	})
-	if err != nil && err != unix.ENOENT {
+	if err != nil && err != unix.ENOENT && !errors.Is(err, errForeignHidden) {
 		log.tell(slog.LevelWarn, "cannot remove what was noted of content that was being cleared away", "err", err)
 	}
 }
