@@ -130,8 +130,6 @@ type clearing struct {
 	about *os.File // that is to be written to the disk yet; nil: it need not be
 	moved int
 	kept  error // what could not be moved first, while the rest could
-
-	counterparts []string // that were opened before anything was moved, below dir
 }
 
 // locked calls f with FS.ns held alone, or returns errNotEnded: while what is to take no

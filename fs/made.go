@@ -2,13 +2,12 @@ package fs
 
 import (
 	"bufio"
-	"bytes"
+	"encoding/gob"
 	"errors"
 	"io"
 	"log/slog"
 	"os"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -17,11 +16,8 @@ import (
 
 // What was made under a lock in a directory that was there before is known in memory
 // alone. So it is written down before any of it is moved aside: a daemon that is killed
-// must not leave the half of it (R7). The files are those of madeDir.
-
-// madeHeads are the first lines of a file in madeDir: what follows was made under the lock,
-// or all was made but that.
-var madeHeads = map[bool]string{false: "made\n", true: "made all but\n"}
+// must not leave the half of it (R7). Each file in madeDir says whether all was made but the
+// things that follow, or these alone.
 
 // writeMade writes down what was made under the lock. No power cut is thought of: after
 // a boot nothing is cleared away.
@@ -40,14 +36,14 @@ func (c *clearing) writeMade() error {
 	}
 	f := os.NewFile(uintptr(fd), name)
 	w := bufio.NewWriter(f)
-	w.WriteString(madeHeads[c.spoils.Fresh])
+	enc := gob.NewEncoder(w)
+	err = enc.Encode(c.spoils.Fresh)
 	for id := range c.spoils.Known() {
-		line := strconv.AppendUint(w.AvailableBuffer(), id.Dev, 10)
-		line = strconv.AppendUint(append(line, ' '), id.Ino, 10)
-		line = strconv.AppendInt(append(line, ' '), id.Birth, 10)
-		w.Write(append(line, '\n'))
+		if err == nil {
+			err = enc.Encode(id)
+		}
 	}
-	err = errors.Join(w.Flush(), f.Close())
+	err = errors.Join(err, w.Flush(), f.Close())
 	return c.fs.inMade(false, func(dir int) error {
 		if err == nil {
 			err = unix.Renameat(dir, name+".new", dir, name)
@@ -90,11 +86,7 @@ func (fs *FS) recallMade(token uint64) (is bool, err error) {
 		}
 		f := os.NewFile(uintptr(fd), madeDir)
 		defer f.Close()
-		text, err := io.ReadAll(f)
-		if err != nil {
-			return err
-		}
-		fresh, known, err := parseMade(text)
+		fresh, known, err := readMade(bufio.NewReader(f))
 		if err == nil {
 			fs.table.RecallContent(token, fresh, known)
 			is = true
@@ -107,31 +99,19 @@ func (fs *FS) recallMade(token uint64) (is bool, err error) {
 	return is, err
 }
 
-var errMade = errors.New("what it says makes no sense")
-
-func parseMade(text []byte) (fresh bool, known []lockstate.FileID, err error) {
-	text, made := bytes.CutPrefix(text, []byte(madeHeads[false]))
-	if !made {
-		if text, fresh = bytes.CutPrefix(text, []byte(madeHeads[true])); !fresh {
-			return false, nil, errMade
-		}
-	}
-	for line := range bytes.Lines(text) {
-		fields := strings.Fields(string(line))
-		if len(fields) != 3 {
-			return false, nil, errMade
-		}
+func readMade(r io.Reader) (fresh bool, known []lockstate.FileID, err error) {
+	dec := gob.NewDecoder(r)
+	err = dec.Decode(&fresh)
+	for err == nil {
 		var id lockstate.FileID
-		var errs [3]error
-		id.Dev, errs[0] = strconv.ParseUint(fields[0], 10, 64)
-		id.Ino, errs[1] = strconv.ParseUint(fields[1], 10, 64)
-		id.Birth, errs[2] = strconv.ParseInt(fields[2], 10, 64)
-		if errs != [3]error{} {
-			return false, nil, errMade
+		if err = dec.Decode(&id); err == nil {
+			known = append(known, id)
 		}
-		known = append(known, id)
 	}
-	return fresh, known, nil
+	if err == io.EOF {
+		err = nil
+	}
+	return fresh, known, err
 }
 
 // tidyMade removes what was written down for locks that are no more.

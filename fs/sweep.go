@@ -115,15 +115,12 @@ func (c *clearing) counterpart(from, dir string) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	path, as := from, contentName
+	path := from
 	for i, name := range append([]string{contentName}, split(dir)...) {
 		if i > 0 {
-			path, as = join(path, name), join(as, name)
+			path = join(path, name)
 		}
 		next, err := c.openLike(at, name, path)
-		if err == nil && c.moved == 0 && !slices.Contains(c.counterparts, as) {
-			c.counterparts = append(c.counterparts, as)
-		}
 		unix.Close(at)
 		if err != nil {
 			return -1, err
@@ -135,12 +132,23 @@ func (c *clearing) counterpart(from, dir string) (int, error) {
 
 // removeCounterparts removes them if nothing was moved there.
 func (c *clearing) removeCounterparts() {
-	if c.moved > 0 {
+	if c.moved == 0 {
+		removeDirs(c.dir, contentName)
+	}
+}
+
+// removeDirs removes a directory, and those in it, as far as there is nothing else.
+func removeDirs(at int, name string) {
+	fd, err := openAt(at, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
 		return
 	}
-	for _, as := range slices.Backward(c.counterparts) {
-		unix.Unlinkat(c.dir, as, unix.AT_REMOVEDIR) // else it stays, and is listed
+	names, _ := entryNames(fd)
+	for _, n := range names {
+		removeDirs(fd, n)
 	}
+	unix.Close(fd)
+	unix.Unlinkat(at, name, unix.AT_REMOVEDIR) // else it stays, and is listed
 }
 
 // openLike opens a directory at a descriptor, which it makes if there is none.

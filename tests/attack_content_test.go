@@ -207,6 +207,19 @@ func TestR7AttackLockFile(t *testing.T) {
 	}
 }
 
+// killClearing kills the daemon when it has cleared away so much of a directory that there are
+// but so many entries, and waits until the next one is through with it.
+func (m *Mount) killClearing(dir string, most int, opts ...string) {
+	m.t.Helper()
+	for len(readNames(m.t, m.At(dir))) > most {
+	}
+	m.kill()
+	m.start(opts)
+	m.awaitReady()
+	m.t.Logf("%d entries were left", len(readNames(m.t, m.At(dir))))
+	m.awaitFree(dir)
+}
+
 // TestR7AttackGoesOn: what a killed daemon was clearing away the next one goes on with,
 // also if it was a lock file that kept the lock, which is gone already.
 func TestR7AttackGoesOn(t *testing.T) {
@@ -231,18 +244,7 @@ func TestR7AttackGoesOn(t *testing.T) {
 				t.Fatal(out)
 			}
 			a.Kill()
-			left := func() int {
-				all, err := os.ReadDir(m.At("D"))
-				mustDo(t, err)
-				return len(all)
-			}
-			for left() > files-100 {
-			}
-			m.kill()
-			m.start([]string{"--on-crash", "destroy"})
-			m.awaitReady()
-			t.Logf("%d files were left", left())
-			m.awaitFree("D")
+			m.killClearing("D", files-100, "--on-crash", "destroy")
 			wantTree(t, m.At("D"), []string{"f=old"})
 		})
 	}
@@ -278,18 +280,7 @@ func TestR7AttackHalfCleared(t *testing.T) {
 				t.Fatal(out)
 			}
 			end()
-			left := func() int {
-				all, err := os.ReadDir(m.At("D"))
-				mustDo(t, err)
-				return len(all)
-			}
-			for left() > files-100 {
-			}
-			m.kill()
-			m.start([]string{"--on-crash", policy})
-			m.awaitReady()
-			t.Logf("%d entries were left", left())
-			m.awaitFree("D")
+			m.killClearing("D", files-100, "--on-crash", policy)
 			wantTree(t, m.At("D"), []string{"old=1", "sub/", "sub/old=1"})
 			aside := m.quarantine()
 			if policy == "destroy" && len(aside) > 0 || policy == "quarantine" && len(aside) == 0 {
@@ -300,8 +291,8 @@ func TestR7AttackHalfCleared(t *testing.T) {
 					t.Errorf("restore: %v", r)
 				}
 			}
-			if len(aside) > 0 && left() != files+3 {
-				t.Errorf("%d entries are back, want %d", left(), files+3)
+			if n := len(readNames(t, m.At("D"))); len(aside) > 0 && n != files+3 {
+				t.Errorf("%d entries are back, want %d", n, files+3)
 			}
 			m.unmount()
 			m.endsWithin(patience)

@@ -176,6 +176,18 @@ func TestW3SignalKilled(t *testing.T) {
 	})
 }
 
+// heldUp returns a process of several threads that has a lock file open which another process
+// has locked, by the same kind of call.
+func (m *Mount) heldUp(call lockCall) *Agent {
+	m.t.Helper()
+	holder, w := locker(m.t), locker(m.t)
+	w.must("threads", "3")
+	holder.must("open", "x", m.lockFile(call.name), "rdwr")
+	holder.must(call.tryExclusive("x")...)
+	w.must("open", "x", m.At(call.name, "devserver"), "rdwr")
+	return w
+}
+
 // TestA8WaitSignalThreads: a lock call that waits hears of each signal that has a
 // handler, though other threads of its process could take it.
 func TestA8WaitSignalThreads(t *testing.T) {
@@ -184,11 +196,7 @@ func TestA8WaitSignalThreads(t *testing.T) {
 		for _, call := range lockCalls() {
 			t.Run(call.name, func(t *testing.T) {
 				m := m.on(t)
-				holder, w := locker(t), locker(t)
-				w.must("threads", "3")
-				holder.must("open", "x", m.lockFile(call.name), "rdwr")
-				holder.must(call.tryExclusive("x")...)
-				w.must("open", "x", m.At(call.name, "devserver"), "rdwr")
+				w := m.heldUp(call)
 				for range 3 {
 					got := w.Start(call.waitExclusive("x")...)
 					m.awaitWaiters(call.name, 1)
@@ -211,11 +219,7 @@ func TestA8WaitSignalEarly(t *testing.T) {
 		for _, call := range lockCalls()[:2] {
 			t.Run(call.name, func(t *testing.T) {
 				m := m.on(t)
-				holder, w := locker(t), locker(t)
-				w.must("threads", "3")
-				holder.must("open", "x", m.lockFile(call.name), "rdwr")
-				holder.must(call.tryExclusive("x")...)
-				w.must("open", "x", m.At(call.name, "devserver"), "rdwr")
+				w := m.heldUp(call)
 				halt(t, daemon)
 				got, answer := w.Start(call.waitExclusive("x")...), make(chan string, 1)
 				go func() { answer <- got() }()
