@@ -8,15 +8,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// minProcs is how many goroutines may run at a time at the least. Threads that
+// spareProcs is how many goroutines may run at a time besides one a core. Threads that
 // wait in a read of /dev/fuse keep theirs until the runtime takes it back, for
 // up to 10 ms on a machine with few cores; so long an exit would go unnoticed
-// (measured with 2: p99 of 10.6 ms from kill -9 to a free directory; with 8: 1.1).
-const minProcs = 8
+// (measured on 2 cores with 2: p99 of 10.6 ms from kill -9 to a free directory; with 8:
+// 1.1). There may be four such threads a core, and some more; see transport.sysmon. But
+// on a large machine, so many of the collector would keep it busy.
+func spareProcs(cores int) int { return min(3*cores+4, 24) }
 
 func raiseProcs() {
-	if runtime.GOMAXPROCS(0) < minProcs {
-		runtime.GOMAXPROCS(minProcs)
+	if n := runtime.NumCPU(); runtime.GOMAXPROCS(0) < n+spareProcs(n) {
+		runtime.GOMAXPROCS(n + spareProcs(n))
 	}
 }
 

@@ -8,12 +8,14 @@ import (
 
 // A crew is the threads that take requests from one source.
 type crew struct {
-	idle  atomic.Int32  // threads that wait for a request, or are about to
-	taken atomic.Uint32 // requests so far
-	grow  func() error  // adds a thread, and returns when it waits
-	watch *watch
+	threads atomic.Int32
+	idle    atomic.Int32  // threads that wait for a request, or are about to
+	taken   atomic.Uint32 // requests so far
+	grow    func() error  // adds a thread, and returns when it waits
+	watch   *watch
 
 	open   *atomic.Int32 // places that wait for a request besides; may be nil
+	aside  *atomic.Int32 // requests that goroutines are at; may be nil
 	settle func()        // is called when the watch falls asleep; may be nil
 
 	// Of watch alone.
@@ -33,11 +35,12 @@ func (c *crew) busy() {
 // watch adds threads to crews whose threads are all busy. It sleeps unless
 // some crew had no idle thread a moment ago.
 type watch struct {
-	awake atomic.Bool
-	poke  chan struct{}
-	done  chan struct{}
-	once  sync.Once
-	crews []*crew // fixed from the start
+	awake  atomic.Bool
+	poke   chan struct{}
+	done   chan struct{}
+	once   sync.Once
+	crews  []*crew // fixed from the start
+	sysmon sysmon  // of run alone
 }
 
 // watchTick is how long all of a crew may be busy before it gets one more.
@@ -64,26 +67,27 @@ func (w *watch) look() {
 }
 
 func (w *watch) run() {
-	tick := time.NewTimer(watchTick)
-	defer tick.Stop()
+	w.sysmon = findSysmon()
 	for {
+		w.sysmon.suit(w.threads())
 		select {
 		case <-w.poke:
 		case <-w.done:
 			return
 		}
 		for quiet := 0; quiet < watchTicks; quiet++ {
-			tick.Reset(watchTick)
+			pause(watchTick)
 			select {
-			case <-tick.C:
 			case <-w.done:
 				return
+			default:
 			}
 			for _, c := range w.crews {
 				if c.check() {
 					quiet = 0
 				}
 			}
+			w.sysmon.suit(w.threads())
 		}
 		w.awake.Store(false)
 		for _, c := range w.crews {
@@ -96,6 +100,18 @@ func (w *watch) run() {
 			}
 		}
 	}
+}
+
+// threads is how many threads, or goroutines, may be carrying out a request.
+func (w *watch) threads() int {
+	n := int32(0)
+	for _, c := range w.crews {
+		n += c.threads.Load()
+		if c.aside != nil {
+			n += c.aside.Load()
+		}
+	}
+	return int(n)
 }
 
 // check adds a thread if all are busy, have been at the last check, and took

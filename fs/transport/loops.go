@@ -6,7 +6,6 @@ import (
 	"math"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -31,8 +30,7 @@ type loops struct {
 	gather *gathering
 	size   int // of the largest request and reply
 
-	threads atomic.Int32
-	lazy    bool // nothing but news comes here: other requests have their rings
+	lazy bool // nothing but news comes here: other requests have their rings
 }
 
 func (c *conn) newLoops(gather *gathering) *loops {
@@ -165,8 +163,12 @@ const forgetPause = 500 * time.Microsecond
 
 // rest lets forgets gather: each that finds a thread waiting wakes it, which
 // costs the process that removes files more than the removal itself.
-func rest() {
-	t := unix.NsecToTimespec(int64(forgetPause))
+func rest() { pause(forgetPause) }
+
+// pause is time.Sleep for a moment that comes again and again: the thread sleeps, too. Of
+// the runtime's timers each wakes others.
+func pause(d time.Duration) {
+	t := unix.NsecToTimespec(int64(d))
 	_ = unix.Nanosleep(&t, nil)
 }
 

@@ -54,13 +54,12 @@ const (
 // A queue is the requests that are made on one core.
 type queue struct {
 	crew
-	conn    *conn
-	id      int
-	online  atomic.Bool // requests may be made there
-	threads atomic.Int32
-	short   sync.Once // says that there are too few
-	lost    sync.Once // says that none can be on the core
-	keeper  *keeper
+	conn   *conn
+	id     int
+	online atomic.Bool // requests may be made there
+	short  sync.Once   // says that there are too few
+	lost   sync.Once   // says that none can be on the core
+	keeper *keeper
 }
 
 // uring serves all queues.
@@ -122,7 +121,7 @@ func (u *uring) newQueue(id int, online bool) *queue {
 	q.online.Store(online)
 	q.watch = &u.conn.watch
 	q.keeper = &keeper{uring: u, queue: q, bell: -1, places: make(map[uint64]*place)}
-	q.open, q.settle = &q.keeper.open, q.keeper.settle
+	q.open, q.aside, q.settle = &q.keeper.open, &q.keeper.busy, q.keeper.settle
 	q.crew.grow = func() error { return u.relieve(q) }
 	return q
 }
