@@ -19,7 +19,9 @@ import (
 // takes neither a thread nor a descriptor, and is free again as soon as the
 // empty request is answered, by whichever thread needs a place.
 //
-// What else comes to a place of the keeper is carried out by a goroutine.
+// What else comes to a place of the keeper is carried out by a goroutine. So is all that
+// comes there where the kernel ends a connection that leaves a request unanswered for
+// too long: then no place is spare.
 type keeper struct {
 	uring *uring
 	queue *queue
@@ -121,6 +123,14 @@ func (k *keeper) take() *place {
 	p := k.spare[len(k.spare)-1]
 	k.spare = k.spare[:len(k.spare)-1]
 	return p
+}
+
+// answerSpare answers the empty requests in all spare places, which then wait for requests.
+func (k *keeper) answerSpare() {
+	for p := k.take(); p != nil; p = k.take() {
+		unique := p.request().Unique
+		k.give(p, unique, p.fail(unique, 0))
+	}
 }
 
 // begin starts the thread, before it is needed: then there may be no descriptors

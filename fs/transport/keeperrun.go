@@ -100,7 +100,9 @@ func (k *keeper) run() error {
 			if err := k.deliver(p); err != nil {
 				return err
 			}
-			k.kicks++
+			if !k.uring.timed {
+				k.kicks++
+			}
 		}
 		if !stopping {
 			if err := k.openMore(more); err != nil {
@@ -110,10 +112,10 @@ func (k *keeper) run() error {
 		if err := k.ring.flush(); err != nil {
 			return err
 		}
-		if shut {
+		if shut && !k.uring.timed {
 			k.kicks, k.urgent = max(k.kicks, int(k.open.Load())), 0
 		}
-		for k.kicks > 0 && !k.uring.timed && !c.stopping.Load() && k.queue.kick(k.node.Load()) {
+		for k.kicks > 0 && !c.stopping.Load() && k.queue.kick(k.node.Load()) {
 			k.kicks--
 		}
 		for wait := !again; ; wait = false {
@@ -205,8 +207,8 @@ func (k *keeper) came(done ringCQE) error {
 	switch op := p.request().Opcode; {
 	case c.stopping.Load():
 		c.parkPlace(c.order.Add(1), k.queue, p)
-	case op == OpNotifyReply && k.urgent > 0:
-		k.urgent--
+	case op == OpNotifyReply && (k.urgent > 0 || k.uring.timed):
+		k.urgent = max(k.urgent-1, 0)
 		p.answerEmpty()
 		return k.deliver(p)
 	case op == OpNotifyReply:

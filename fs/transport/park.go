@@ -152,6 +152,23 @@ func (o *own) replay(all []*Parked) {
 	}
 }
 
+// replayLate carries out what was parked when the transport went on already.
+func (o *own) replayLate(all []*Parked) {
+	o.replay(all)
+	o.answerSpare()
+}
+
+// answerSpare leaves no empty request unanswered that was parked, where the kernel would end
+// the connection for that.
+func (o *own) answerSpare() {
+	if o.uring == nil || !o.uring.timed {
+		return
+	}
+	for _, q := range o.uring.queues {
+		q.keeper.answerSpare()
+	}
+}
+
 // again carries out one request that was parked.
 func (o *own) again(at *slot, r *Parked) {
 	c, h := o.conn, *r.header()

@@ -49,6 +49,7 @@ type State struct {
 	Order    uint64
 	Parked   []*Parked
 	Drop     []uint64 // nodes whose pages the kernel is to drop
+	Timed    bool     // the kernel ends the connection if a request is not answered for long
 }
 
 // Stop implements [Transport].
@@ -96,7 +97,7 @@ func (o *own) Stop(node uint64, begun func()) (*State, error) {
 		Kicks: c.kicks.Load(), Order: c.order.Load(), Parked: c.parking.take(), Drop: c.drops.release(),
 	}
 	if o.uring != nil {
-		s.Places = o.uring.given.Load()
+		s.Places, s.Timed = o.uring.given.Load(), o.uring.timed
 	}
 	for _, r := range s.Parked {
 		if r.place != nil {
@@ -160,6 +161,7 @@ func (o *own) run(parked []*Parked) {
 			}
 		}
 	}
+	o.answerSpare()
 	for range o.loops.gather.threads() {
 		if err := o.loops.start(); err != nil {
 			o.conn.opts.Logger.Printf("%v", err)
@@ -250,7 +252,7 @@ func Continue(s *State, opts Options) (Transport, error) {
 	c.kicks.Store(s.Kicks)
 	c.order.Store(s.Order)
 	t := &own{conn: c}
-	c.redo = t.replay
+	c.redo = t.replayLate
 	if s.Name == Uring {
 		o.ExtraCapabilities |= fuse.CAP_OVER_IO_URING
 		t.uring = &uring{conn: c, room: max(o.MaxWrite, minRead)}
@@ -258,6 +260,7 @@ func Continue(s *State, opts Options) (Transport, error) {
 		if err := t.uring.list(); err != nil {
 			return nil, err
 		}
+		t.uring.timed = t.uring.timed || s.Timed // that stays as it was at the mount
 		if err := t.uring.moveIn(s.Parked); err != nil {
 			return nil, err
 		}

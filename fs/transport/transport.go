@@ -211,7 +211,7 @@ func startOwn(fd int, opts Options) (Transport, string, error) {
 	}
 	c.proto, c.served = fuse.NewProtocolServer(opts.FS, &o), opts.FS
 	t := &own{conn: c, uring: u}
-	c.redo = t.replay
+	c.redo = t.replayLate
 	opts.Attach(t)
 	if err := c.answerInit(req); err != nil {
 		if u != nil {
