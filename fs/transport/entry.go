@@ -106,7 +106,9 @@ func (e *entry) open() error {
 		return err
 	}
 	var err error
-	e.ring, err = newRing(1, 2)
+	if e.ring, err = newRing(1, 2); err == nil {
+		e.ring.endure = e.queue.endure
+	}
 	return err
 }
 
@@ -166,7 +168,10 @@ func (e *entry) register() (done ringCQE, has bool, err error) {
 		return done, false, err
 	}
 	e.submit(uringRegister, 0)
+	endure := e.ring.endure
+	e.ring.endure = nil // there is another way to go on
 	done, err = e.ring.enter(false)
+	e.ring.endure = endure
 	switch {
 	case err == errNoCompletion:
 		return done, false, nil
@@ -349,6 +354,16 @@ func (c *conn) kick(node uint64) bool {
 		}
 	}
 	return false
+}
+
+// endure reports whether a thread of the queue is to make a call again that failed: what is in
+// its ring, nobody else can take out.
+func (q *queue) endure(err error) bool {
+	if q.conn.ended.Load() {
+		return false
+	}
+	q.failed.Do(func() { q.conn.opts.Logger.Printf("core %d, which may have to wait: %v", q.id, err) })
+	return true
 }
 
 // broken ends the thread: the kernel has let go.

@@ -33,6 +33,7 @@ func (k *keeper) openRing() (err error) {
 	if k.ring, err = newRing(keeperCommands, keeperCompletions); err != nil {
 		return err
 	}
+	k.ring.endure = k.queue.endure
 	bell, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
 		k.ring.close()

@@ -3,6 +3,7 @@ package transport
 import (
 	"fmt"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -74,6 +75,8 @@ type ring struct {
 	cqMask         uint32
 	cqes           unsafe.Pointer
 	sqe0           *ringSQE // of a ring with room for one command
+
+	endure func(error) bool // decides whether a call that failed is made again; nil: it is not
 }
 
 // newRing makes a ring for the calling thread, which is locked to its
@@ -146,11 +149,30 @@ func (r *ring) flush() error {
 		if n == 0 {
 			return nil
 		}
-		_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, r.enterFd, uintptr(n), 0, ringEnterGetevents|r.enterFlags, 0, 0)
-		if errno != 0 && errno != unix.EINTR && errno != unix.EAGAIN {
-			return fmt.Errorf("io_uring_enter: %w", errno)
+		if err := r.call(n, 0); err != nil {
+			return err
 		}
 	}
+}
+
+// ringPause is how long a thread leaves the kernel alone that has carried out nothing.
+const ringPause = time.Millisecond
+
+// call has the kernel take so many commands, and waits for as many completions, unless it is
+// to be made again.
+func (r *ring) call(submit, complete uint32) error {
+	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, r.enterFd, uintptr(submit), uintptr(complete), ringEnterGetevents|r.enterFlags, 0, 0)
+	switch errno {
+	case 0, unix.EINTR:
+		return nil
+	case unix.EAGAIN, unix.EBUSY:
+	default:
+		if err := fmt.Errorf("io_uring_enter: %w", errno); r.endure == nil || !r.endure(err) {
+			return err
+		}
+	}
+	time.Sleep(ringPause)
+	return nil
 }
 
 // submit queues what is in sqe0; enter tells the kernel.
@@ -170,13 +192,12 @@ func (r *ring) enter(wait bool) (ringCQE, error) {
 		if submit == 0 && !wait {
 			return ringCQE{}, errNoCompletion
 		}
-		var min uintptr
+		var complete uint32
 		if wait {
-			min = 1
+			complete = 1
 		}
-		_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, r.enterFd, uintptr(submit), min, ringEnterGetevents|r.enterFlags, 0, 0)
-		if errno != 0 && errno != unix.EINTR && errno != unix.EAGAIN && errno != unix.EBUSY {
-			return ringCQE{}, fmt.Errorf("io_uring_enter: %w", errno)
+		if err := r.call(submit, complete); err != nil {
+			return ringCQE{}, err
 		}
 	}
 }

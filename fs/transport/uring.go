@@ -59,6 +59,7 @@ type queue struct {
 	online atomic.Bool // requests may be made there
 	short  sync.Once   // says that there are too few
 	lost   sync.Once   // says that none can be on the core
+	failed sync.Once   // says that one could not ask the kernel
 	keeper *keeper
 }
 

@@ -1,0 +1,62 @@
+//go:build linux
+
+package tests
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestTransportFailing: where io_uring_enter(2) fails now and then, whoever calls is answered,
+// and so is whoever waits.
+func TestTransportFailing(t *testing.T) {
+	needInject(t)
+	need(t, "taskset", "flock")
+	needTransport(t, "uring")
+	t.Setenv("STAGEFS_MOUNT_OPTS", "")
+	for _, errno := range []unix.Errno{unix.EBUSY, unix.ENOMEM} {
+		t.Run(errnoName(errno), func(t *testing.T) {
+			dir := staticDir(t)
+			m := newMount(t, dir, dir+".mnt")
+			var failing atomic.Bool
+			var calls atomic.Uint64
+			m.inject(&fault{call: unix.SYS_IO_URING_ENTER, errno: errno, times: 1 << 20, is: func(asked) bool {
+				return failing.Load() && calls.Add(1)%3 == 0
+			}})
+			m.serve("--transport=uring")
+			defer func() {
+				if t.Failed() {
+					m.kill() // or nobody who hangs could be ended
+				}
+			}()
+			holder := locker(t)
+			holder.must("open", "x", m.At("file"), "rdwr,creat")
+			holder.must("flock", "x", "ex")
+			var all []*Proc
+			for i := range 8 {
+				all = append(all, startCmd(t, exec.Command("taskset", "-c", fmt.Sprint(i%2), "flock", m.At("file"), "true")))
+			}
+			waiting := m.waiting()
+			eventually(t, "all wait for the lock", func() bool { return waiting() >= len(all) })
+			failing.Store(true)
+			for i := range 2 {
+				script := `for i in 1 2 3 4 5; do d="$1.$i"; mkdir "$d" && echo x >"$d/f" && cat "$d/f" && rm -r "$d" || exit; done >/dev/null`
+				all = append(all, startCmd(t, exec.Command("taskset", "-c", fmt.Sprint(i), "sh", "-c", script, "sh", m.At("d"+fmt.Sprint(i)))))
+			}
+			holder.must("close", "x")
+			for _, p := range all {
+				eventually(t, "all are answered", p.over)
+				// Who finds no place to wait in hears ENOLCK.
+				if r := p.Wait(); r.Status != 0 && !(errno == unix.ENOMEM && strings.Contains(r.Err, "No locks available")) {
+					t.Errorf("%v", r)
+				}
+			}
+			failing.Store(false)
+		})
+	}
+}
