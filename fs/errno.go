@@ -40,6 +40,10 @@ var errnos = []struct {
 	{advisory.ErrLimit, syscall.ENOLCK},
 }
 
+// maxErrno is the last number that the kernel takes for an answer. Greater ones are its own,
+// but some file systems let them out: ENOTSUPP, 524. Whoever was answered so would wait for ever.
+const maxErrno = 511
+
 // statusOf returns what the kernel is told of err.
 func statusOf(err error) fuse.Status {
 	if err == nil {
@@ -47,8 +51,11 @@ func statusOf(err error) fuse.Status {
 	}
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
-		if errno == syscall.EMFILE {
+		switch {
+		case errno == syscall.EMFILE:
 			errno = syscall.ENFILE // the limit is the mount's, not the caller's
+		case errno > maxErrno:
+			errno = syscall.EIO
 		}
 		return fuse.Status(errno)
 	}

@@ -21,6 +21,8 @@ func TestStatusOf(t *testing.T) {
 		{nil, fuse.OK, false},
 		{unix.ENOSPC, fuse.Status(unix.ENOSPC), false},
 		{fmt.Errorf("open: %w", unix.EROFS), fuse.EROFS, false},
+		{unix.Errno(511), fuse.Status(511), false},
+		{unix.Errno(512), fuse.EIO, false},
 		{&lockstate.HeldError{Err: lockstate.ErrHeld}, fuse.EBUSY, true},
 		{&lockstate.HeldError{Err: lockstate.ErrOpen}, fuse.EBUSY, true},
 		{&lockstate.HeldError{Err: lockstate.ErrUnlocked}, fuse.EBUSY, true},
