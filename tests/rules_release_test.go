@@ -384,9 +384,9 @@ func TestR5Outlives(t *testing.T) {
 	}
 }
 
-// TestR5Reapers: nothing passes to what adopts or supervises others: known by its
-// name, as the first process of a pid namespace, or by the cgroup that it put its
-// child into.
+// TestR5Reapers: nothing passes to what adopts or supervises others, or forks for each
+// session or job: known by its name, as the first process of a pid namespace, or by
+// the cgroup that it put its child into.
 func TestR5Reapers(t *testing.T) {
 	m := mount(t)
 	sh, err := filepath.EvalSymlinks("/bin/sh")
@@ -394,7 +394,7 @@ func TestR5Reapers(t *testing.T) {
 	bin := tempDir(t)
 	for name, heir := range map[string]bool{
 		"stager": true, "systemd": false, "tini": false, "supervisord": false, "s6-supervise": false, "runsv": false, "containerd-shim-runc-v2": false,
-		"init of a namespace": false, "manager": false,
+		"sshd-session": false, "cron": false, "smbd": false, "init of a namespace": false, "manager": false,
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := m.on(t)

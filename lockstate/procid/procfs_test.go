@@ -105,7 +105,8 @@ func TestIsReaperName(t *testing.T) {
 	for name, want := range map[string]bool{
 		"systemd": true, "init": true, "tini": true, "dumb-init": true, "catatonit": true, "conmon": true,
 		"containerd-shim": true, "s6-svscan": true, "s6-supervise": true, "runsv": true, "runsvdir": true, "supervisord": true, "kthreadd": true, "kworker/u8:3": true,
-		"bash": false, "make": false, "systemd-run": false, "initdb": false, "python3": false, "": false,
+		"sshd": true, "sshd-session": true, "cron": true, "crond": true, "atd": true, "smbd": true, "vsftpd": true, "proftpd": true,
+		"bash": false, "make": false, "systemd-run": false, "initdb": false, "python3": false, "crontab": false, "ssh": false, "rsync": false, "": false,
 	} {
 		if got := procid.IsReaperName(name); got != want {
 			t.Errorf("IsReaperName(%q) = %v, want %v", name, got, want)

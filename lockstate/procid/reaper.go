@@ -42,16 +42,19 @@ func isReaper(pid int) (bool, error) {
 }
 
 // isReaperName reports whether a process of that name (at most 15 bytes, as
-// proc(5) has it) is known to adopt or supervise others. A process that takes
-// such a name only forgoes an inheritance.
+// proc(5) has it) is known to adopt or supervise others, or to fork for each
+// session or job: what one of those has left must not be every later one's. A
+// process that takes such a name only forgoes an inheritance.
 func isReaperName(name string) bool {
 	switch name {
 	case "systemd", "init", "containerd-shim", "conmon", "tini", "docker-init", "dumb-init", "catatonit", "supervisord":
 		return true
+	case "cron", "crond", "atd", "dropbear", "smbd", "vsftpd", "proftpd", "pure-ftpd":
+		return true
 	case "kthreadd": // whose children are what the kernel starts: a handler of core dumps, or for an empty cgroup
 		return true
 	}
-	return slices.ContainsFunc([]string{"containerd-shim-", "s6-", "runsv", "kworker/"}, func(prefix string) bool {
+	return slices.ContainsFunc([]string{"containerd-shim-", "s6-", "runsv", "sshd", "kworker/"}, func(prefix string) bool {
 		return strings.HasPrefix(name, prefix)
 	})
 }
