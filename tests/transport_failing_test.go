@@ -4,6 +4,7 @@ package tests
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"sync/atomic"
@@ -59,4 +60,42 @@ func TestTransportFailing(t *testing.T) {
 			failing.Store(false)
 		})
 	}
+}
+
+// TestTransportNoPlaces: where the daemon gets no memory for further requests while calls wait for
+// the backing, the log says so once, and not for each try; others are served when it gets some.
+func TestTransportNoPlaces(t *testing.T) {
+	needInject(t)
+	need(t, "taskset")
+	needTransport(t, "uring")
+	t.Setenv("STAGEFS_MOUNT_OPTS", "")
+	dir := staticDir(t)
+	m := newMount(t, dir, dir+".mnt")
+	var short atomic.Bool
+	faults := m.inject(&fault{call: unix.SYS_MMAP, errno: unix.ENOMEM, times: 1 << 20, is: func(a asked) bool {
+		const place = 1<<20 + 4096
+		return short.Load() && a.args[1] == place
+	}})
+	m.serve("--transport=uring")
+	var names []string
+	for i := range 8 {
+		name := fmt.Sprint(i)
+		openFile(t, m.Back(name), "x")
+		_, err := os.Stat(m.At(name))
+		mustDo(t, err)
+		answer, _ := awaitedOpen(t, m.Back(name))
+		defer answer()
+		names = append(names, m.At(name))
+	}
+	short.Store(true)
+	for _, name := range names {
+		startCmd(t, exec.Command("taskset", "-c", "0", "cat", name))
+	}
+	eventually(t, "it has tried again and again", func() bool { return faults.did()[0] >= 40 })
+	if n := strings.Count(m.Log(), "buffers of a ring"); n == 0 || n > 2 { // no thread, and no place
+		t.Errorf("the log has %d lines about it, want one or two:\n%s", n, shorten(m.Log()))
+	}
+	short.Store(false)
+	p := startCmd(t, exec.Command("taskset", "-c", "0", "mkdir", m.At("d")))
+	eventually(t, "a directory is made", p.over)
 }

@@ -175,7 +175,9 @@ func (k *keeper) openMore(n int) error {
 		}
 		p, err := k.uring.newPlace()
 		if err != nil {
-			k.uring.conn.opts.Logger.Printf("%v", err)
+			k.queue.full.Do(func() {
+				k.uring.conn.opts.Logger.Printf("core %d, which may have to wait: %v", k.queue.id, err)
+			})
 			return nil
 		}
 		if err := k.command(p, uringRegister, 0); err != nil {

@@ -60,6 +60,7 @@ type queue struct {
 	short  sync.Once   // says that there are too few
 	lost   sync.Once   // says that none can be on the core
 	failed sync.Once   // says that one could not ask the kernel
+	full   sync.Once   // says that the keeper can have no more places
 	keeper *keeper
 }
 
