@@ -115,7 +115,7 @@ func Mount(o Options) (_ *Server, err error) {
 		s.warn("it cannot be learnt how processes end: what an owner leaves that changed nothing passes to its parent even if it was killed")
 	}
 	if transport.RequestTimeout() {
-		s.warn("the kernel ends the mount when somebody waits for a lock for longer than fs.fuse.default_request_timeout or max_request_timeout; set both to 0 with sysctl, and mount again")
+		s.warn("the kernel ends the mount when somebody waits for a lock, or for an event, for longer than fs.fuse.default_request_timeout or max_request_timeout; set both to 0 with sysctl, and mount again")
 	}
 	if err := s.newFS(o, root, procs); err != nil {
 		return nil, err

@@ -223,7 +223,7 @@ func (m machine) checkTimeout() finding {
 	for _, set := range []string{"default_request_timeout", "max_request_timeout"} {
 		if v := m.read("/proc/sys/fs/fuse/" + set); v != "" && v != "0" {
 			return finding{
-				name, statusWarn, "the kernel ends a mount in which a lock is waited for longer than " + v + " s",
+				name, statusWarn, "the kernel ends a mount in which a lock or an event is waited for longer than " + v + " s",
 				"sysctl fs.fuse." + set + "=0, as root, and mount again",
 			}
 		}
