@@ -3,9 +3,14 @@ package fs
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -155,5 +160,28 @@ func encode(v any) []byte {
 	if err := enc.Encode(v); err != nil {
 		return []byte("{}\n") // of a value that cannot be encoded; none is written here
 	}
-	return b.Bytes()
+	return escaped(b.Bytes())
+}
+
+// escaped returns a line of JSON with what a terminal obeys, or does not show, as escapes:
+// JSON lets DEL, the controls of U+0080 to U+009F and marks of direction through, by
+// which a name could hide another's row from who reads it with cat(1) (§9).
+func escaped(line []byte) []byte {
+	i := slices.IndexFunc(line, func(c byte) bool { return c >= 0x7f })
+	if i < 0 {
+		return line
+	}
+	out := append(make([]byte, 0, len(line)+64), line[:i]...)
+	for _, r := range string(line[i:]) {
+		switch {
+		case r == '\n' || unicode.IsPrint(r):
+			out = utf8.AppendRune(out, r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			out = fmt.Appendf(out, `\u%04x\u%04x`, high, low)
+		default:
+			out = fmt.Appendf(out, `\u%04x`, r)
+		}
+	}
+	return out
 }
