@@ -38,7 +38,7 @@ func TestTransportSysmon(t *testing.T) {
 				}
 				return n
 			}
-			eventually(t, "one thread rests", func() bool { return resting() == 1 })
+			eventually(t, "a thread rests", func() bool { return resting() > 0 })
 			stuck := frozenCalls + runtime.NumCPU()
 			for i := range stuck {
 				openDir(t, m.Back(fmt.Sprint("stuck", i)))
@@ -51,7 +51,7 @@ func TestTransportSysmon(t *testing.T) {
 			}
 			eventually(t, "none rests", func() bool { return resting() == 0 })
 			wantStuck(t, calls, thaw)
-			eventually(t, "one rests again", func() bool { return resting() == 1 })
+			eventually(t, "it rests again", func() bool { return resting() > 0 })
 		})
 	}
 }

@@ -68,10 +68,15 @@ func (w *watch) look() {
 
 func (w *watch) run() {
 	w.sysmon = findSysmon()
+	w.look() // threads are still being made
+	again := time.NewTicker(sysmonTime)
+	defer again.Stop()
 	for {
 		w.sysmon.suit(w.threads())
 		select {
 		case <-w.poke:
+		case <-again.C:
+			continue
 		case <-w.done:
 			return
 		}

@@ -20,62 +20,99 @@ import (
 // So the kernel is asked to wake it late, as long as there is a P for each thread. Only
 // root may do so. The zero value does nothing.
 type sysmon struct {
-	slack string // the file with its timer slack; see proc_pid_timerslack_ns(5)
+	tid   string
 	calm  bool
 	procs int // GOMAXPROCS
+
+	made  int  // threads there were when all were looked at
+	again bool // one of them may have come since
 }
 
+// Values of timer slack, in ns; see proc_pid_timerslack_ns(5).
 const (
-	slackUsual = 50 * time.Microsecond // the kernel's default
-	slackCalm  = 5 * time.Millisecond
-	// elsewhere is how many others may be in a system call: those that watch processes,
-	// write the state and clear up.
-	elsewhere = 3
+	slackUsual = "50000" // the kernel's default
+	slackCalm  = "5000000"
 )
 
-// findSysmon finds the thread: the first one that the runtime has made. Each time that
-// it is looked at, it has been woken by who looks, and sleeps for 20 µs.
+// sysmonTime is after which it is looked whether it has made threads, if nothing else calls for
+// a look.
+const sysmonTime = 5 * time.Second
+
+// elsewhere is how many others may be in a system call: those that watch processes,
+// write the state and clear up.
+const elsewhere = 3
+
+// findSysmon finds the thread: the first one that the runtime has made. It has been woken
+// by who looks, and sleeps for a moment again and again.
 func findSysmon() (s sysmon) {
-	dir, err := os.Open("/proc/self/task")
-	if err != nil {
+	tids := threads()
+	if len(tids) < 2 || tids[0] != strconv.Itoa(os.Getpid()) {
 		return s
 	}
-	defer dir.Close()
-	tids, err := dir.Readdirnames(2) // in the order in which they were made
-	if err != nil || len(tids) < 2 || tids[0] != strconv.Itoa(os.Getpid()) {
-		return s
-	}
+	const tries = 400 // on a busy machine it may have to wait for its turn
 	asleep := strconv.Itoa(unix.SYS_NANOSLEEP) + " "
-	for seen, tries := 0, 0; tries < 200; tries++ {
+	for seen, try := 0, 0; try < tries; try++ {
 		b, err := os.ReadFile("/proc/self/task/" + tids[1] + "/syscall")
 		if err != nil {
 			return s
 		}
 		if strings.HasPrefix(string(b), asleep) {
 			if seen++; seen == 3 {
-				return sysmon{slack: "/proc/" + tids[1] + "/timerslack_ns", procs: runtime.GOMAXPROCS(0)}
+				return sysmon{tid: tids[1], procs: runtime.GOMAXPROCS(0)}
 			}
+		} else {
+			pause(100 * time.Microsecond)
 		}
 	}
 	return s
 }
 
+// threads are the ids of this process's threads, in the order in which they were made.
+func threads() []string {
+	dir, err := os.Open("/proc/self/task")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	tids, _ := dir.Readdirnames(-1)
+	return tids
+}
+
 // suit has it rest for longer if there is a P for each of that many threads.
 func (s *sysmon) suit(threads int) {
-	if s.slack == "" {
+	if s.tid == "" {
 		return
 	}
-	calm := threads+elsewhere <= s.procs
-	if s.calm == calm {
-		return
+	if calm := threads+elsewhere <= s.procs; calm != s.calm {
+		slack := slackUsual
+		if calm {
+			slack = slackCalm
+		}
+		if setSlack(s.tid, slack) != nil {
+			s.tid = "" // not root's
+			return
+		}
+		s.calm = calm
 	}
-	slack := slackUsual
-	if calm {
-		slack = slackCalm
+	if made, _ := runtime.ThreadCreateProfile(nil); made != s.made || s.again {
+		s.again, s.made = made != s.made, made
+		s.spare()
 	}
-	if os.WriteFile(s.slack, strconv.AppendInt(nil, int64(slack), 10), 0) != nil {
-		s.slack = "" // not root's
-		return
-	}
-	s.calm = calm
 }
+
+// spare has all others rest no longer than usual: those that it has made do as it does.
+func (s *sysmon) spare() {
+	for _, tid := range threads() {
+		if tid == s.tid {
+			continue
+		}
+		if b, err := os.ReadFile(slackFile(tid)); err == nil && strings.TrimSpace(string(b)) == slackCalm {
+			_ = setSlack(tid, slackUsual) // it may be gone
+		}
+	}
+}
+
+// slackFile is not below task.
+func slackFile(tid string) string { return "/proc/" + tid + "/timerslack_ns" }
+
+func setSlack(tid, slack string) error { return os.WriteFile(slackFile(tid), []byte(slack), 0) }

@@ -2,14 +2,18 @@ package transport
 
 import (
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
-// The runtime's thread is found, and rests for longer while there is enough for all.
+// The runtime's thread is found, and it alone rests for longer while there is enough for all.
 func TestSysmon(t *testing.T) {
 	s := findSysmon()
-	if s.slack == "" {
+	if s.tid == "" {
 		t.Fatal("the thread was not found")
 	}
 	if os.Geteuid() != 0 {
@@ -20,16 +24,30 @@ func TestSysmon(t *testing.T) {
 		threads int
 		want    string
 	}{
-		{0, "5000000"},
-		{12 - elsewhere, "5000000"},
-		{12 - elsewhere + 1, "50000"},
-		{1000, "50000"},
-		{1, "5000000"},
+		{0, slackCalm},
+		{12 - elsewhere, slackCalm},
+		{12 - elsewhere + 1, slackUsual},
+		{1000, slackUsual},
+		{1, slackCalm},
 	} {
 		s.suit(test.threads)
-		b, err := os.ReadFile(s.slack)
+		b, err := os.ReadFile(slackFile(s.tid))
 		if got := strings.TrimSpace(string(b)); err != nil || got != test.want {
 			t.Errorf("with %d threads the slack is %q ns (%v), want %s", test.threads, got, err, test.want)
+		}
+	}
+	// A thread that it has made rests as it does.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	own := strconv.Itoa(unix.Gettid())
+	if err := setSlack(own, slackCalm); err != nil {
+		t.Fatal(err)
+	}
+	s.made = 0
+	s.suit(1)
+	for tid, want := range map[string]string{own: slackUsual, s.tid: slackCalm} {
+		if b, err := os.ReadFile(slackFile(tid)); err != nil || strings.TrimSpace(string(b)) != want {
+			t.Errorf("then the slack of thread %s is %q ns (%v), want %s", tid, b, err, want)
 		}
 	}
 }
