@@ -67,7 +67,7 @@ func (w *watch) look() {
 }
 
 func (w *watch) run() {
-	w.sysmon = findSysmon()
+	w.sysmon.find()
 	w.look() // threads are still being made
 	again := time.NewTicker(sysmonTime)
 	defer again.Stop()
@@ -76,6 +76,7 @@ func (w *watch) run() {
 		select {
 		case <-w.poke:
 		case <-again.C:
+			w.sysmon.find()
 			continue
 		case <-w.done:
 			return

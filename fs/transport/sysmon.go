@@ -20,9 +20,10 @@ import (
 // So the kernel is asked to wake it late, as long as there is a P for each thread. Only
 // root may do so. The zero value does nothing.
 type sysmon struct {
-	tid   string
-	calm  bool
-	procs int // GOMAXPROCS
+	tid    string // "": not known
+	barred bool   // only root may
+	calm   bool
+	procs  int // GOMAXPROCS
 
 	made  int  // threads there were when all were looked at
 	again bool // one of them may have come since
@@ -34,37 +35,38 @@ const (
 	slackCalm  = "5000000"
 )
 
-// sysmonTime is after which it is looked whether it has made threads, if nothing else calls for
-// a look.
+// sysmonTime is after which it is looked for again, or whether it has made threads, if nothing
+// else calls for a look.
 const sysmonTime = 5 * time.Second
 
 // elsewhere is how many others may be in a system call: those that watch processes,
 // write the state and clear up.
 const elsewhere = 3
 
-// findSysmon finds the thread: the first one that the runtime has made. It has been woken
-// by who looks, and sleeps for a moment again and again.
-func findSysmon() (s sysmon) {
+// find looks for the thread, unless it is known: the first one that the runtime has made.
+// It has been woken by who looks, and sleeps for a moment again and again; but on a busy
+// machine it may wait for its turn for so long that it is not recognized.
+func (s *sysmon) find() {
+	if s.tid != "" || s.barred {
+		return
+	}
 	tids := threads()
 	if len(tids) < 2 || tids[0] != strconv.Itoa(os.Getpid()) {
-		return s
+		return
 	}
-	const tries = 400 // on a busy machine it may have to wait for its turn
+	const tries, sure = 60, 3
 	asleep := strconv.Itoa(unix.SYS_NANOSLEEP) + " "
-	for seen, try := 0, 0; try < tries; try++ {
+	for seen, try := 0, 0; try < tries && seen < sure; try++ {
 		b, err := os.ReadFile("/proc/self/task/" + tids[1] + "/syscall")
 		if err != nil {
-			return s
+			return
 		}
-		if strings.HasPrefix(string(b), asleep) {
-			if seen++; seen == 3 {
-				return sysmon{tid: tids[1], procs: runtime.GOMAXPROCS(0)}
-			}
-		} else {
+		if !strings.HasPrefix(string(b), asleep) {
 			pause(100 * time.Microsecond)
+		} else if seen++; seen == sure {
+			s.tid, s.procs = tids[1], runtime.GOMAXPROCS(0)
 		}
 	}
-	return s
 }
 
 // threads are the ids of this process's threads, in the order in which they were made.
@@ -89,7 +91,7 @@ func (s *sysmon) suit(threads int) {
 			slack = slackCalm
 		}
 		if setSlack(s.tid, slack) != nil {
-			s.tid = "" // not root's
+			s.tid, s.barred = "", true
 			return
 		}
 		s.calm = calm
