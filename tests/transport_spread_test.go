@@ -49,13 +49,20 @@ func TestTransportSpread(t *testing.T) {
 }
 
 // threadsOn is how many threads of the daemon may run on one core only.
-func (m *Mount) threadsOn(core string) (n int) {
+func (m *Mount) threadsOn(core string) int {
+	return m.threadsThat(func(tid string) bool {
+		b, _ := os.ReadFile("/proc/" + tid + "/status") // it may have ended
+		return strings.Contains(string(b), "\nCpus_allowed_list:\t"+core+"\n")
+	})
+}
+
+// threadsThat is how many threads of the daemon are so.
+func (m *Mount) threadsThat(is func(tid string) bool) (n int) {
 	m.t.Helper()
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", m.daemon()))
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", m.daemon()))
 	mustDo(m.t, err)
-	for _, file := range files {
-		b, _ := os.ReadFile(file) // it may have ended
-		if strings.Contains(string(b), "\nCpus_allowed_list:\t"+core+"\n") {
+	for _, task := range tasks {
+		if is(task.Name()) {
 			n++
 		}
 	}

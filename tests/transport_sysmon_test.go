@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -27,16 +26,10 @@ func TestTransportSysmon(t *testing.T) {
 			t.Setenv("STAGEFS_MOUNT_OPTS", "")
 			m := disk.mount("--transport=" + transport)
 			resting := func() int {
-				files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", m.daemon()))
-				mustDo(t, err)
-				n := 0
-				for _, f := range files {
-					b, err := os.ReadFile("/proc/" + filepath.Base(f) + "/timerslack_ns") // not below task
-					if err == nil && strings.TrimSpace(string(b)) == "5000000" {
-						n++
-					}
-				}
-				return n
+				return m.threadsThat(func(tid string) bool {
+					b, _ := os.ReadFile("/proc/" + tid + "/timerslack_ns") // it may have ended
+					return strings.TrimSpace(string(b)) == "5000000"
+				})
 			}
 			eventually(t, "a thread rests", func() bool { return resting() > 0 })
 			stuck := frozenCalls + runtime.NumCPU()

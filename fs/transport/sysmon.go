@@ -25,8 +25,8 @@ type sysmon struct {
 	calm   bool
 	procs  int // GOMAXPROCS
 
-	made  int  // threads there were when all were looked at
-	again bool // one of them may have come since
+	made  int // threads there were when it was looked last
+	looks int // how often those are still to be looked at that it may have made
 }
 
 // Values of timer slack, in ns; see proc_pid_timerslack_ns(5).
@@ -56,7 +56,7 @@ func (s *sysmon) find() {
 	}
 	const tries, sure = 60, 3
 	asleep := strconv.Itoa(unix.SYS_NANOSLEEP) + " "
-	for seen, try := 0, 0; try < tries && seen < sure; try++ {
+	for seen, try := 0, 0; try < tries; try++ {
 		b, err := os.ReadFile("/proc/self/task/" + tids[1] + "/syscall")
 		if err != nil {
 			return
@@ -65,6 +65,7 @@ func (s *sysmon) find() {
 			pause(100 * time.Microsecond)
 		} else if seen++; seen == sure {
 			s.tid, s.procs = tids[1], runtime.GOMAXPROCS(0)
+			return
 		}
 	}
 }
@@ -85,6 +86,7 @@ func (s *sysmon) suit(threads int) {
 	if s.tid == "" {
 		return
 	}
+	const looks = 2 // the first may miss one that is just being made
 	if calm := threads+elsewhere <= s.procs; calm != s.calm {
 		slack := slackUsual
 		if calm {
@@ -94,10 +96,15 @@ func (s *sysmon) suit(threads int) {
 			s.tid, s.barred = "", true
 			return
 		}
-		s.calm = calm
+		s.calm, s.looks = calm, looks
 	}
-	if made, _ := runtime.ThreadCreateProfile(nil); made != s.made || s.again {
-		s.again, s.made = made != s.made, made
+	if s.calm { // else those of a crowd, which are many, do not matter
+		if made, _ := runtime.ThreadCreateProfile(nil); made != s.made {
+			s.made, s.looks = made, looks
+		}
+	}
+	if s.looks > 0 {
+		s.looks--
 		s.spare()
 	}
 }
