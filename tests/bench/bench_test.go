@@ -49,26 +49,32 @@ func tiny(t *testing.T, more ...string) (args []string, dir string) {
 	return nil, dir
 }
 
-// Every row but go build is measured on a real mount, in each state, and
-// nothing is left behind.
-func TestBench(t *testing.T) {
-	args, dir := tiny(t, "--memory", "--rows", "^[^g]|^gr|^git")
-	file, svg := filepath.Join(dir, "json"), filepath.Join(dir, "svg")
+// benchmark runs one that has nothing to complain of. Samples and plot are in dir then.
+func benchmark(t *testing.T, args []string, dir string) (res Results, report string) {
+	t.Helper()
+	file := filepath.Join(dir, "json")
 	var out, errs bytes.Buffer
-	if code := run(t.Context(), append(args, "--json", file, "--svg", svg), &out, &errs); code != 0 {
+	if code := run(t.Context(), append(args, "--json", file, "--svg", filepath.Join(dir, "svg")), &out, &errs); code != 0 {
 		t.Fatalf("bench = %d\n%s%s", code, errs.String(), out.String())
 	}
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var res Results
 	if err := json.Unmarshal(text, &res); err != nil {
 		t.Fatal(err)
 	}
 	if len(res.Notes) > 0 {
 		t.Errorf("notes: %q", res.Notes)
 	}
+	return res, out.String()
+}
+
+// Every row but go build is measured on a real mount, in each state, and
+// nothing is left behind.
+func TestBench(t *testing.T) {
+	args, dir := tiny(t, "--memory", "--rows", "^[^g]|^gr|^git")
+	res, out := benchmark(t, args, dir)
 	for _, w := range works() {
 		for _, s := range w.steps {
 			for _, row := range s.rows {
@@ -98,7 +104,7 @@ func TestBench(t *testing.T) {
 	if len(res.Memory) != 1 || res.Memory[0].Walked.RSS == 0 || res.Memory[0].Forgot.Descriptors == 0 {
 		t.Errorf("memory: %+v", res.Memory)
 	}
-	drawn, err := os.ReadFile(svg)
+	drawn, err := os.ReadFile(filepath.Join(dir, "svg"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,9 +112,33 @@ func TestBench(t *testing.T) {
 	wantNothingLeft(t, dir)
 
 	// The same report again, from the file.
-	var again bytes.Buffer
-	if code := run(t.Context(), []string{"--from", file}, &again, &errs); code != 0 || again.String() != out.String() {
-		t.Errorf("bench --from = %d\n%s\nwant\n%s", code, again.String(), out.String())
+	var again, errs bytes.Buffer
+	if code := run(t.Context(), []string{"--from", filepath.Join(dir, "json")}, &again, &errs); code != 0 || again.String() != out {
+		t.Errorf("bench --from = %d\n%s%s\nwant\n%s", code, errs.String(), again.String(), out)
+	}
+}
+
+// TestFloor: what is compared to tell stagefs's own part does each single call, too.
+func TestFloor(t *testing.T) {
+	rows := map[bool][]string{}
+	for _, w := range works() {
+		for _, s := range w.steps {
+			if w.name == "locks" || w.calls {
+				rows[w.calls] = append(rows[w.calls], s.rows...)
+			}
+		}
+	}
+	args, dir := tiny(t, "--subjects", "^floor$", "--rows", "^("+strings.NewReplacer("+", `\+`).Replace(strings.Join(append(rows[true], rows[false]...), "|"))+")$")
+	res, _ := benchmark(t, args, dir)
+	for _, row := range rows[true] {
+		if x, ok := res.ratio(row, "floor", stateFree); !ok || x.Spread.Median <= 0 {
+			t.Errorf("%s: no ratio", row)
+		}
+	}
+	for _, row := range rows[false] {
+		if _, ok := res.ratio(row, "floor", stateFree); ok {
+			t.Errorf("%s: a ratio, of what locks nothing", row)
+		}
 	}
 }
 

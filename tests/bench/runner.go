@@ -126,6 +126,7 @@ func (r *runner) wants(such func(step) bool) bool {
 // work does the steps of a work, each on all bouts before the next. A bout
 // that fails in one is left out of the later ones, which build on it.
 func (r *runner) work(ctx context.Context, round, turn, place int, w work, bouts []*bout) error {
+	bouts = slices.DeleteFunc(slices.Clone(bouts), func(b *bout) bool { return b.calls && !w.calls })
 	broken := map[*bout]bool{}
 	fail := func(b *bout, rows []string, err error) {
 		broken[b] = true

@@ -37,6 +37,7 @@ type work struct {
 	name  string
 	steps []step
 	again []string // if any, its steps can be done again when these places are empty
+	calls bool     // single calls on files
 }
 
 // turns is how often a work is done in a round. Single calls are over in an
@@ -75,13 +76,13 @@ type bout struct {
 
 func works() []work {
 	return []work{
-		{"data", dataSteps(), nil},
-		{"calls", callSteps(1, ""), procPlaces(1)},
-		{"calls of four", callSteps(workers, atOnce), procPlaces(workers)},
-		{"locks", lockSteps(), []string{"locks"}},
-		{"tree", treeSteps(), nil},
-		{"git", gitSteps(), nil},
-		{"build", buildSteps(), nil},
+		{name: "data", steps: dataSteps()},
+		{name: "calls", steps: callSteps(1, ""), again: procPlaces(1), calls: true},
+		{name: "calls of four", steps: callSteps(workers, atOnce), again: procPlaces(workers), calls: true},
+		{name: "locks", steps: lockSteps(), again: []string{"locks"}},
+		{name: "tree", steps: treeSteps()},
+		{name: "git", steps: gitSteps()},
+		{name: "build", steps: buildSteps()},
 	}
 }
 

@@ -26,6 +26,7 @@ type subject struct {
 	// Transport is how the kernel's requests come to a stagefs, as it says itself.
 	Transport string `json:"transport,omitempty"`
 	narrow    bool   // left out of the steps that would take too long
+	calls     bool   // knows no more than works of single calls need
 }
 
 // MarshalJSON leaves out where the program is on the machine.
@@ -92,6 +93,7 @@ func peers() []peer {
 		{subject{Name: "bindfs", Command: []string{"-f", "{src}", "{mnt}"}}, installed("bindfs")},
 		{subject{Name: "passthrough_hp", Command: []string{"{src}", "{mnt}"}}, passthrough},
 		{subject{Name: "passthrough_hp ring", Command: []string{"-o", "io_uring", "{src}", "{mnt}"}, narrow: true}, ringPassthrough},
+		{subject{Name: "floor", Command: []string{"auto", "{src}", "{mnt}"}, calls: true}, buildFloor},
 		{subject{Name: "passthrough_ll", Command: []string{"-f", "-o", "source={src}", "{mnt}"}, narrow: true}, buildExample},
 		{subject{Name: "mergerfs", Command: []string{"-f", "{src}", "{mnt}"}, narrow: true}, installed("mergerfs")},
 	}
@@ -154,8 +156,17 @@ func helpHas(bin, word string, args ...string) bool {
 
 // buildLoopback builds go-fuse's own example, in the version of go.mod.
 func buildLoopback(binDir string) ([]string, error) {
-	bin := filepath.Join(binDir, "loopback")
-	cmd := exec.Command("go", "build", "-o", bin, "github.com/hanwen/go-fuse/v2/example/loopback")
+	return buildPackage(binDir, "loopback", "github.com/hanwen/go-fuse/v2/example/loopback")
+}
+
+// buildFloor builds what tells the cost of Go and the transport from stagefs's own.
+func buildFloor(binDir string) ([]string, error) {
+	return buildPackage(binDir, "floor", "github.com/stagefs/stagefs/tests/bench/floor")
+}
+
+func buildPackage(binDir, name, path string) ([]string, error) {
+	bin := filepath.Join(binDir, name)
+	cmd := exec.Command("go", "build", "-trimpath", "-o", bin, path)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	return []string{bin}, built(cmd)
 }
