@@ -101,7 +101,8 @@ COMPAT := STAGEFS_MOUNT_OPTS=--compat $(TESTS) -test.timeout 10m
 # or the kernel drop its caches.
 ALONE := ^Test(M2StressIO|M2HandleForgotten|AttackPidReuse|H2Numbers|H2Flood)$$
 # They do little but wait.
-WAITS := ^Test(M1Second|M1OverlapForgedBeside|M4Bound|FaultLogReader|FaultLineOfUser)$$
+WAITS = ^Test(M1Second|M1OverlapForgedBeside|M4Bound|S1AttackMidway|StaleMount|TTLLockRenewed|TransportTerminated|Fault$(FAULTS))$$
+FAULTS := (Another|LineHeldBack|LineOfUser|LogReader|PagesHeldAlone|PagesHeldReplace|ReleaseNoDaemon|StateRemoved)
 # What mounts with --strict must not meet those whom TestFaultExec keeps in execve(2).
 FIRST := ^Test([B-GI-K]|A[^57]|M2[^P]|M5|MountH|S1Descriptors|S1Volume)
 blackbox-first:

@@ -131,7 +131,7 @@ func TestR7AttackBroken(t *testing.T) {
 		mustDo(t, os.WriteFile(m.Back(dir, "old"), nil, 0o666))
 		a := agent(t)
 		a.must("creat", m.At(dir, "devserver"), "wronly,creat,excl")
-		if out := a.Get("sh", "cd "+m.At(dir)+" && seq -f %05g 3000 | xargs touch"); !strings.HasPrefix(out, "0") {
+		if out := a.Get("sh", "cd "+m.At(dir)+" && seq -f %05g 2000 | xargs touch"); !strings.HasPrefix(out, "0") {
 			t.Fatal(out)
 		}
 		next := agent(t)
@@ -139,8 +139,8 @@ func TestR7AttackBroken(t *testing.T) {
 		for m.Ctl("break "+dir+" attack") == "ok" {
 		}
 		next.must("creat", m.At(dir, "devserver"), "wronly,creat,excl")
-		out := next.Get("sh", "cd "+m.At(dir)+" && for f in $(seq -f %05g 3000); do echo new >$f; done; sleep 0.1; cat 0* | sort | uniq -c")
-		if strings.TrimSpace(out) != "0    3000 new" {
+		out := next.Get("sh", "cd "+m.At(dir)+" && for f in $(seq -f %05g 2000); do echo new >$f; done; sleep 0.1; cat 0* | sort | uniq -c")
+		if strings.TrimSpace(out) != "0    2000 new" {
 			t.Errorf("what the next owner wrote: %q", out)
 		}
 		next.Exit(0)

@@ -223,8 +223,13 @@ func contest(t *testing.T, contenders ...contender) {
 	}
 }
 
-// seconds is how long a race goes on.
-func seconds(n float64) time.Time { return time.Now().Add(time.Duration(n * float64(time.Second))) }
+// seconds is when a race is over: after half of the time, unless there is more of it (-soak).
+func seconds(n float64) time.Time {
+	if *soakFlag == 0 {
+		n /= 2
+	}
+	return time.Now().Add(time.Duration(n * float64(time.Second)))
+}
 
 // still reports an error unless the backing of dir stays as it is while the
 // storms go on, each for n commands more.

@@ -56,7 +56,7 @@ func (h *hands) fight(ctl, file, dir, client string, d time.Duration) (string, e
 // stopped and woken up at any moment. The tokens in the backing never go back:
 // once the next acquisition has returned, nothing of the one before lands (W3).
 func TestL3Fight(t *testing.T) {
-	seconds := 10
+	seconds := 5
 	if testing.Short() {
 		seconds = 2
 	}

@@ -231,7 +231,7 @@ var plainAnswers = map[string]string{
 // fast as they can. They hear what they hear in a bare directory, and of a lock
 // file's name what the lock has to say besides.
 func TestAttackNames(t *testing.T) {
-	const crowd, duration = 4, 2 * time.Second
+	const crowd, duration = 4, time.Second
 	for name, besides := range map[string]string{
 		"file":      "",
 		"devserver": "unlink EBUSY|truncate EBUSY|chmod EBUSY|rename over EEXIST|rename over EBUSY",
@@ -329,7 +329,7 @@ func names(path string, d time.Duration) (string, error) {
 // owners die one after the other, finds it or does not, as in a bare directory: of the
 // kernel's second look, at a file that is gone as well, nobody hears.
 func TestAttackDying(t *testing.T) {
-	const crowd, duration = 4, 4 * time.Second
+	const crowd, duration = 4, 2 * time.Second
 	byTransport(t, func(t *testing.T, opts ...string) {
 		m := mount(t, opts...)
 		openDir(t, m.Back("D"))

@@ -332,7 +332,7 @@ func TestAttackCopyToLockFile(t *testing.T) {
 			}
 			holder.must("mkdir", m.At("D"))
 			holder.must("open", "l", m.At("D/devserver"), "rdwr,creat,excl")
-			until := time.Now().Add(3 * time.Second)
+			until := seconds(3)
 			var movers sync.WaitGroup
 			for i := range 3 {
 				a, from, to := agent(t), m.At("E"+itoa(i)), m.At("F"+itoa(i))

@@ -26,7 +26,7 @@ func TestS1AttackMidway(t *testing.T) {
 	}
 	dir := tempDir(t)
 	mustDo(t, os.Mkdir(filepath.Join(dir, "witness"), 0o777))
-	for round := range 25 {
+	for round := range 15 {
 		var workers []*Proc
 		for i, kind := range kinds {
 			spec, _ := json.Marshal(workerSpec{

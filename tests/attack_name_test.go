@@ -41,7 +41,7 @@ func TestW4AttackName(t *testing.T) {
 				}
 			})
 			heard := map[string]int{}
-			for range 5000 {
+			for range 3000 {
 				got := rival.Try(tt.try(m)...)
 				heard[got]++
 				if got == "ok" {

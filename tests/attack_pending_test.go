@@ -32,7 +32,7 @@ func TestL1AttackPending(t *testing.T) {
 	}
 	a := agent(t)
 	got := 0
-	for range 1500 {
+	for range 900 {
 		if a.Try("put", m.control("ctl"), "acquire D client=mine", "wronly") != "ok" {
 			continue
 		}

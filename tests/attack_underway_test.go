@@ -204,7 +204,7 @@ func TestW3AttackUnderWay(t *testing.T) {
 	m := mount(t)
 	prog := filepath.Join(tempDir(t), "race.py")
 	mustDo(t, os.WriteFile(prog, []byte(underWayRace), 0o644))
-	const rounds = 10
+	const rounds = 6
 	for _, what := range []string{"unlink", "rename", "replace", "exchange", "directory", "attributes", "beneath", "tmpfile", "both", "twice"} {
 		t.Run(what, func(t *testing.T) {
 			cmd := command("python3", prog, m.At(what), m.Back(what), fmt.Sprint(m.cmd.Process.Pid), what, fmt.Sprint(rounds))

@@ -115,7 +115,7 @@ func TestFaultCrowdForked(t *testing.T) {
 // of them tries from then on at whatever ends.
 func TestFaultCrowdSiblings(t *testing.T) {
 	need(t, "root", "fuse", "perl")
-	const n = 500
+	const n = 300
 	for _, transport := range transports[:2] {
 		t.Run(transport, func(t *testing.T) {
 			cost := func(more ...string) int {

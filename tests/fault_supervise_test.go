@@ -351,7 +351,7 @@ func TestFaultSuperviseNoThread(t *testing.T) {
 	supervisor.Store(int64(m.cmd.Process.Pid))
 	a := agent(t)
 	a.must("mkdir", m.At("D"))
-	for range 12 {
+	for range 6 {
 		old := m.daemon()
 		mustDo(t, syscall.Kill(old, syscall.SIGKILL))
 		m.awaitSupervised(old)
@@ -578,12 +578,31 @@ func TestFaultSuperviseBriefly(t *testing.T) {
 	m.wantOwner("D", a.Pid)
 }
 
+// manyPy has as many processes make a directory, each of which another one removes.
+const manyPy = `
+import os, sys
+def child(do):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            do(sys.argv[1])
+        finally:
+            os._exit(0 if sys.exc_info()[0] is None else 1)
+    if os.waitpid(pid, 0)[1] != 0:
+        sys.exit(1)
+for _ in range(int(sys.argv[2])):
+    child(os.mkdir)
+    child(os.rmdir)
+sys.exit(3)
+`
+
 // TestFaultSuperviseMany: of many hundred processes that have had locks, those are known
 // to the next daemon that had one at the end.
 func TestFaultSuperviseMany(t *testing.T) {
+	need(t, "python3")
 	m := mountOver(t, "--supervise")
 	old := m.daemon()
-	if r := sh(t, m.Path, `i=0; while [ $i -lt 700 ]; do mkdir D && rmdir D || exit 1; i=$((i + 1)); done; exit 3`); r.Status != 3 {
+	if r := run(t, "python3", "-c", manyPy, m.At("D"), "700"); r.Status != 3 {
 		t.Fatal(r)
 	}
 	a := agent(t)

@@ -309,10 +309,10 @@ for (1 .. $n) {
 <STDIN>;
 `
 
-// TestA8Crowd: 1000 that wait take no thread each, don't slow down what others
+// TestA8Crowd: hundreds that wait take no thread each, don't slow down what others
 // do, and are all served; those that are killed meanwhile are in nobody's way.
 func TestA8Crowd(t *testing.T) {
-	const waiters = 500
+	const waiters = 300
 	need(t, "perl")
 	m := mount(t)
 	for _, held := range []string{"by descriptor", "by mkdir"} {

@@ -84,7 +84,7 @@ const soakSlots = 6
 // acknowledged.
 func TestSoakFaults(t *testing.T) {
 	need(t, "root", "fuse")
-	d := 12 * time.Second
+	d := 8 * time.Second
 	if *soakFlag > 0 {
 		t.Parallel() // beside the stagers
 		d = *soakFlag

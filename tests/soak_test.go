@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-var soakFlag = flag.Duration("soak", 0, "let TestSoak stage the Go toolchain's whole src tree for so long; default: a part of it, for 10 s")
+var soakFlag = flag.Duration("soak", 0, "let TestSoak stage the Go toolchain's whole src tree for so long; default: a part of it, for 6 s")
 
 // soakTime is how long new builds are begun, and whether they are of the whole
 // tree.
@@ -32,7 +32,7 @@ func soakTime(t *testing.T) (d time.Duration, whole bool) {
 		mustDo(t, err)
 		return d, true
 	}
-	return 10 * time.Second, false
+	return 6 * time.Second, false
 }
 
 // A soak is one run of TestSoak. All that its processes share lies outside the
