@@ -66,8 +66,15 @@ func TestFaultPaused(t *testing.T) {
 	}
 	m.wantOwner("D", a.Pid)
 
+	inside := agent(t)
+	inside.must("open", "inside", m.At(), "rdonly")
 	mustDo(t, os.WriteFile(file, []byte("1"), 0))
 	r := startCmd(t, exec.Command(stagefsBin(), "umount", m.Path)).Wait()
+	if r.Status != 75 || !strings.Contains(r.Err, "process "+itoa(inside.Pid)) || !strings.Contains(r.Err, "does not answer: "+frozen) {
+		t.Errorf("umount of what process %d is in: %v", inside.Pid, r)
+	}
+	inside.must("close", "inside")
+	r = startCmd(t, exec.Command(stagefsBin(), "umount", m.Path)).Wait()
 	want := "has not ended: " + frozen
 	if r.Status == 75 { // who looks at all mounts is in this one, too, for a while
 		want = "does not answer: " + frozen

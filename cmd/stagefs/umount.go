@@ -132,13 +132,16 @@ func findExact(given string) (path string, _ *fs.MountEntry, err error) {
 	return path, mount, nil
 }
 
-// whoIsInside describes what keeps a mount busy: users were seen.
+// whoIsInside describes what keeps a mount busy: users were seen. Where its daemon does not
+// answer, that may be what keeps them.
 func whoIsInside(mount *fs.MountEntry, users []mountUser) string {
 	const most = 10
-	switch {
-	case len(users) == 0 && os.Geteuid() != 0:
+	if len(users) == 0 && os.Geteuid() != 0 {
 		return ", by processes that only root can see"
-	case len(users) == 0 && errors.Is(ask(mount.Path, false, answerTime), errSilent):
+	}
+	silent := errors.Is(ask(mount.Path, false, answerTime), errSilent)
+	switch {
+	case len(users) == 0 && silent:
 		return ": " + silence(mount)
 	case len(users) == 0:
 		return ", by processes that are not seen: perhaps in another mount or PID namespace"
@@ -151,6 +154,9 @@ func whoIsInside(mount *fs.MountEntry, users []mountUser) string {
 			break
 		}
 		fmt.Fprintf(&b, "\n  %s", u)
+	}
+	if silent {
+		fmt.Fprintf(&b, "\n  %s", silence(mount))
 	}
 	return b.String()
 }
