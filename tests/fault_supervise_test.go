@@ -578,31 +578,27 @@ func TestFaultSuperviseBriefly(t *testing.T) {
 	m.wantOwner("D", a.Pid)
 }
 
-// manyPy has as many processes make a directory, each of which another one removes.
-const manyPy = `
-import os, sys
-def child(do):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            do(sys.argv[1])
-        finally:
-            os._exit(0 if sys.exc_info()[0] is None else 1)
-    if os.waitpid(pid, 0)[1] != 0:
-        sys.exit(1)
-for _ in range(int(sys.argv[2])):
-    child(os.mkdir)
-    child(os.rmdir)
-sys.exit(3)
+// manyPl has as many processes make a directory, each of which another one removes.
+const manyPl = `
+sub child {
+	my $pid = fork;
+	exit(shift->($ARGV[0]) ? 0 : 1) if !$pid;
+	exit 1 if waitpid($pid, 0) != $pid || $?;
+}
+for (1 .. $ARGV[1]) {
+	child(sub { mkdir $_[0] });
+	child(sub { rmdir $_[0] });
+}
+exit 3;
 `
 
 // TestFaultSuperviseMany: of many hundred processes that have had locks, those are known
 // to the next daemon that had one at the end.
 func TestFaultSuperviseMany(t *testing.T) {
-	need(t, "python3")
+	need(t, "perl")
 	m := mountOver(t, "--supervise")
 	old := m.daemon()
-	if r := run(t, "python3", "-c", manyPy, m.At("D"), "700"); r.Status != 3 {
+	if r := run(t, "perl", "-e", manyPl, m.At("D"), "700"); r.Status != 3 {
 		t.Fatal(r)
 	}
 	a := agent(t)

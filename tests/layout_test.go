@@ -31,6 +31,7 @@ var mayImport = map[string][]string{
 	"cmd/stagefs":           {"fs", "lockstate/client", "lockstate", "lockstate/procid", "lockstate/filestore"},
 	"tests":                 {"lockstate", "lockstate/client"},
 	"tests/bench":           {},
+	"tests/bench/floor":     {"fs/transport", "go-fuse"},
 	"tests/systems/ttllock": {"lockstate/client"},
 }
 

@@ -80,6 +80,9 @@ func playProbe(t *testing.T, name, back, dir string) string {
 	base := filepath.Join(back, filepath.Base(dir))
 	mustDo(t, os.Mkdir(base, 0o777))
 	mustDo(t, os.Chmod(base, 0o777))
+	if name == linksProbe {
+		makeLinks(t, base)
+	}
 	a := agent(t)
 	defer a.Exit(1)
 	return a.Get("probe", name, dir)

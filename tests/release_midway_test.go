@@ -4,6 +4,7 @@ package tests
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -82,7 +83,11 @@ func TestR6AttackMidway(t *testing.T) {
 		{"dies", "destroy", false, dies},
 	} {
 		t.Run(fmt.Sprintf("%s, %s, fresh %v", c.how, c.policy, c.fresh), func(t *testing.T) {
-			for n, reached := 1, true; reached && !t.Failed(); n++ {
+			by := 1
+			if *soakFlag == 0 {
+				by = 2
+			}
+			for n, reached := 1+rand.IntN(by), true; reached && !t.Failed(); n += by {
 				m := newMount(t, staticDir(t), filepath.Join(tempDir(t), "mnt"))
 				arm, stopped := m.stopAt(n)
 				m.serve("--on-crash", c.policy)

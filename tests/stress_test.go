@@ -28,7 +28,7 @@ func TestM2StressIO(t *testing.T) { stress(t, "io") }
 func stress(t *testing.T, stressors string) {
 	t.Helper()
 	need(t, "stress-ng", "flock")
-	seconds, ops := "1", "250" // whichever is reached first
+	seconds, ops := "1", "100" // whichever is reached first
 	if *soakFlag > 0 {
 		seconds, ops = "5", "0" // what --dir has made then it lists again and again before it ends
 	}

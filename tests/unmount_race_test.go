@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-var unmounts = flag.Int("unmounts", 8, "how often TestM4UnmountRace unmounts in each way beside each change of daemons")
+var unmounts = flag.Int("unmounts", 5, "how often TestM4UnmountRace unmounts in each way beside each change of daemons")
 
 // TestM4UnmountRace: whoever unmounts, in whatever way, while the daemon is
 // replaced or another one takes the dead one's place: once that has succeeded,
