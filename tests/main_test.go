@@ -77,11 +77,11 @@ func heedSignals() {
 func runSuite(m *testing.M) int {
 	heedSignals()
 	root, err := setUp()
+	defer os.RemoveAll(root)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "tests:", err)
 		return 1
 	}
-	defer os.RemoveAll(root)
 	// The janitor outlives a test process that panics or runs into its time
 	// limit, and leaves no mount or daemon behind then.
 	pipe, err := startJanitor(root)
