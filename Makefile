@@ -123,7 +123,7 @@ TOLD := test "$$(readlink /proc/self/ns/pid)" = 'pid:[4026531836]'
 compat-first:
 	cd tests && $(COMPAT) -test.run 'TestR4|TestR5|TestH4|TestA8Clients' -test.skip '$(ALONE)'
 compat-second:
-	cd tests && $(COMPAT) -test.run 'TestH1|TestH2' -test.skip '$(ALONE)|^TestH2Deep$$'
+	cd tests && $(COMPAT) -test.run 'TestH1|TestH2' -test.skip '$(ALONE)'
 blackbox-bench:
 	STAGEFS_BIN='$(CURDIR)/$(BIN)' go test -vet=off $(FLAGS) ./tests/bench/... ./tests/systems/...
 	cd tests && $(TESTS) -test.timeout 10m -test.run '$(WAITS)'

@@ -5,6 +5,7 @@ package tests
 import (
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -643,16 +644,27 @@ func restored(k *killRound) {
 	k.wantFree("D")
 }
 
+// someSteps are the first step and those after it; without -soak one of so many, beginning
+// with any.
+func someSteps(of int) iter.Seq[int] {
+	return func(yield func(nth int) bool) {
+		if *soakFlag > 0 {
+			of = 1
+		}
+		for nth, next := 1, 2+rand.IntN(of); yield(nth); nth, next = next, next+of {
+		}
+	}
+}
+
 // each has rounds in which a daemon is stopped before one step after the other, until all
-// have been; without -soak from the second on before every third one, beginning with any.
+// have been.
 func (s *stepper) each(t *testing.T, round func(nth int) *killRound) {
 	t.Helper()
-	nth, next, by := 1, 2+rand.IntN(3), 3
-	if *soakFlag > 0 {
-		next, by = 2, 1
-	}
-	for round(nth).dead && !t.Failed() {
-		nth, next = next, next+by
+	nth := 1
+	for nth = range someSteps(3) {
+		if !round(nth).dead || t.Failed() {
+			break
+		}
 	}
 	if nth == 1 {
 		t.Error("there is no step")

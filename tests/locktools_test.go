@@ -460,7 +460,7 @@ with lockutils.lock("stage", "devserver-", external=True):
 	without := tempDir(t)
 	mustDo(t, os.WriteFile(filepath.Join(without, "eventlet.py"), []byte("raise ImportError\n"), 0o644))
 	var said []string
-	for _, dir := range []string{tempDir(t), m.At("D")} {
+	for _, dir := range []string{tempDir(t), m.Path, m.At("D")} {
 		for _, status := range []string{"0", "3"} {
 			cmd := command("lockutils-wrapper", debianPython, "-W", "ignore", "-c", program+"raise SystemExit("+status+")")
 			cmd.Env = append(cmd.Env, "TMPDIR="+dir, "PYTHONPATH="+without)

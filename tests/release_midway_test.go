@@ -4,7 +4,6 @@ package tests
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -83,11 +82,8 @@ func TestR6AttackMidway(t *testing.T) {
 		{"dies", "destroy", false, dies},
 	} {
 		t.Run(fmt.Sprintf("%s, %s, fresh %v", c.how, c.policy, c.fresh), func(t *testing.T) {
-			by := 1
-			if *soakFlag == 0 {
-				by = 2
-			}
-			for n, reached := 1+rand.IntN(by), true; reached && !t.Failed(); n += by {
+			for n := range someSteps(2) {
+				reached := true
 				m := newMount(t, staticDir(t), filepath.Join(tempDir(t), "mnt"))
 				arm, stopped := m.stopAt(n)
 				m.serve("--on-crash", c.policy)
@@ -151,6 +147,9 @@ func TestR6AttackMidway(t *testing.T) {
 					left, _ := filepath.Glob(m.Back(".stagefs/trash/*"))
 					return len(left) == 0
 				})
+				if !reached || t.Failed() {
+					break
+				}
 			}
 		})
 	}

@@ -2,8 +2,8 @@
 
 // Command floor shows a directory through FUSE as libfuse's passthrough_hp does: with a
 // descriptor for each file, and the same system calls for each request. It locks nothing,
-// checks nothing, and takes no requests but those that the benchmark makes of single
-// files. Requests come to it as to stagefs, so that the benchmark tells what Go and the
+// checks nothing, has no extended attributes, and takes no requests but those that the
+// benchmark makes of single files. Requests come to it as to stagefs, so that the benchmark tells what Go and the
 // transport cost from what is stagefs's own.
 package main
 
