@@ -15,7 +15,7 @@ type Handle struct {
 
 	revocable bool // set once
 	revoked   atomic.Bool
-	closing   atomic.Int64 // when a descriptor of it was closed last, on Table.clock, at least 1; 0: none was. See Closing
+	closing   atomic.Int64 // when a descriptor of it was closed last, on Table.awake, at least 1; 0: none was. See Closing
 
 	// Protected by Table.mu.
 	dirs   []*Dir   // where the file has a name,
@@ -218,7 +218,7 @@ func (h *Handle) Close() {
 // already (R5). If one was closed before, that was not the last, and something may have
 // been written since.
 func (h *Handle) Closing() {
-	if h.closing.Swap(max(int64(h.t.clock()), 1)) != 0 {
+	if h.closing.Swap(max(int64(h.t.awake()), 1)) != 0 {
 		h.touch()
 	}
 }
@@ -230,7 +230,7 @@ const closingTime = time.Second
 // isClosing reports whether Close may be about to follow.
 func (h *Handle) isClosing() bool {
 	last := h.closing.Load()
-	return last != 0 && h.t.clock()-time.Duration(last) < closingTime
+	return last != 0 && h.t.awake()-time.Duration(last) < closingTime
 }
 
 // Written says that something is changed through the handle, or can be by a mapping. The

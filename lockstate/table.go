@@ -63,6 +63,7 @@ type Table struct {
 	world   string
 	claims  func(*procid.Process, Claim) (holds bool, unsure error)
 	clock   func() time.Duration
+	awake   func() time.Duration // a clock that stands still while the machine sleeps, and costs no system call
 	notify  func(Event)
 
 	refillMu sync.Mutex // serializes reserve
@@ -138,8 +139,9 @@ func New(o Options) *Table {
 			t.nextMember = max(t.nextMember, number+1)
 		}
 	}
-	if t.clock == nil {
-		t.clock = boottime
+	if t.awake = t.clock; t.clock == nil {
+		began := time.Now()
+		t.clock, t.awake = boottime, func() time.Duration { return time.Since(began) }
 	}
 	if t.now == nil {
 		t.now = time.Now

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -114,6 +115,45 @@ func TestRequests(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestHeldCalls: a change in a directory that its caller holds, or an ancestor of its, costs
+// no look at who it is once that is known, as long as nobody is made who could have its
+// number. On a machine with others on it, some are.
+func TestHeldCalls(t *testing.T) {
+	needInject(t)
+	needBirths(t)
+	const each = 300
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	var calls atomic.Int64
+	count := func(asked) bool {
+		calls.Add(1)
+		return false
+	}
+	var looks []*fault
+	for _, call := range []int{unix.SYS_PPOLL, unix.SYS_PIDFD_OPEN, unix.SYS_PIDFD_SEND_SIGNAL} {
+		looks = append(looks, &fault{call: call, times: 1, is: count})
+	}
+	m.inject(looks...)
+	m.serve()
+	holder := agent(t)
+	holder.must("mkdir", m.At("held"))
+	holder.must("sh", ":>"+m.At("held", "f"))
+	for _, who := range []struct {
+		name string
+		a    *Agent
+	}{{"holder", holder}, {"child", holder.Child()}} {
+		change := func(i int) { who.a.must("chmod", m.At("held", "f"), strconv.Itoa(0o600+i%8)) }
+		change(0)
+		before := calls.Load()
+		for i := range each {
+			change(i)
+		}
+		if n := calls.Load() - before; n > each/2 {
+			t.Errorf("%d looks at the %s for %d changes", n, who.name, each)
+		}
+	}
 }
 
 // requests is how many requests of each kind the daemon has had that somebody waits for.

@@ -28,6 +28,7 @@ func (r *Resolver) openBirthsLocked() {
 	b.latest = make(map[int]*birth)
 	had := b.rings != nil
 	if had {
+		r.follow(nil)
 		b.rings.close()
 	}
 	b.rings, b.failed = openRings(r.epfd)
@@ -37,6 +38,7 @@ func (r *Resolver) openBirthsLocked() {
 	if b.failed != nil {
 		return
 	}
+	r.follow(b.rings)
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	b.since = boottime()
@@ -95,6 +97,7 @@ func (r *Resolver) closeBirths() {
 	b.tried, b.again = true, time.Time{}
 	b.epoch++ // who still asks about one finds nothing out any more
 	if b.rings != nil {
+		r.follow(nil)
 		b.rings.close()
 		b.rings = nil
 	}

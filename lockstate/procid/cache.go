@@ -42,6 +42,7 @@ type thread struct {
 	fd    int           // thread pidfd, or the thread's comm file; -1: it is the leader
 	file  bool          // fd is the comm file
 	used  atomic.Uint64 // Resolver.clock at the last use
+	seen  atomic.Uint64 // the moment of numbers in which it was current; 0: none
 }
 
 // current reports whether the id still means that thread. A thread that was not

@@ -17,7 +17,8 @@
 //
 //   - [Resolver.Lookup] never answers with a process that had the thread id
 //     earlier. Every answer out of the cache was checked against a descriptor
-//     that refers to the thread itself, not to its number.
+//     that refers to the thread itself, not to its number, and no thread was made
+//     since it was (see numbers).
 //   - Two threads of a process give the same *[Process] while it is cached.
 //   - Descent is recorded when a process is first seen, and a process only ever
 //     loses ancestors later. So one that its parent left behind keeps those it
@@ -124,8 +125,8 @@
 // looks.mu, lines.mu and turns.mu are each taken with nothing else, and nothing waits with
 // them.
 // Resolver.mu is held over poll(2) with no timeout, PIDFD_GET_INFO, epoll_ctl(2)
-// and close(2) of process descriptors, none of which waits, and never over /proc
-// or a callback. connector.mu is held over what is done to the connector's socket,
+// and close(2) of process descriptors, and a read of the list of processors, none of
+// which waits, and never over /proc or a callback. connector.mu is held over what is done to the connector's socket,
 // which never waits either, so that events are taken in in their order; births.mu
 // likewise over the buffers of births.
 package procid

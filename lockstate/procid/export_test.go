@@ -264,3 +264,30 @@ func (r *Resolver) See(tid uint32, id ID, pidfd int) (ID, error) {
 	}
 	return r.unpin(g).id, nil
 }
+
+// Moment returns a number that is the same only as long as no thread is made, or 0.
+func (r *Resolver) Moment() uint64 {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.momentLocked()
+}
+
+// Renumber has the processors be others than those that are followed.
+func (r *Resolver) Renumber() {
+	b := &r.births
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	b.rings.cpus = "none"
+	r.numbers.read.Store(0)
+}
+
+// Follows reports whether it is told who makes which process, by which no other one is
+// meant than by SwitchOff and Renumber.
+func (r *Resolver) Follows() bool {
+	b := &r.births
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.rings != nil && b.rings.sameCPUs()
+}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,6 +41,7 @@ type Resolver struct {
 	husks     husks
 	turns     turns
 	lines     lines
+	numbers   numbers
 
 	mu      sync.RWMutex
 	closed  bool                    // guarded by mu
@@ -70,6 +72,7 @@ func NewResolver(o Options) (*Resolver, error) {
 		connector: connector{fd: -1},
 		husks:     husks{wake: make(chan struct{}, 1), stop: make(chan struct{})},
 		turns:     newTurns(),
+		numbers:   numbers{began: time.Now()},
 		threads:   make(map[uint32]*thread),
 		groups:    make(map[ID]*group),
 		pids:      make(map[int]*group),
@@ -104,8 +107,9 @@ func (r *Resolver) Close() error {
 
 // Lookup returns the process that the thread tid belongs to. The caller of a
 // FUSE request cannot end before it is answered, so a handler that calls Lookup
-// gets that very caller. The error is an [ErrUnknown] for 0, a thread of
-// another pid namespace and one that is gone (H4).
+// gets that very caller. The error is an [ErrUnknown] for 0 and a thread of
+// another pid namespace (H4). For a thread that is gone it is so, too, or the process
+// is that which the thread belonged to.
 //
 // It waits for an ancestor that is in execve(2), until stop is closed; nil: for as long
 // as that takes.
@@ -113,7 +117,7 @@ func (r *Resolver) Lookup(tid uint32, stop <-chan struct{}) (*Process, error) {
 	if tid == 0 {
 		return nil, fmt.Errorf("%w: thread 0", ErrUnknown)
 	}
-	if p := r.cached(tid); p != nil {
+	if p := r.caller(tid); p != nil {
 		return p, nil
 	}
 	return r.learn(tid, nil, stop)
@@ -126,7 +130,7 @@ func (r *Resolver) Seen(tid uint32) (*Process, error) {
 	if tid == 0 {
 		return nil, fmt.Errorf("%w: thread 0", ErrUnknown)
 	}
-	if p := r.cached(tid); p != nil {
+	if p := r.caller(tid); p != nil {
 		return p, nil
 	}
 	g, err := r.resolve(tid, impatient, nil, nil)

@@ -3,6 +3,7 @@
 package procid
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"errors"
@@ -197,8 +198,34 @@ func (s *rings) close() {
 
 func (s *rings) cpusNow() (string, error) {
 	var buf [4096]byte
+	list, err := s.readCPUs(&buf)
+	return string(list), err
+}
+
+func (s *rings) readCPUs(buf *[4096]byte) ([]byte, error) {
 	n, err := unix.Pread(s.online, buf[:], 0)
-	return strings.TrimSpace(string(buf[:max(n, 0)])), err
+	return bytes.TrimSpace(buf[:max(n, 0)]), err
+}
+
+// sameCPUs reports whether the processors that are switched on now are those with a buffer.
+func (s *rings) sameCPUs() bool {
+	var buf [4096]byte
+	list, err := s.readCPUs(&buf)
+	return err == nil && string(list) == s.cpus
+}
+
+// growth returns how much was written into the buffers so far, in bytes. It is not ok
+// where some may not have been, as one is half full: it costs no system call.
+func (s *rings) growth() (size uint64, ok bool) {
+	ok = true
+	for i := range s.all {
+		g := &s.all[i]
+		p := g.page()
+		head, tail := atomic.LoadUint64(&p.Data_head), atomic.LoadUint64(&p.Data_tail)
+		ok = ok && head-tail <= uint64(len(g.data()))/2
+		size += head
+	}
+	return size, ok
 }
 
 // parseCPUs reads a list such as "0-3,8".
@@ -223,7 +250,7 @@ func parseCPUs(list string) (cpus []int, err error) {
 // whole reports whether all processors still write all down. Where one was switched
 // off meanwhile, its buffer stays shut, so its time does not go on.
 func (s *rings) whole() bool {
-	if now, err := s.cpusNow(); err != nil || now != s.cpus {
+	if !s.sameCPUs() {
 		return false
 	}
 	first := make([]uint64, len(s.all))
