@@ -280,14 +280,13 @@ func (r *Resolver) Renumber() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	b.rings.cpus = "none"
-	r.numbers.read.Store(0)
+	r.numbers.read.Store(int64(time.Since(r.numbers.began) - listTime - 1))
 }
 
-// Follows reports whether it is told who makes which process, by which no other one is
-// meant than by SwitchOff and Renumber.
+// Follows reports whether all processors tell which threads are made there.
 func (r *Resolver) Follows() bool {
 	b := &r.births
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.rings != nil && b.rings.sameCPUs()
+	return b.rings != nil && b.rings.whole()
 }

@@ -13,8 +13,10 @@ import (
 // thread that calls execve(2) gets the number of its process's first one: that is the
 // same process still.)
 //
-// What is made on a processor that was switched on has no buffer, and so the list of the
-// processors is read now and then.
+// What is made on a processor that was switched on has no buffer. So the list of the
+// processors is read again and again, and where that was not done for a while, in which one
+// may have been switched off and on, nothing is said before it is known that all buffers
+// are still written to.
 type numbers struct {
 	rings *rings      // guarded by Resolver.mu; nil: nothing tells
 	other atomic.Bool // the processors are others than those that have a buffer
@@ -22,6 +24,8 @@ type numbers struct {
 	began time.Time
 	grown atomic.Uint64 // what is added to the growth of rings, so that no moment comes again
 	read  atomic.Int64  // when the list of the processors was read, and was the same: ns since began
+	asked atomic.Int64  // how often the moment was asked for since that was not done for a while
+	sure  atomic.Uint64 // what grown was when all buffers were written to
 }
 
 const (
@@ -29,35 +33,55 @@ const (
 	// is switched on is listed before it may run anything, and for its number to be
 	// another's a process has to end meanwhile, and all other numbers to be in use.
 	listTime = time.Millisecond
-	// listGap is what a processor needs at least to be switched on and off again.
+	// listGap is less than a processor needs to be switched off and on again.
 	listGap = 2 * time.Millisecond
+	// numbersMost is with how many processors it takes less to look at their buffers,
+	// to which others write, than at a thread.
+	numbersMost = 16
 )
 
 // momentLocked returns a number that is the same for two moments only if no thread was
 // made between them; 0: that can't be said.
 func (r *Resolver) momentLocked() uint64 {
 	n := &r.numbers
-	if n.rings == nil || n.other.Load() {
+	if n.rings == nil || len(n.rings.all) > numbersMost || n.other.Load() {
 		return 0
 	}
 	now, last := time.Since(n.began), time.Duration(n.read.Load())
 	if now-last > listTime {
-		if !n.rings.sameCPUs() {
-			if !n.other.Swap(true) {
-				go r.followOthers()
-			}
-			return 0
-		}
 		if now-last > listGap {
 			n.grown.Add(1)
+			n.asked.Store(0)
+		}
+		if !n.rings.sameCPUs() {
+			return r.unfollowed()
 		}
 		n.read.Store(int64(now))
+	}
+	grown := n.grown.Load()
+	if n.sure.Load() != grown {
+		// Whether all are written to takes more system calls than to look at a thread.
+		if n.asked.Add(1) != int64(len(n.rings.all)+1) {
+			return 0
+		}
+		if !n.rings.whole() {
+			return r.unfollowed()
+		}
+		n.sure.Store(grown)
 	}
 	size, ok := n.rings.growth()
 	if !ok {
 		return 0
 	}
-	return n.grown.Load() + size
+	return grown + size
+}
+
+// unfollowed is the moment where the processors are others.
+func (r *Resolver) unfollowed() uint64 {
+	if !r.numbers.other.Swap(true) {
+		go r.followOthers()
+	}
+	return 0
 }
 
 // follow has the numbers go by other buffers; nil: by none. The caller closes those of
@@ -73,6 +97,7 @@ func (r *Resolver) follow(s *rings) {
 	n.grown.Add(1)
 	n.rings = s
 	n.other.Store(false)
+	n.asked.Store(0)
 }
 
 // followOthers begins with the processors that there are now.

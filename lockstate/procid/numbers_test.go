@@ -4,6 +4,7 @@ package procid_test
 
 import (
 	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -28,8 +29,14 @@ func TestMoments(t *testing.T) {
 			}
 			last = max(last, now)
 		}
+		sure := func() { // with some system calls, as nobody has asked for a while
+			for range 2 * runtime.NumCPU() {
+				r.Moment()
+			}
+		}
 		same := 0
 		for range 200 {
+			sure()
 			if last = max(last, r.Moment()); last != 0 && r.Moment() == last {
 				same++
 			}
@@ -44,31 +51,50 @@ func TestMoments(t *testing.T) {
 		}
 		for range 20 {
 			r.Begin()
+			sure()
 			after("it began anew")
 			time.Sleep(3 * time.Millisecond)
+			sure()
 			after("nobody has looked whether a processor was switched on and off")
 		}
 	})
 }
 
-// Of processors that nobody follows nothing is known, until they are followed.
+// Of processors that nobody follows, or that were switched off and on, nothing is known
+// until all are followed.
 func TestMomentsProcessor(t *testing.T) {
-	following(t, newResolver(t, false))
-	r := following(t, newResolver(t, false))
-	for range 10 {
-		before := r.Moment()
-		r.Renumber()
-		time.Sleep(2 * time.Millisecond)
-		if now := r.Moment(); now != 0 && !r.Follows() {
-			t.Fatalf("Moment() = %d with processors that are not followed", now)
-		}
-		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-			if now := r.Moment(); now > before {
-				break
-			} else if now != 0 || time.Now().After(end) {
-				t.Fatalf("Moment() = %d long after %d", now, before)
+	for _, what := range []struct {
+		name string
+		do   func(r *procid.Resolver, i int)
+	}{
+		{"another", func(r *procid.Resolver, _ int) { r.Renumber() }},
+		{"off and on", func(r *procid.Resolver, i int) {
+			r.SwitchOff(i)
+			time.Sleep(3 * time.Millisecond) // it takes longer than that
+		}},
+	} {
+		t.Run(what.name, func(t *testing.T) {
+			r := following(t, newResolver(t, false))
+			for i := range 10 {
+				before := uint64(0)
+				for before == 0 {
+					before = r.Moment()
+				}
+				what.do(r, i)
+				for end := time.Now().Add(10 * time.Second); ; {
+					now := r.Moment()
+					if now != 0 && !r.Follows() {
+						t.Fatalf("Moment() = %d with processors that are not followed", now)
+					}
+					if now > before {
+						break
+					}
+					if now != 0 || time.Now().After(end) {
+						t.Fatalf("Moment() = %d long after %d", now, before)
+					}
+				}
 			}
-		}
+		})
 	}
 }
 
