@@ -32,8 +32,12 @@ func (t *Table) keepLocked(r *row, q *Request) {
 		if t.unopenLocked(r, q.Process.ID(), q.File) && r.protocol == byOpen {
 			r.protocol = q.Protocol
 		}
-	case q.File != "" && r.fileAt(q.File) < 0:
-		r.files = append(r.files, q.lockFile())
+	case q.File != "":
+		if i := r.fileAt(q.File); i >= 0 { // it was gone, and nobody has said so
+			r.files[i].opened = q.lockFile().opened
+		} else {
+			r.files = append(r.files, q.lockFile())
+		}
 	}
 }
 

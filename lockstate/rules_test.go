@@ -482,6 +482,25 @@ func TestOpenedLockFiles(t *testing.T) {
 	f.governs("d", 0)
 }
 
+// A6: a lock file that is made anew where one was, whose end was not told, is what it is made
+// by now.
+func TestOpenedLockFileAnew(t *testing.T) {
+	for _, protocols := range [][2]string{{"open", "create"}, {"create", "open"}} {
+		f := newFixture(t, lockstate.Options{})
+		take := func(protocol string, key any) lockstate.Lock {
+			t.Helper()
+			return f.commit(lockstate.Request{Process: f.parent, Dir: f.dir("d"), Kind: explicit, Protocol: protocol, File: "a", Key: key})
+		}
+		take(protocols[0], nil)
+		l := take(protocols[1], nil)
+		take("flock", 1)
+		f.ReleaseKey(1)
+		if _, kept := f.Lock(l.Token); kept != (protocols[1] == "create") {
+			t.Errorf("by %s, then by %s: it keeps the lock: %t", protocols[0], protocols[1], kept)
+		}
+	}
+}
+
 // A6: so does a scope's, for who made it; for whoever else of the scope locks a descriptor
 // of that file it is none that waits.
 func TestOpenedLockFileOfAnother(t *testing.T) {
