@@ -149,7 +149,8 @@ func TestAttackHandover(t *testing.T) {
 }
 
 // TestAttackPidReuse attacks H1: a process that gets the pid of one that held
-// the directory a moment ago.
+// the directory a moment ago, while so much is asked that the daemon looks at nobody anew
+// as long as no thread is made.
 func TestAttackPidReuse(t *testing.T) {
 	need(t, "root", "fuse")
 	if f, err := os.OpenFile("/proc/sys/kernel/ns_last_pid", os.O_WRONLY, 0); err != nil {
@@ -160,10 +161,13 @@ func TestAttackPidReuse(t *testing.T) {
 	m := mount(t)
 	owner := agent(t)
 	owner.must("mkdir", m.At("D"))
+	owner.must("creat", m.At("D/busy"), "wronly,creat")
+	busy := owner.Child().storm([]string{"chmod", m.At("D/busy"), "0600"}, []string{"chmod", m.At("D/busy"), "0640"})
+	defer busy.over()
 	hit := 0
 	for try := 0; try < 60 && hit < 5; try++ {
 		// A descendant holds (H2), is known to the daemon, and ends.
-		got := owner.Get("sh", ": >"+m.At("D/child")+"; echo $$")
+		got := owner.Get("sh", "for i in 1 2 3 4 5; do : >"+m.At("D/child")+"; done; echo $$")
 		pid := atoi(strings.Fields(got)[1])
 		// Start times have ticks of 10 ms: nobody's pid comes round as fast
 		// as that by itself.

@@ -123,6 +123,9 @@ func TestRequests(t *testing.T) {
 func TestHeldCalls(t *testing.T) {
 	needInject(t)
 	needBirths(t)
+	if stat, _ := os.ReadFile("/proc/stat"); bytes.Count(stat, []byte("\ncpu")) > 16 {
+		t.Skip("with so many processors each caller is looked at")
+	}
 	const each = 1000
 	dir := staticDir(t)
 	m := newMount(t, dir, dir)

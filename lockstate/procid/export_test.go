@@ -228,6 +228,13 @@ func (r *TestRing) Read(now uint64) (pids []int, ok bool) {
 	return pids, ok
 }
 
+// Growth returns how much the kernel has written, and whether that tells of all that it
+// had to write.
+func (r *TestRing) Growth() (size uint64, ok bool) {
+	s := rings{all: []ring{r.g}}
+	return s.growth()
+}
+
 // ParseCPUs is parseCPUs.
 func ParseCPUs(list string) ([]int, error) { return parseCPUs(list) }
 
@@ -281,6 +288,18 @@ func (r *Resolver) Renumber() {
 	defer r.mu.Unlock()
 	b.rings.cpus = "none"
 	r.numbers.read.Store(int64(time.Since(r.numbers.began) - listTime - 1))
+}
+
+// AskedTo is how often the moment is asked for after a pause until it can be said, and
+// 0 where it never can: nobody tells which threads are made, or there are too many
+// processors.
+func (r *Resolver) AskedTo() int {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if s := r.numbers.rings; s != nil && len(s.all) <= numbersMost {
+		return wholeWorth * len(s.all)
+	}
+	return 0
 }
 
 // Follows reports whether all processors tell which threads are made there.

@@ -35,6 +35,10 @@ const (
 	listTime = time.Millisecond
 	// listGap is less than a processor needs to be switched off and on again.
 	listGap = 2 * time.Millisecond
+	// wholeWorth is how many looks at a thread take as long, for each processor, as to
+	// find out whether all buffers are written to, for which each has to be asked. So
+	// what comes in a few at a time, with pauses, never waits for that.
+	wholeWorth = 16
 	// numbersMost is with how many processors it takes less to look at their buffers,
 	// to which others write, than at a thread.
 	numbersMost = 16
@@ -60,8 +64,7 @@ func (r *Resolver) momentLocked() uint64 {
 	}
 	grown := n.grown.Load()
 	if n.sure.Load() != grown {
-		// Whether all are written to takes more system calls than to look at a thread.
-		if n.asked.Add(1) != int64(len(n.rings.all)+1) {
+		if n.asked.Add(1) != int64(wholeWorth*len(n.rings.all)) {
 			return 0
 		}
 		if !n.rings.whole() {
@@ -78,8 +81,8 @@ func (r *Resolver) momentLocked() uint64 {
 
 // unfollowed is the moment where the processors are others.
 func (r *Resolver) unfollowed() uint64 {
-	if !r.numbers.other.Swap(true) {
-		go r.followOthers()
+	if !r.closed && !r.numbers.other.Swap(true) {
+		r.wg.Go(r.followOthers)
 	}
 	return 0
 }
