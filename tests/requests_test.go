@@ -151,10 +151,16 @@ func TestHeldCalls(t *testing.T) {
 		for i := range each {
 			all = append(all, "chmod", m.At("held", "f"), strconv.Itoa(0o600+i%8), ";")
 		}
-		before := calls.Load()
-		who.a.must(all[:len(all)-1]...)
-		if n := calls.Load() - before; n > each/2 {
-			t.Errorf("%d looks at the %s for %d changes", n, who.name, each)
+		// On a machine with too much to do it takes some tries until the daemon is asked
+		// without a pause.
+		for tries := 20; ; tries-- {
+			before := calls.Load()
+			who.a.must(all[:len(all)-1]...)
+			if n := calls.Load() - before; n <= each/2 {
+				break
+			} else if tries == 1 {
+				t.Fatalf("%d looks at the %s for %d changes", n, who.name, each)
+			}
 		}
 	}
 }
