@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -15,10 +14,7 @@ import (
 // gone; briefly: see discarding.
 func (fs *FS) cleanUp(l lockstate.Lock, briefly bool) (gone []string, first error) {
 	for _, name := range l.Files {
-		x := &discarding{name: name, lock: l.Token, briefly: briefly, place: func() (string, bool) {
-			now, ok := fs.table.Lock(l.Token)
-			return now.Path, ok && slices.Contains(now.Files, name)
-		}}
+		x := &discarding{name: name, lock: l.Token, briefly: briefly, place: func() (string, bool) { return fs.table.KeptByFile(l.Token, name) }}
 		err := fs.discard(x)
 		if err == nil {
 			gone = append(gone, name)

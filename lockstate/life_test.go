@@ -768,3 +768,29 @@ func TestEndedTwice(t *testing.T) {
 		t.Errorf("ReleaseKey() = %+v, %t; want the end of the other one", l, ended)
 	}
 }
+
+// TestFileAnew: a lock file that is made again while its lock is being ended is the new one's,
+// also for whoever else is ending the first.
+func TestFileAnew(t *testing.T) {
+	f := newFixture(t, lockstate.Options{})
+	take := func() lockstate.Lock {
+		t.Helper()
+		return f.commit(lockstate.Request{Process: f.parent, Dir: f.dir("D"), Kind: explicit, Protocol: "create", File: "a"})
+	}
+	first := take()
+	if path, ok := f.KeptByFile(first.Token, "a"); path != "D" || !ok {
+		t.Errorf("KeptByFile() = %q, %t; want D", path, ok)
+	}
+	f.Doom(first.Token)
+	f.Doom(first.Token)
+	again := take()
+	for token, want := range map[uint64]bool{first.Token: false, again.Token: true} {
+		if _, ok := f.KeptByFile(token, "a"); ok != want {
+			t.Errorf("KeptByFile(%d) = %t, want %t", token, ok, want)
+		}
+	}
+	f.end(first.Token)
+	if l, ended := f.ReleaseFile(f.dir("D"), "a"); !ended || l.Token != again.Token {
+		t.Errorf("ReleaseFile() = %+v, %t; want the end of the other one", l, ended)
+	}
+}

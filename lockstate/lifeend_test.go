@@ -200,9 +200,13 @@ func (s *life) doom(t *rapid.T, e *lifeEnd, token uint64) bool {
 func (s *life) discard(t *rapid.T, e *lifeEnd, l *lockstate.Lock) (over bool) {
 	name := l.Files[0]
 	l.Files = l.Files[1:]
-	now, _ := s.table.Lock(l.Token)
-	if !slices.Contains(now.Files, name) || !s.files[name] {
+	if _, keeps := s.table.KeptByFile(l.Token, name); !keeps || !s.files[name] {
 		return false
+	}
+	for _, r := range s.rows {
+		if r.token != l.Token && r.kept["file "+name] != nil {
+			t.Fatalf("what somebody has by %s, %+v, loses it with token %d", name, r, l.Token)
+		}
 	}
 	if oneIn(t, 3, "it can't be removed") {
 		if e.reaps() {

@@ -11,19 +11,41 @@ import (
 func (t *Table) ReleaseFile(d *Dir, name string) (Lock, bool) {
 	t.mu.Lock()
 	defer t.unlockFlush()
-	for _, r := range slices.Backward(d.rows) {
-		i := r.fileAt(name)
-		if i < 0 {
-			continue
-		}
-		r.files = slices.Delete(r.files, i, i+1)
-		l := r.lock()
-		if !t.endUnkeptLocked(r, Unlinked) {
-			return Lock{}, false
-		}
-		return l, true
+	r := d.byFile(name)
+	if r == nil {
+		return Lock{}, false
 	}
-	return Lock{}, false
+	i := r.fileAt(name)
+	r.files = slices.Delete(r.files, i, i+1)
+	l := r.lock()
+	if !t.endUnkeptLocked(r, Unlinked) {
+		return Lock{}, false
+	}
+	return l, true
+}
+
+// byFile returns the row on d that the lock file called name keeps, or nil. Of two that had
+// one of that name it is the later one's: that of the other is gone.
+func (d *Dir) byFile(name string) *row {
+	for _, r := range slices.Backward(d.rows) {
+		if r.fileAt(name) >= 0 {
+			return r
+		}
+	}
+	return nil
+}
+
+// KeptByFile reports whether the lock file called name keeps the lock with a token, and in
+// which directory: if somebody else is ending that lock, too, it may be another one's by now.
+// Nobody is about to make one of that name meanwhile.
+func (t *Table) KeptByFile(token uint64, name string) (path string, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.tokens[token]
+	if r == nil || r.dir.byFile(name) != r {
+		return "", false
+	}
+	return r.dir.path(), true
 }
 
 // HasKey reports whether a descriptor lock keeps a lock.

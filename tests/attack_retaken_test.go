@@ -68,6 +68,57 @@ func TestR6AttackRetaken(t *testing.T) {
 	}
 }
 
+// TestR6AttackBrokenTwice: two admins break one lock, whose owner makes the lock file again
+// while the first is removing the others and the second has not begun: that file is the new
+// lock's, and stays.
+func TestR6AttackBrokenTwice(t *testing.T) {
+	needInject(t)
+	dir := staticDir(t)
+	m := newMount(t, dir, dir)
+	armed, steps := atomic.Bool{}, make(chan chan struct{}, 8)
+	m.inject(&fault{call: unix.SYS_FSETXATTR, until: func(a asked) <-chan struct{} { // before each file
+		if !armed.Load() || a.path(1) != "stagefs" {
+			return nil
+		}
+		goOn := make(chan struct{})
+		steps <- goOn
+		return goOn
+	}})
+	m.serve("--lock-name", "devserver", "--lock-name", "more")
+	owner, rival := agent(t), agent(t)
+	openDir(t, m.At("D"))
+	m.Ctl("release D")
+	again := []string{"creat", m.At("D/devserver"), "wronly,creat,excl"}
+	owner.must(again...)
+	owner.must("creat", m.At("D/more"), "wronly,creat,excl")
+	old := m.Locks()["D"].Token
+	armed.Store(true)
+	first := agent(t).Start("ctl", m.control("ctl"), "break D first")
+	close(<-steps)
+	more := <-steps
+	second := agent(t).Start("ctl", m.control("ctl"), "break D second")
+	file := <-steps
+	made := owner.Try(again...)
+	armed.Store(false)
+	close(file)
+	if got := second(); got != "ok" {
+		t.Errorf("the second break = %s", got)
+	}
+	close(more)
+	if got := first(); got != "ok" {
+		t.Errorf("the first break = %s", got)
+	}
+	if row := m.Locks()["D"]; made != "ok" || row.Token <= old {
+		t.Errorf("to make the lock file again = %s; the owner's lock is %+v, after token %d", made, row, old)
+	}
+	if !exists(m.Back("D/devserver")) || exists(m.Back("D/more")) {
+		t.Errorf("the new lock's file is there: %t; what the old one had besides: %t", exists(m.Back("D/devserver")), exists(m.Back("D/more")))
+	}
+	rival.want("EEXIST", again...)
+	owner.must("unlink", m.At("D/devserver"))
+	rival.must(again...)
+}
+
 // TestS1AttackRetaken: a client takes its lease, or a process its lock, again while an
 // admin breaks it. Whoever heard of a new token has the directory from then on, also if
 // the daemon dies at that moment; of the lock that was broken nothing is left.
