@@ -246,6 +246,8 @@ func (t *Table) Seal(token uint64) (s Spoils, ok bool) {
 		switch {
 		case o.isInsteadOf(r), o.pending && o.dir == r.dir: // by another one of its scope: it is not about what that one makes
 			s.InUse = true
+		case o.key() == r.key() && o.dir == r.dir && o.token > r.token && o.kind != Shared && !o.doomed() && !o.sealed && !o.dying:
+			s.InUse = true // its owner has it by that one, too
 		case o.key() == r.key():
 		case o.dir != r.dir:
 			s.Others = append(s.Others, o.dir.path())

@@ -187,7 +187,7 @@ func (g *Grant) Commit() (Lock, bool) {
 	if !g.made {
 		t.keepLocked(r, &g.request)
 		g.sawLocked()
-		if r.bereft {
+		if r.bereft() {
 			t.representLocked(r, g.request.Process)
 		}
 		r.standInstead()

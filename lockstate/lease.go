@@ -247,7 +247,7 @@ func (t *Table) representLocked(r *row, p *procid.Process) {
 	r.remember(r.owner.ID()) // its descendants stay holders
 	r.owner = p
 	r.crashed = false // a holder was giving it back when the last daemon died
-	r.bereft = false
+	r.dying = false
 	t.ownLocked(r)
 }
 

@@ -95,7 +95,7 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 		if r.inheritable(how) {
 			if p := parents[r.heirs[0].ID]; p != nil {
 				t.disownLocked(r)
-				r.owner, r.heirs = p, r.heirs[1:]
+				r.owner, r.heirs, r.dying = p, r.heirs[1:], false
 				t.ownLocked(r)
 				t.touchOpenLocked(r)
 				t.noteLocked(r)
@@ -108,7 +108,7 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 				continue
 			}
 		}
-		r.bereft = r.scope.Kind != ProcessScope
+		r.dying = true
 		dead = append(dead, r.lock())
 	}
 	for _, r := range passed { // when all have been
@@ -121,6 +121,9 @@ func (t *Table) Exit(id procid.ID, how procid.Exit, resolve func(procid.ID) *pro
 	slices.SortFunc(dead, func(a, b Lock) int { return cmp.Compare(a.Token, b.Token) })
 	return dead, heirs
 }
+
+// bereft reports whether another one of r's scope may stand for it, whose owner is dead (H3).
+func (r *row) bereft() bool { return r.dying && r.scope.Kind != ProcessScope }
 
 // WatchedBy tells that a process watches a lock: its owner does so who gives it back
 // itself. If that one exits without having done so, as where it could not, the lock ends

@@ -120,7 +120,7 @@ type row struct {
 	leaving bool   // what kept it is gone, and its end to come: see [Table.LeaveToExit], [Table.Doom]
 	enders  int    // how many are about to end it, whoever takes it again: see [Table.Doom]
 	remains bool   // it was doomed, and has not ended: see [Table.Remains]
-	bereft  bool   // of a scope (H3), and its owner's death is being carried out: see [Table.DoomOf]
+	dying   bool   // its owner's death is being carried out: see [Table.DoomOf]
 	instead uint64 // the token of one that was doomed when its owner took this one
 	content content
 	scope   Scope

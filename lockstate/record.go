@@ -219,6 +219,9 @@ func (t *Table) mergeTwinLocked(r *row) (merged bool) {
 				t.setOnCrashLocked(r, old.onCrash)
 			}
 		}
+		if r.leaving && r.kept() { // as in keepLocked
+			r.leaving, r.opened = false, nil
+		}
 		for h := range t.revocable[old.token] {
 			t.revokeByLocked(h, r.token) // L3
 		}
@@ -237,7 +240,7 @@ func (r *row) isInsteadOf(old *row) bool {
 // was not when it was asked for, and reports whether there is one.
 func (r *row) standInstead() (news bool) {
 	for _, old := range r.dir.rows {
-		if old.token < r.token && old.token > r.instead && (old.doomed() || old.bereft) && old.kind == r.kind && old.key() == r.key() {
+		if old.token < r.token && old.token > r.instead && (old.doomed() || old.bereft()) && old.kind == r.kind && old.key() == r.key() {
 			r.instead, news = old.token, true
 		}
 	}

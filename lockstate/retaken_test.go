@@ -228,3 +228,48 @@ func TestH3Ended(t *testing.T) {
 		t.Error("DoomOf() of a lock that has ended = true, want false")
 	}
 }
+
+// TestH3RemainsLeft: a scope's lock that a dead member's descriptor kept goes on if what keeps
+// another one, which was to end and did not, keeps it by then.
+func TestH3RemainsLeft(t *testing.T) {
+	f := newFixture(t, lockstate.Options{OnCrash: lockstate.Quarantine})
+	q := f.request(f.parent, "D", lockstate.Explicit)
+	q.Scope = lifeScope
+	first := f.commit(q)
+	f.Doom(first.Token)
+	q = f.keyed(f.parent, lockstate.Explicit, "1")
+	q.Scope = lifeScope
+	again := f.commit(q)
+	if !f.LeaveToExit("1", func(procid.ID) bool { return true }) {
+		t.Fatal("LeaveToExit() = false")
+	}
+	f.Remains(first.Token)
+	f.Exit(f.parent.ID(), procid.Exit{Known: true, Signal: 9}, alive())
+	if ended, ok := f.Represent(again.Token, f.stranger); ended != nil || !ok {
+		t.Errorf("Represent() = %+v, %t, want it to go on", ended, ok)
+	}
+	if l, ok := f.ReleaseFile(f.dir("D"), "devserver"); !ok || l.Token != again.Token {
+		t.Errorf("ReleaseFile() = %+v, %t, want the end of token %d", l, ok, again.Token)
+	}
+}
+
+// TestR7Beside: what was made under a lock is not cleared away while its owner has the directory
+// by another one in front of it, but is when that owner is dead.
+func TestR7Beside(t *testing.T) {
+	for _, dies := range []bool{false, true} {
+		f := newFixture(t, lockstate.Options{OnCrash: lockstate.Quarantine})
+		first := f.commit(f.keyed(f.parent, lockstate.Explicit, "1"))
+		f.commit(f.keyed(f.parent, lockstate.Shared, "2"))
+		front := f.commit(f.request(f.parent, "D", lockstate.Explicit))
+		if front.Token == first.Token {
+			t.Fatal("it is the same lock")
+		}
+		if dies {
+			f.Exit(f.parent.ID(), procid.Exit{Known: true, Signal: 9}, alive())
+		}
+		f.Doom(first.Token)
+		if s, ok := f.Seal(first.Token); !ok || s.InUse == dies {
+			t.Errorf("dies: %t; Seal() = in use: %t, %t", dies, s.InUse, ok)
+		}
+	}
+}
