@@ -14,7 +14,7 @@ import (
 // above and writes a file anew. The first does not get the processor while it is in the
 // system call that has been answered.
 const underWayRace = `
-import ctypes, fcntl, os, signal, sys, time
+import ctypes, fcntl, os, select, signal, sys, time
 d, back, daemon, what, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
 libc = ctypes.CDLL(None, use_errno=True)
 lock = d + "/devserver"
@@ -100,6 +100,8 @@ def race(done):
     os.write(turn, b"x")
     os.kill(daemon, signal.SIGCONT)
     wait(done)
+def answered(): # and, mostly, without the processor still; an acquisition waits for that itself
+    wait(lambda: state(children[0]) == "R" or select.select([answer], [], [], 0)[0])
 def acquire(lock):
     os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
 def attributes():
@@ -165,9 +167,11 @@ try:
         race(done)
         wrong = []
         if what == "both": # who has looked for f in vain looks for g, which goes likewise
+            answered()
             wrong = [p for p in [f] if not gone(p)]
             os.read(answer, 1)
             race(lambda: content(at(back, "g")) is None)
+            answered()
             wrong += [p for p in [g] if not gone(p)]
         if what != "beneath":
             acquire(lock)
