@@ -3,6 +3,7 @@ package transport
 import (
 	"errors"
 	"fmt"
+	"os"
 	"time"
 	"unsafe"
 
@@ -221,8 +222,10 @@ func (e *entry) run() {
 		}
 		has = false
 		if done.res != 0 {
-			e.broken(unix.Errno(-done.res))
-			return
+			if !e.again(unix.Errno(-done.res)) {
+				return
+			}
+			continue
 		}
 		if serving = serving || c.awaitServing(); !serving {
 			q.idle.Add(-1)
@@ -363,6 +366,26 @@ func (q *queue) endure(err error) bool {
 		return false
 	}
 	q.failed.Do(func() { q.conn.opts.Logger.Printf("core %d, which may have to wait: %v", q.id, err) })
+	return true
+}
+
+// notBegun reports whether the kernel had no memory for the command that was to deliver the
+// answer in p, and has not begun it. It is to be given again then: nobody else can deliver that.
+func (q *queue) notBegun(p *place, errno unix.Errno) bool {
+	if errno != unix.ENOMEM || p.header.entry.commitID == 0 || !q.endure(os.NewSyscallError("a command of io_uring", errno)) {
+		return false
+	}
+	time.Sleep(ringPause)
+	return true
+}
+
+// again delivers an answer once more that was not delivered. Else the thread ends.
+func (e *entry) again(errno unix.Errno) bool {
+	if !e.queue.notBegun(e.place, errno) {
+		e.broken(errno)
+		return false
+	}
+	e.submit(uringCommitAndFetch, e.place.header.entry.commitID)
 	return true
 }
 

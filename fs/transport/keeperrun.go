@@ -201,8 +201,12 @@ func (k *keeper) came(done ringCQE) error {
 	delete(k.places, done.userData)
 	k.open.Add(-1)
 	if done.res != 0 {
+		err := unix.Errno(-done.res)
+		if k.queue.notBegun(p, err) {
+			return k.deliver(p)
+		}
 		k.uring.free(p)
-		if err := unix.Errno(-done.res); !c.ended.Load() && !gone(err) {
+		if !c.ended.Load() && !gone(err) {
 			c.opts.Logger.Printf("io_uring of core %d: %v", k.queue.id, err)
 		}
 		return nil

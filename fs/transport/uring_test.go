@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -147,6 +148,50 @@ func TestFreedPlaces(t *testing.T) {
 		step.do()
 		if got, n := u.places.Load(), mapped(t, u); got != step.want || n != int(step.want) {
 			t.Errorf("%s: %d places are counted, %d have their memory, want %d", step.name, got, n, step.want)
+		}
+	}
+}
+
+// An answer that the kernel had no memory to take is delivered again, by a thread as by the
+// keeper. A place that was to be registered, and has none, is not.
+func TestAnswerAgain(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	const unique = 7
+	for _, registered := range []bool{true, false} {
+		q := newTestQueue(t, 0)
+		k, e := q.keeper, newTestEntry(t, q)
+		k.ring = newTestEntry(t, q).ring
+		answered := func() *place {
+			p := mustPlace(t, k.uring)
+			t.Cleanup(func() { unmap(p.mem) })
+			if registered {
+				p.header.entry.commitID = unique
+				p.answered(unique, p.fail(unique, unix.EBUSY))
+			}
+			return p
+		}
+		wantCommit := func(who string, r *ring) {
+			t.Helper()
+			n, s := *r.sqTail-*r.sqHead, r.sqe0
+			if !registered && n != 0 || registered && (n != 1 || s.cmd != uringCommitAndFetch || (*uringCmd)(unsafe.Pointer(&s.payload)).commitID != unique) {
+				t.Errorf("registered %v, %s: there are %d commands, the first %+v", registered, who, n, s)
+			}
+		}
+		e.place = answered()
+		if got := e.again(unix.ENOMEM); got != registered {
+			t.Errorf("registered %v: again() = %v", registered, got)
+		}
+		wantCommit("a thread", e.ring)
+
+		p := answered()
+		k.places[p.number()] = p
+		if err := k.came(ringCQE{userData: p.number(), res: -int32(unix.ENOMEM)}); err != nil {
+			t.Error(err)
+		}
+		wantCommit("the keeper", k.ring)
+		if _, kept := k.places[p.number()]; kept != registered {
+			t.Errorf("registered %v: the keeper has the place: %v", registered, kept)
 		}
 	}
 }
