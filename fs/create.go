@@ -36,6 +36,11 @@ type making struct {
 
 // make passes the gate and makes the entry.
 func (fs *FS) make(m *making) error {
+	// Once more, since directories stand still from here on: who acquires one that has moved
+	// meanwhile has it under a name that is gone.
+	if r := m.r; !m.socket && fs.isLockName(r.parent, r.name) && fs.namedStale(r.header, true, r.name, r.parent) {
+		return unix.ESTALE
+	}
 	d, err := fs.back.dir(m.r.parent)
 	if err != nil {
 		return err

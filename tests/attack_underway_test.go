@@ -5,9 +5,15 @@ package tests
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // underWayRace has one process change names just before another acquires the directory
@@ -218,6 +224,44 @@ func TestW3AttackUnderWay(t *testing.T) {
 				t.Errorf("%s, %v", got, err)
 			}
 		})
+	}
+}
+
+// TestW3AttackUnderWayMidway: who is about to acquire a directory while it is renamed does not
+// have it under the name that is gone, also if the daemon has begun with that before.
+func TestW3AttackUnderWayMidway(t *testing.T) {
+	needInject(t)
+	m := newMount(t, staticDir(t), tempDir(t))
+	var mover atomic.Int64
+	goesOn := make(chan struct{})
+	release := sync.OnceFunc(func() { close(goesOn) })
+	defer release()
+	m.inject(&fault{call: unix.SYS_OPENAT, until: func(a asked) <-chan struct{} {
+		pid := mover.Load()
+		if pid == 0 || a.path(1) != fmt.Sprintf("/proc/%d/status", pid) || !mover.CompareAndSwap(pid, 0) {
+			return nil
+		}
+		return goesOn
+	}})
+	m.serve()
+	openDir(t, m.Back("D/sub/in"))
+	openFile(t, m.Back("x"), "x")
+	taker, renamer := agent(t), agent(t)
+	// The daemon looks whether somebody who has renamed something else has returned: not in
+	// the first 10 ms.
+	mv := exec.Command("mv", m.At("x"), m.At("y"))
+	mustDo(t, mv.Run())
+	time.Sleep(50 * time.Millisecond)
+	mover.Store(int64(mv.Process.Pid))
+	took := taker.Start("creat", m.At("D/sub/in/devserver"), "wronly,creat,excl")
+	eventually(t, "it looks", func() bool { return mover.Load() == 0 })
+	renamer.must("rename", m.At("D/sub/in"), m.At("D/sub/moved"))
+	release()
+	if got := took(); got != "ENOENT" {
+		t.Errorf("who acquires hears %s, want ENOENT", got)
+	}
+	if exists(m.Back("D/sub/moved/devserver")) {
+		t.Error("the directory that has moved is acquired")
 	}
 }
 
