@@ -27,8 +27,8 @@ func needExits(t *testing.T, r *procid.Resolver) {
 func TestWatchReapedByBusyParent(t *testing.T) {
 	inBothModes(t, func(t *testing.T, r *procid.Resolver, _ bool) {
 		needExits(t, r)
-		const n = 100
-		parent := start(t, "reap 100")
+		const n = 40
+		parent := start(t, "reap 40")
 		pids := parent.numbers(t)
 		var ends [n]<-chan ending
 		for i, pid := range pids {

@@ -323,7 +323,7 @@ func TestReusedUnderWay(t *testing.T) {
 	defer asked(r, 3)()
 	h := start(t, "exit 0")
 	h.numbers(t)
-	for range 25 {
+	for range 6 {
 		old := lookup(t, r, h.pid())
 		lookup(t, r, h.pid())
 		h.kill()

@@ -52,7 +52,7 @@ func TestWatch(t *testing.T) {
 					}
 				})
 				t.Run("reaped at once", func(t *testing.T) {
-					for range 10 {
+					for range 4 {
 						h := start(t, "exit "+strconv.Itoa(tt.code))
 						h.numbers(t)
 						id := lookup(t, r, h.pid()).ID()
