@@ -9,9 +9,7 @@ import (
 // keepLocked notes one more reason for which r is kept.
 func (t *Table) keepLocked(r *row, q *Request) {
 	r.remains = false
-	if r.leaving { // another one of its scope has taken it before its owner was dead (H3)
-		r.leaving, r.opened = false, nil
-	}
+	r.stay() // another one of its scope has taken it before its owner was dead (H3)
 	switch {
 	case q.Command:
 		r.command = true
@@ -38,6 +36,13 @@ func (t *Table) keepLocked(r *row, q *Request) {
 		} else {
 			r.files = append(r.files, q.lockFile())
 		}
+	}
+}
+
+// stay takes back that what kept r is gone.
+func (r *row) stay() {
+	if r.leaving {
+		r.leaving, r.opened = false, nil
 	}
 }
 

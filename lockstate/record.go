@@ -219,8 +219,8 @@ func (t *Table) mergeTwinLocked(r *row) (merged bool) {
 				t.setOnCrashLocked(r, old.onCrash)
 			}
 		}
-		if r.leaving && r.kept() { // as in keepLocked
-			r.leaving, r.opened = false, nil
+		if r.kept() {
+			r.stay()
 		}
 		for h := range t.revocable[old.token] {
 			t.revokeByLocked(h, r.token) // L3

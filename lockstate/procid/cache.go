@@ -67,11 +67,14 @@ func (t *thread) current() bool {
 }
 
 // cached returns the process of a thread whose entry is current, or nil.
-func (r *Resolver) cached(tid uint32) *Process {
+func (r *Resolver) cached(tid uint32) *Process { return r.entry(tid, (*thread).current) }
+
+// entry returns the process of a thread whose entry is still true, or nil.
+func (r *Resolver) entry(tid uint32, isTrue func(*thread) bool) *Process {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	t := r.threads[tid]
-	if t == nil || !t.current() {
+	if t == nil || !isTrue(t) {
 		return nil
 	}
 	t.used.Store(r.clock.Add(1))

@@ -115,21 +115,18 @@ func (r *Resolver) followOthers() {
 
 // caller is cached for the thread that has sent a request, and so lives: it is enough
 // that its number is not another's.
-func (r *Resolver) caller(tid uint32) *Process {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	t := r.threads[tid]
-	if t == nil {
-		return nil
-	}
+func (r *Resolver) caller(tid uint32) *Process { return r.entry(tid, r.seenLocked) }
+
+// seenLocked reports whether the number of a thread that lives is still its.
+func (r *Resolver) seenLocked(t *thread) bool {
 	// Before it is looked at: who gets the number after that is made after that.
 	now := r.momentLocked()
-	if now == 0 || t.seen.Load() != now {
-		if !t.current() {
-			return nil
-		}
-		t.seen.Store(now)
+	if now != 0 && t.seen.Load() == now {
+		return true
 	}
-	t.used.Store(r.clock.Add(1))
-	return t.group.proc
+	if !t.current() {
+		return false
+	}
+	t.seen.Store(now)
+	return true
 }
